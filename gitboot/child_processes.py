@@ -435,6 +435,12 @@ def lift_memory_limit() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
+def lift_processor_limit() -> None:
+    """Remove the limit on processor time, for work that reads no commit, such as downloads."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+
+
 def _set_soft_limit(kind: int, limit: int) -> None:
     """Set a soft limit. The hard limit stays, because a process cannot raise it again."""
     hard = resource.getrlimit(kind)[1]

@@ -12,6 +12,7 @@
     │   ├── BmcBusy                 the BMC is busy, and may respond later
     │   │   └── BmcChanged          the BMC has changed since gitboot read it
     │   ├── HostUnreachable         a web server, an endpoint or a forge sent no usable response
+    │   ├── SourceUnavailable       the server of an image source sent no usable response
     │   └── NotYetDone              the instance has not carried out a request yet
     ├── InvalidRepository           the author of a commit acts: all problems of the commit
     └── OperatorError               an operator acts: the fault stays until then
@@ -32,8 +33,14 @@
         │   └── LedgerUnfinished    the copy of a ledger is incomplete
         ├── BmcRejected             the BMC rejected credentials or a setting
         ├── ForgeRefused            the forge rejected a token, its rights or a project
-        └── RegistryRefused         a registry rejected a request, or may not be contacted
-            └── NotInRegistry       the image is not in the registry
+        ├── RegistryRefused         a registry rejected a request, or may not be contacted
+        │   └── NotInRegistry       the image is not in the registry
+        └── UnusableSource          the releases of an image source cannot be used
+            ├── MalformedIndex      an index, or a list of digests, is not in its format
+            ├── UntrustedIndex      an index has no signature by a key of the source
+            ├── StaleIndex          the newest image of the fleet is newer than all releases of an index
+            ├── IncompleteRelease   a release lacks a file, a digest or an architecture
+            └── UntrustedRelease    a file of a release has another digest, or no valid signature
 
 Every other error is a bug in gitboot, and prints a traceback.
 """
@@ -224,3 +231,39 @@ class RegistryRefused(OperatorError):
 
 class NotInRegistry(RegistryRefused):
     """An image, or a file of an image, is not in the registry."""
+
+
+class SourceUnavailable(TryAgain):
+    """The server of an image source sent no usable response."""
+
+    def __init__(self, place: str, cause: str, hint: str = "try again later") -> None:
+        self.place, self.cause, self.hint = place, cause, hint
+        super().__init__(f"{place}: {cause}; {hint}")
+
+
+class UnusableSource(OperatorError):
+    """The releases of an image source cannot be used. ``place`` is a URL, or the name of the source."""
+
+    def __init__(self, place: str, cause: str, hint: str) -> None:
+        self.place, self.cause, self.hint = place, cause, hint
+        super().__init__(f"{place}: {cause}; {hint}")
+
+
+class MalformedIndex(UnusableSource):
+    """An index of an image source, or a list of digests, is not in its format."""
+
+
+class UntrustedIndex(UnusableSource):
+    """An index of an image source has no signature by a key of the source."""
+
+
+class StaleIndex(UnusableSource):
+    """The newest image of the fleet is newer than all releases of an index."""
+
+
+class IncompleteRelease(UnusableSource):
+    """A release does not exist, or lacks a file, a digest or an architecture."""
+
+
+class UntrustedRelease(UnusableSource):
+    """A file of a release has another digest than the vendor published, or no signature by a trusted key."""

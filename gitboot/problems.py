@@ -138,8 +138,8 @@ class Code(StrEnum):
         "The kind does not exist",
         "If gitboot ignored unknown kinds, a document with a spelling mistake would have no effect, and you would not "
         "notice.",
-        "Use Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy or Maintenance. If the file is not part "
-        "of the fleet, list it in .gitbootignore.",
+        "Use Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy or Maintenance. If the file "
+        "is not part of the fleet, list it in .gitbootignore.",
     )
     UNKNOWN_FIELD = (
         "GB1022",
@@ -226,6 +226,7 @@ class Code(StrEnum):
         "The URL is not valid",
         "Boot scripts contain URLs, so a URL must be plain ASCII without spaces, quotes or credentials.",
         "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST, and percent-encode other characters. "
+        "Use https://HOST/NAME.tar.gz#PATH for a file in an archive. "
         "For a BMC, use https://HOST, or ipmi://HOST if the BMC has no Redfish.",
     )
     INSTANT = (
@@ -289,6 +290,25 @@ class Code(StrEnum):
         "A tag can name another image later, and an image has several files. So a document names each file by its "
         "digest.",
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
+    )
+    DURATION = (
+        "GB1048",
+        "Not a duration",
+        "A duration is a number and a unit, or several of them: w, d, h, m and s.",
+        "Write 3d, 12h or 1d12h.",
+    )
+    SOURCE_TEMPLATE = (
+        "GB1049",
+        "The template of an image source is not valid",
+        "An image source describes URLs and names by templates. gitboot replaces placeholders such as {version}. Each "
+        "field allows only certain placeholders.",
+        "Use one of the placeholders in the message.",
+    )
+    SOURCE_KEY = (
+        "GB1050",
+        "The value is not the fingerprint of a key",
+        "A fingerprint identifies one OpenPGP key. A shorter key ID can belong to several keys.",
+        "Write the 40 or 64 hexadecimal digits that `gpg --show-keys FILE` prints.",
     )
 
     # GB2…: references and resolution
@@ -590,16 +610,17 @@ class Code(StrEnum):
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
-        "No listed key signed a file of the image",
+        "No trusted key signed a file of the image",
         "The digest of a file identifies its content. A signature shows who published the file.",
-        "Add the signature of the vendor under `signature` or `checksums`, and add the key of the vendor to "
-        "--image-keys.",
+        "Add the signature of the vendor under `signature` or `checksums`. If gitboot does not ship the key of the "
+        "vendor, add the key to --image-keys.",
     )
 
     NOT_MIRRORED = (
         "GB4007",
-        "Machines cannot fetch a file from a registry",
-        "Firmware, iPXE and GRUB fetch over HTTP or TFTP. They do not support OCI registries.",
+        "Machines cannot fetch a file from a registry or from an archive",
+        "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP. They support neither OCI registries nor files in "
+        "archives.",
         "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (
@@ -635,6 +656,13 @@ class Code(StrEnum):
         "starts and ignores its user data.",
         "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
         "CoreOS and openSUSE MicroOS, flatcar.first_boot=1 for Flatcar.",
+    )
+
+    FALSE_PROVENANCE = (
+        "GB4013",
+        "The provenance of a file is not true",
+        "The image claims that a vendor signed the file, and reviewers rely on this claim.",
+        "Write the key that `gitboot artifacts signatures` shows, or state digest: published or digest: firstSeen.",
     )
 
     # GB5…: the source
@@ -725,6 +753,13 @@ class Code(StrEnum):
         "The acknowledgement does not count",
         "The line is malformed, names no guard, or acknowledges other changes.",
         "Copy the line from the output of `gitboot diff` into the message of the last commit.",
+    )
+    UNVERIFIED_PROVENANCE = (
+        "GB6004",
+        "The provenance of an image is not verified",
+        "A new image states where the digests of its files come from. The statement is a claim until a trusted key has "
+        "verified it.",
+        "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Final
 
 # Characters that Python calls printable but that have no glyph: Unicode 15, Default_Ignorable_Code_Point. A comparison
@@ -114,3 +115,23 @@ def did_you_mean(value: object, choices: Iterable[str], otherwise: str = "") -> 
     """Return "did you mean …?" with the choice most similar to ``value``, or ``otherwise``."""
     word = find_similar(value, choices)
     return f"did you mean {word}?" if word is not None else otherwise
+
+
+_DURATION: Final = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<weeks>\d+)w)?(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?"
+    r"(?:(?P<seconds>\d+)s)?",
+    re.ASCII,
+)
+
+
+def parse_duration(text: str) -> timedelta | None:
+    """Read a duration such as 2h, 30m, 1d12h or -15m, or return None for another text.
+
+    Raises `OverflowError` for a duration that is too long.
+    """
+    found = _DURATION.fullmatch("".join(text.split()))
+    if found is None or not any(char.isdigit() for char in text):
+        return None
+    sign, *_ = found.groups()
+    numbers = {unit: int(number) for unit, number in found.groupdict().items() if unit != "sign" and number is not None}
+    return timedelta(**numbers) * (-1 if sign == "-" else 1)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from hashlib import blake2b, sha256
 from heapq import heapify, heappop, heappush
+from itertools import count
 from threading import Event, Lock
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -21,7 +22,7 @@ from msgspec import Struct, structs
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
-from gitboot.jsonio import build_decoder
+from gitboot.jsonio import Digest, build_decoder
 from gitboot.resolve.server_decision import BootFile, Decisions
 
 
@@ -64,9 +65,10 @@ READ: Final = "artifact"  # the kind under which the cache stores these results
 class Presence(StrEnum):
     VERIFIED = "Verified"  # gitboot read the content, and its digest is correct
     FOUND = "Found"  # the file exists with the expected size, if the server reports a size; gitboot did not read it
-    MISSING = "Missing"  # the server responded that the file does not exist
-    WRONG = "Wrong"  # the size or the digest differs from the image
-    UNKNOWN = "Unknown"  # no response, or an inconclusive response
+    MISSING = "Missing"  # the server answers that the file does not exist
+    WRONG = "Wrong"  # the file has another size or another digest
+    UNSIGNED = "Unsigned"  # the fleet requires a signature, and no trusted key has verified the file
+    UNKNOWN = "Unknown"  # no answer, or an answer that allows no conclusion
 
 
 _decode: Final[Callable[[bytes], tuple[Presence, str]]] = build_decoder(tuple[Presence, str])
@@ -97,21 +99,35 @@ class ArtifactHead(Struct, frozen=True, kw_only=True):
     redirect_url: str | None = None  # the URL after redirects; None: no redirect
 
 
+class FileSigner(Struct, frozen=True, kw_only=True):
+    """The trusted key that signed a file, as of its verification."""
+
+    key: str  # `gitboot.artifacts.image_keys.ImageSigner.key`
+    name: str  # for people
+    key_digest: Digest  # the digest of the trusted key, which changes if the key is revoked or extended
+
+
 class Sighting(Struct, frozen=True, kw_only=True):
     """The result of one check of an artifact."""
 
     presence: Presence
     message: str = ""  # what is wrong, or why the state is unknown
     head: ArtifactHead = ArtifactHead()
+    signer: FileSigner | None = None  # None: the fleet requires no signature, or the file was never verified
 
     @property
     def is_there(self) -> bool:
         return self.presence in (Presence.VERIFIED, Presence.FOUND)
 
     @property
+    def is_known(self) -> bool:
+        """Whether the result is worth keeping: it has a state, or the signer of the file."""
+        return self.presence is not Presence.UNKNOWN or self.signer is not None
+
+    @property
     def is_absent(self) -> bool:
-        """Whether machines certainly cannot boot from the artifact. False if the server does not respond."""
-        return self.presence in (Presence.MISSING, Presence.WRONG)
+        """Whether machines cannot or must not boot from the artifact. False if the server does not answer."""
+        return self.presence in (Presence.MISSING, Presence.WRONG, Presence.UNSIGNED)
 
 
 NO_RESULTS: Final = ReadResults()
@@ -210,10 +226,11 @@ def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Need
     for server, decision in decisions.servers.items():
         for boot in decision.boots:
             for file in boot.fetched_files:
-                uses[file].add((boot.image, sites.get(server, ""), server, boot.http_boot_file == file))
+                site, is_first = sites.get(server, ""), boot.http_boot_file == file
+                uses[file.without_proof()].add((boot.image, site, server, is_first))
     for boot in (decisions.unknown or {}).values():
         for file in boot.fetched_files:
-            uses[file].add((boot.image, "", None, boot.http_boot_file == file))
+            uses[file.without_proof()].add((boot.image, "", None, boot.http_boot_file == file))
     return tuple(
         NeededArtifact(
             file=file,
@@ -277,20 +294,23 @@ class Fetcher(Protocol):
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
-    """Return the new result, or ``before`` if the artifact was absent and its state is now unknown."""
-    is_silent = now.presence is Presence.UNKNOWN
-    return before if is_silent and before is not None and before.is_absent else now
+    """Return the new result, or ``before`` if the server does not answer and the artifact was absent before."""
+    if now.presence is not Presence.UNKNOWN or before is None or not before.is_absent:
+        return now
+    return now if before.presence is Presence.UNSIGNED and now.signer is not None else before
 
 
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
     """Return whether gitboot withholds the boots that need a file. ``sightings`` is None if artifact checks are off.
 
-    If the state of an artifact is unknown, gitboot does not withhold its boots. A file on a mirror is an exception:
-    gitboot withholds its boots until a check has found the file.
+    An artifact of unknown state does not withhold boots. A mirrored artifact withholds boots until a check finds it. An
+    artifact that must be signed withholds boots until a trusted key has verified it, also without artifact checks.
     """
     if sightings is None:
-        return False
+        return file.proof is not None
     seen = sightings.get(file)
+    if file.proof is not None and (seen is None or seen.signer is None):
+        return True
     if file.source is not None:
         return seen is None or not seen.is_there
     return seen is not None and seen.is_absent
@@ -330,7 +350,8 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
 
 _FIRST_RETRY_S: Final = 5.0  # delay before the first retry; doubles with each failure
 _LONGEST_RETRY_S: Final = 60.0
-_PATIENCE_S: Final = 60.0  # the timeout of `wait`
+_LONGEST_PROOF_RETRY_S: Final = 1800.0
+_PATIENCE_S: Final = 60.0  # the limit of `wait` for all checks together
 _JOIN_S: Final = 0.5
 
 
@@ -362,23 +383,28 @@ class ThreadedArtifactWatch:
         results: ReadResults,
         every_s: float,
         wake: Callable[[], None],
+        verify: Callable[[BootFile, FileSigner | None, tuple[str, ...]], FileSigner | str],
         parallel: int = 8,
     ) -> None:
         """Start the threads.
 
-        ``fetcher_of`` maps base URLs to a fetcher and to a predicate that selects the URLs whose content is read.
-        ``before`` holds the results of the previous process. Each of them is used until its artifact is checked again.
+        ``before`` has the results of the previous process. They count until the first check of the artifact.
+        ``verify`` checks the signature of a file with a proof. It gets the signer of an earlier verification, if any,
+        and the base URLs. It returns the signer, or why no trusted key has verified the file.
         """
         self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
+        self._verify = verify
         self._before = dict(before)
         self._now = dict(self._before)
         self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # what `get_sightings` returned last
         self._is_news = False  # whether the results have changed since the last call of `get_sightings`
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
-        self._queue: list[tuple[float, str, BootFile]] = []  # a heap of upcoming checks, ordered by due time
-        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that have not been checked yet
-        self._failures: dict[BootFile, int] = {}  # consecutive failures by artifact
+        # A heap of the next checks: time, URL, and a number, because several files may have the same URL.
+        self._queue: list[tuple[float, str, int, BootFile]] = []
+        self._numbers = count()
+        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that were not checked yet
+        self._failures: dict[BootFile, int] = {}  # number of consecutive failures
         self._closed = False
         self._changed = threading.Condition()
         self._threads = [BackgroundThread(self._work, name=f"artifacts {number}") for number in range(1, parallel + 1)]
@@ -393,8 +419,8 @@ class ThreadedArtifactWatch:
             if bases != self._bases:
                 self._bases, (self._fetcher, self._is_read) = bases, self._fetcher_of(bases)
             new = wanted - self._wanted
-            self._queue = [each for each in self._queue if each[2] in wanted]
-            self._queue += [(0.0, file.url, file) for file in new]
+            self._queue = [each for each in self._queue if each[3] in wanted]
+            self._queue += [(0.0, file.url, next(self._numbers), file) for file in new]
             heapify(self._queue)
             self._unchecked = (self._unchecked & wanted) | new
             self._wanted = wanted
@@ -434,14 +460,25 @@ class ThreadedArtifactWatch:
                 found = check_artifact(
                     self._fetcher, file, before, read=is_read, results=self._results, is_stopped=lambda: self._closed
                 )
-            except BaseException as error:  # ends this thread, but the artifact must be checked again
-                message = f"the check failed: {type(error).__name__}"
-                self._store_sighting(
-                    file, keep_known_absence(Sighting(presence=Presence.UNKNOWN, message=message), before)
-                )
+                if file.proof is not None:
+                    found = self._add_signer(file, found, before)
+            except BaseException as error:  # if a check ends its thread, the artifact is checked again like others
+                message, signer = f"the check failed: {type(error).__name__}", before.signer if before else None
+                failed = Sighting(presence=Presence.UNKNOWN, message=message, signer=signer)
+                self._store_sighting(file, keep_known_absence(failed, before))
                 raise
             if self._store_sighting(file, keep_known_absence(found, before)):
                 self._wake()
+
+    def _add_signer(self, file: BootFile, found: Sighting, before: Sighting | None) -> Sighting:
+        """Return the result with the signer of the file. A verified file stays verified while its server is silent."""
+        known = before.signer if before is not None else None
+        if found.presence in (Presence.MISSING, Presence.WRONG):
+            return structs.replace(found, signer=known)
+        signer = self._verify(file, known, self._bases)
+        if isinstance(signer, FileSigner):
+            return structs.replace(found, signer=signer)
+        return structs.replace(found, presence=Presence.UNSIGNED, message=signer)
 
     def _next(self) -> BootFile | None:
         """Wait until an artifact is due, and return it. Return None after `close`."""
@@ -449,7 +486,7 @@ class ThreadedArtifactWatch:
             while not self._closed:
                 wait_s = self._queue[0][0] - time.monotonic() if self._queue else None
                 if wait_s is not None and wait_s <= 0:
-                    return heappop(self._queue)[2]
+                    return heappop(self._queue)[3]
                 self._changed.wait(wait_s)
         return None
 
@@ -461,8 +498,11 @@ class ThreadedArtifactWatch:
             failures = 0 if sighting.is_there else self._failures.get(file, 0) + 1
             self._failures[file], rest_s = failures, self._every_s
             if failures:
-                rest_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 20), _LONGEST_RETRY_S, rest_s)
-            heappush(self._queue, (time.monotonic() + rest_s, file.url, file))
+                # A signature check may download the whole file, so gitboot waits longer before it repeats the check.
+                is_unsigned = sighting.presence is Presence.UNSIGNED
+                longest_s = _LONGEST_PROOF_RETRY_S if is_unsigned else min(_LONGEST_RETRY_S, rest_s)
+                rest_s = min(min(_FIRST_RETRY_S, rest_s) * 2 ** min(failures - 1, 20), longest_s)
+            heappush(self._queue, (time.monotonic() + rest_s, file.url, next(self._numbers), file))
             self._unchecked -= {file}
             self._changed.notify_all()
             if self._now.get(file) == sighting:

@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from gitboot.artifacts.archives import ArchiveFetcher
 from gitboot.artifacts.availability import ArtifactHead, Content, Fetcher
 from gitboot.artifacts.oci import OciReference, Registries
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.files import find_file_below
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, format_host
+from gitboot.model.scalars import split_member_url
 from gitboot.render.paths import find_artifact_type
 
 CHUNK: Final = 1 << 20  # bytes that one read returns at most
 
 
 class PrefixFetcher:
-    """Delegates to the fetcher with the longest prefix that matches the URL."""
+    """Selects a fetcher by the prefix of the URL. The longest matching prefix wins.
+
+    For the URL of a file in an archive, the selected fetcher reads the archive.
+    """
 
     def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
         self._by_prefix = dict(sorted(by_prefix.items(), key=lambda each: -len(each[0])))
@@ -28,7 +33,7 @@ class PrefixFetcher:
     def _find_fetcher(self, url: str) -> Fetcher:
         for prefix, fetcher in self._by_prefix.items():
             if url.startswith(prefix):
-                return fetcher
+                return ArchiveFetcher(fetcher) if split_member_url(url) is not None else fetcher
         raise HostUnreachable(f"gitboot has no way to fetch {url}")
 
     def head(self, url: str) -> ArtifactHead:

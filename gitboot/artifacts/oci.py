@@ -30,6 +30,8 @@ from gitboot.text import quote_words
 # The manifest size that registries must accept: OCI distribution specification, "Pushing Manifests".
 _LARGEST_MANIFEST: Final = 4 << 20
 _MOST_REDIRECTS: Final = 5
+_TAGS_PER_PAGE: Final = 1000
+_MOST_TAG_PAGES: Final = 50
 _AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
 
 
@@ -55,16 +57,29 @@ class Registries:
 
         Raises `RegistryRefused`, `NotInRegistry` and `HostUnreachable`.
         """
-        with self._open(reference, "manifests", {"Accept": ", ".join(MANIFESTS)}) as answer:
-            content = b""
-            while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
-                content += chunk
-        if len(content) > _LARGEST_MANIFEST:
-            raise RegistryRefused(f"{reference}: the manifest is larger than {_LARGEST_MANIFEST >> 20} MiB")
+        with self._open(reference, f"manifests/{reference.version}", {"Accept": ", ".join(MANIFESTS)}) as answer:
+            content = _read_limited(answer, f"{reference}: the manifest")
         found = Digest(sha256(content).hexdigest())
         if reference.digest not in (None, found):
             raise RegistryRefused(f"{reference}: the registry returned other content, with the digest sha256:{found}")
         return found, content
+
+    def list_tags(self, reference: OciReference) -> tuple[str, ...]:
+        """Return the tags of a repository. The reference needs no tag. Raises the same errors as `manifest`."""
+        found: list[str] = []
+        for _ in range(_MOST_TAG_PAGES):
+            after = f"&{urlencode({'last': found[-1]})}" if found else ""
+            with self._open(reference, f"tags/list?n={_TAGS_PER_PAGE}{after}", {}) as answer:
+                content = _read_limited(answer, f"{reference}: the list of tags")
+                is_last = "Link" not in answer.headers  # OCI distribution specification, "Listing Tags"
+            try:
+                page = _tags(content).tags or ()
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                raise RegistryRefused(f"{reference}: the registry returned no list of tags: {error}") from None
+            if is_last or not page or page[-1] in found:
+                return (*found, *page)
+            found += page
+        raise RegistryRefused(f"{reference} has more than {_MOST_TAG_PAGES * _TAGS_PER_PAGE:,} tags")
 
     @contextmanager
     def blob(
@@ -74,7 +89,7 @@ class Registries:
 
         With a Range header, the status of the response may be 206 or 416. Raises the same errors as `manifest`.
         """
-        with self._open(reference, "blobs", headers or {}, method) as answer:
+        with self._open(reference, f"blobs/{reference.version}", headers or {}, method) as answer:
             yield answer
 
     @contextmanager
@@ -82,7 +97,7 @@ class Registries:
         self, reference: OciReference, resource: str, headers: Mapping[str, str], method: str = "GET"
     ) -> Iterator[AnswerStream]:
         at = find_origin(reference, self._allowed)
-        url = f"{at}/v2/{reference.repository}/{resource}/{reference.version}"
+        url = f"{at}/v2/{reference.repository}/{resource}"
         key = at, reference.repository
         with self._follow_redirects(url, headers, self._tokens.get(key), method) as answer:
             if answer.status != HTTPStatus.UNAUTHORIZED:
@@ -160,6 +175,15 @@ def _check_realm(realm: str, at: str) -> None:
         is_good = False
     if not is_good:
         raise RegistryRefused(f"{at} names the token server {realm[:100]!r}, and gitboot sends no credentials there")
+
+
+def _read_limited(answer: AnswerStream, what: str) -> bytes:
+    content = b""
+    while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
+        content += chunk
+    if len(content) > _LARGEST_MANIFEST:
+        raise RegistryRefused(f"{what} is larger than {_LARGEST_MANIFEST >> 20} MiB")
+    return content
 
 
 def _check_answer(answer: AnswerStream, reference: OciReference) -> AnswerStream:
@@ -250,6 +274,12 @@ class ImageManifest(msgspec.Struct, frozen=True):
     annotations: dict[str, str] | None = None
 
 
+class TagList(msgspec.Struct, frozen=True):
+    """A page of the tags of a repository."""
+
+    tags: tuple[str, ...] | None = None
+
+
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
     """Parse an index or an image manifest. Raises `RegistryRefused` if it is malformed."""
     try:
@@ -302,6 +332,7 @@ def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Des
 
 
 _manifest: Final = build_json_decoder(ImageManifest)
+_tags: Final = build_json_decoder(TagList)
 
 
 class _Auth(msgspec.Struct):

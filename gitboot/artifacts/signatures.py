@@ -1,174 +1,77 @@
-"""Image signatures: trusted keys, and verification with gpg, minisign and sigstore."""
+"""Image signatures: verify the files of images with the signatures that the images name."""
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Collection, Iterator, Sequence
-from enum import StrEnum
-from hashlib import sha256
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from hashlib import sha256, sha512
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from gitboot.artifacts.archives import read_member
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
-from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
-from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated
+from gitboot.artifacts.checksum_lists import ListedFile, read_checksum_list
+from gitboot.artifacts.fetchers import CHUNK
+from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
+from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
-from gitboot.model.boot_image import Artifact, BootImage, Checksums, Signature
+from gitboot.model.boot_image import Artifact, BootImage, Checksums, DigestOrigin, Provenance, Signature
 from gitboot.model.scalars import Path as Field
+from gitboot.model.scalars import split_member_url
 from gitboot.resolve.boot_composition import choose_download_url
-from gitboot.text import printable
-
-if TYPE_CHECKING:
-    from sigstore.verify import Verifier
-    from sigstore.verify.policy import Identity
-
-
-class SignatureKind(StrEnum):
-    OPENPGP = "openpgp"
-    MINISIGN = "minisign"
-    SIGSTORE = "sigstore"
-
-
-class ImageKeys:
-    """The trusted keys in a directory. Each key may sign any image.
-
-    ``*.asc`` and ``*.gpg`` files are OpenPGP keys, and ``*.pub`` files are minisign keys. ``*.toml`` files name the
-    identities that may sign with sigstore, and ``trusted_root.json`` is the trusted root of sigstore. ``scratch`` is a
-    folder for temporary files.
-    """
-
-    def __init__(self, directory: Path, scratch: Path) -> None:
-        self._scratch = scratch
-        self._root = directory / "trusted_root.json"
-        self._openpgp = _list_key_files(directory, ".asc", ".gpg")
-        self._minisign = _list_key_files(directory, ".pub")
-        self._identities = _list_key_files(directory, ".toml")
-        if not (self._openpgp or self._minisign or self._identities):
-            raise UsageError(f"{directory} has no keys of images: expected *.asc, *.gpg, *.pub, or *.toml for sigstore")
-        self._keyring = Keyring.create(self._openpgp, scratch / "openpgp") if self._openpgp else None
-        self._verifier: tuple[Verifier, tuple[tuple[str, Identity], ...]] | None = None
-
-    def signer(self, kind: SignatureKind, signature: bytes, file: Path, digest: Digest) -> str:
-        """Return the signer of a file with this SHA-256 digest.
-
-        Raises `UntrustedSignature`, whose message completes a sentence that starts with "it is".
-        """
-        match kind:
-            case SignatureKind.OPENPGP:
-                if self._keyring is None:
-                    raise UnlistedKey("signed by an OpenPGP key, and no OpenPGP keys are listed")
-                return printable(str(self._keyring.find_signer(signature, file)))
-            case SignatureKind.MINISIGN:
-                return self._by_minisign(signature, file)
-            case SignatureKind.SIGSTORE:
-                return self._by_sigstore(signature, digest)
-
-    def _by_minisign(self, signature: bytes, file: Path) -> str:
-        detached = self._scratch / "minisig"
-        detached.write_bytes(signature)
-        for key in self._minisign:
-            command = [
-                "minisign",
-                "-V",
-                "-q",
-                "-p",
-                str(key.absolute()),
-                "-x",
-                str(detached),
-                "-m",
-                str(file.absolute()),
-            ]
-            done = run_isolated(command, b"", self._scratch)
-            said = f"{done.output}{done.errors}"
-            if done.status == 0:
-                return f"minisign key {key.stem}"
-            if "the public key file" in said:
-                raise UsageError(f"{key} is not a public key of minisign")
-            if "the key id in the public key is" not in said:
-                raise UntrustedSignature("not the file of its minisign signature, or the signature is malformed")
-        raise UnlistedKey("signed by a minisign key that is not listed")
-
-    def _by_sigstore(self, bundle: bytes, digest: Digest) -> str:
-        if not self._identities:
-            raise UnlistedKey("signed with sigstore, and no sigstore identities are listed")
-        verifier, identities = self._sigstore()
-        from sigstore.errors import Error
-        from sigstore.hashes import Hashed
-        from sigstore.models import Bundle
-        from sigstore_models.common.v1 import HashAlgorithm
-
-        hashed = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=bytes.fromhex(digest))
-        reason = ""
-        for name, identity in identities:
-            try:
-                verifier.verify_artifact(hashed, Bundle.from_json(bundle), identity)
-            except (Error, ValueError) as error:
-                reason = printable(str(error))[:_LONGEST_REASON]
-            else:
-                return f"sigstore identity {name}"
-        raise UntrustedSignature(f"not signed by a listed sigstore identity: {reason}")
-
-    def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
-        # The trusted root in the directory makes it possible to verify offline.
-        if self._verifier is None:
-            try:
-                from sigstore.models import TrustedRoot
-                from sigstore.verify import Verifier
-            except ImportError:
-                raise UsageError("sigstore is not installed: run pip install 'gitboot[sigstore]'") from None
-            try:
-                root = TrustedRoot.from_file(str(self._root))
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{self._root} is not a trusted root for sigstore: {printable(str(error))}") from None
-            self._verifier = Verifier(trusted_root=root), tuple(map(_identity, self._identities))
-        return self._verifier
-
-
-_LONGEST_REASON: Final = 200
-
-
-def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
-    try:
-        found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
-    return [each for each in found if not each.name.startswith(".")]
-
-
-def _identity(file: Path) -> tuple[str, Identity]:
-    """Read the ``identity`` and the ``issuer`` that a signing certificate must contain."""
-    from sigstore.verify.policy import Identity
-
-    try:
-        given = tomllib.loads(file.read_text())
-        identity, issuer = given.pop("identity"), given.pop("issuer")
-        if given or not isinstance(identity, str) or not isinstance(issuer, str):
-            raise KeyError
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError):
-        raise UsageError(f'{file}: expected identity = "…" and issuer = "…", and nothing else') from None
-    return file.stem, Identity(identity=identity, issuer=issuer)
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
-    """A file of an image, with its trusted signer or the reason why the signature is not trusted."""
+    """A file of an image, its signer, and the claim of the image."""
 
-    at: Field  # the field of the BootImage that describes the file
+    at: Field  # the path of the field in the BootImage
+    url: str
     sha256: Digest
-    by: str | None  # the trusted signer; None if there is no trusted signature
-    # Why the signature is not trusted, to complete "it is". None if trusted, or if the image names no signature.
+    by: ImageSigner | None  # the trusted signer; None: there is no trusted signature
+    # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
     fault: str | None
+    claim: Provenance | None  # where the digest comes from, as the image states it
+
+    @property
+    def false_claim(self) -> str | None:
+        """Why the claim is not true, as a clause after the name of the file. None: gitboot found no fault.
+
+        Only the claim of a signature can be checked. gitboot cannot know when a vendor published a digest.
+        """
+        if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
+            return None
+        claim = f"claims a signature by the key {self.claim.key}"
+        if self.by is None:
+            return f"{claim}, but it is {self.fault}" if self.fault else f"{claim}, but the image names no signature"
+        if _normalise_key(self.claim.key or "") != _normalise_key(self.by.key):
+            return f"{claim}, but {self.by} signed it"
+        return None
+
+
+def _normalise_key(key: str) -> str:
+    """Return a fingerprint of OpenPGP in the form that gpg prints. Other keys are returned unchanged."""
+    digits = key.replace(" ", "").upper().removeprefix("0X")
+    return digits if len(digits) in (40, 64) and not digits.strip("0123456789ABCDEF") else key
 
 
 class SignatureCheck:
-    """Verifies the signatures that images name. Each list of digests is fetched and verified only once."""
+    """Checks the signatures that images name. A list of digests is fetched and checked once.
 
-    def __init__(self, fetcher: Fetcher, keys: ImageKeys, base_url: str) -> None:
-        self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
-        self._lists: dict[Checksums, tuple[frozenset[str], str] | UntrustedSignature] = {}
+    ``only`` restricts the signers to these keys, as for `VendorKeys`.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, keys: VendorKeys, base_url: str, *, only: Collection[str] | None = None
+    ) -> None:
+        self._fetcher, self._keys, self._base_url, self._only = fetcher, keys, base_url, only
+        self._lists: dict[Checksums, tuple[tuple[ListedFile, ...], ImageSigner] | UntrustedSignature] = {}
+        self._folder = Path(mkdtemp(prefix="files-", dir=keys.scratch))
+        self._copy: _Copy | None = None
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
         """Verify the files of an image in the order of architectures. ``only`` selects files by digest."""
@@ -178,49 +81,106 @@ class SignatureCheck:
                     continue
                 by, fault = None, None
                 try:
-                    by = self._signer(artifact, artifacts.checksums)
+                    by = self.find_signer(artifact, artifacts.checksums)
                 except UntrustedSignature as error:
                     fault = str(error)
                 yield VouchedFile(
-                    at=("spec", "architectures", str(architecture), *at), sha256=artifact.sha256, by=by, fault=fault
+                    at=("spec", "architectures", str(architecture), *at),
+                    url=artifact.url,
+                    sha256=artifact.sha256,
+                    by=by,
+                    fault=fault,
+                    claim=artifact.provenance,
                 )
+        self._drop_copy()
 
-    def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
+    def find_signer(self, artifact: Artifact, checksums: Checksums | None = None) -> ImageSigner | None:
+        """Return the trusted signer of a file, or None if neither the file nor a list has a signature.
+
+        For a file in an archive, the signature and the list are those of the archive, and the archive must contain the
+        file with its digest. Raises `UntrustedSignature` with a text that continues "it is".
+        """
+        by = None
         if artifact.signature is not None:
-            kind, url = _find_signature(artifact.signature)
-            detached = self._read_small(url, _LARGEST_SIGNATURE)
-            with TemporaryDirectory(prefix="gitboot-") as folder:
-                file = Path(folder, "file")
-                if kind is not SignatureKind.SIGSTORE:  # sigstore signs the digest, not the file
-                    self._fetch(artifact, file)
-                return self._keys.signer(kind, detached, file, artifact.sha256)
-        if checksums is None:
-            return None
-        digests, by = self._read_checksums(checksums)
-        if artifact.sha256 not in digests:
-            raise UntrustedSignature(f"not in the list at {checksums.url}, which {by} signed")
+            by = self._check_signature(artifact, artifact.signature)
+        elif checksums is not None:
+            by = self._check_list(artifact, checksums)
+        if by is not None:
+            self._check_member(artifact)
         return by
 
-    def _read_checksums(self, checksums: Checksums) -> tuple[frozenset[str], str]:
+    def _check_signature(self, artifact: Artifact, signature: Signature) -> ImageSigner:
+        kind, url = _find_signature(signature)
+        detached = self._read_small(url, _LARGEST_SIGNATURE)
+        if kind is SignatureKind.SIGSTORE and split_member_url(artifact.url) is None:  # it signs the digest
+            return self._keys.find_signer(kind, detached, Path(), artifact.sha256, only=self._only)
+        copy = self._fetch_copy(artifact)
+        return self._keys.find_signer(kind, detached, copy.path, copy.sha256, only=self._only)
+
+    def _check_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner | None:
+        """Return the signer of a list that contains a file, or None for a file that the image states to be unsigned."""
+        listed, by = self._read_checksums(checksums)
+        digests = {(each.algorithm, each.digest) for each in listed}
+        is_listed = split_member_url(artifact.url) is None and ("sha256", artifact.sha256) in digests
+        if not is_listed and (split_member_url(artifact.url) or any(kind == "sha512" for kind, _ in digests)):
+            copy = self._fetch_copy(artifact)
+            is_listed = not digests.isdisjoint({("sha256", copy.sha256), ("sha512", copy.sha512)})
+        if not is_listed:
+            if artifact.provenance is not None and artifact.provenance.digest is not DigestOrigin.SIGNED:
+                return None
+            raise UntrustedSignature(f"not in the list at {checksums.url}, which {by.name} signed")
+        return by
+
+    def _check_member(self, artifact: Artifact) -> None:
+        if (member := split_member_url(artifact.url)) is None:
+            return
+        archive, path = member
+        digest = sha256()
+        try:
+            with self._fetch_copy(artifact).path.open("rb") as file:
+                for chunk in read_member(iter(lambda: file.read(CHUNK), b""), archive, path):
+                    digest.update(chunk)
+        except ArtifactMissing as error:
+            raise UntrustedSignature(f"not verified: {error}") from error
+        if digest.hexdigest() != artifact.sha256:
+            raise UntrustedSignature(f"not the file {path} in {archive}, which has the sha256 {digest.hexdigest()}")
+
+    def _read_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
         if checksums not in self._lists:
-            kind, url = _find_signature(checksums.signature)
             try:
-                content, detached = (
-                    self._read_small(checksums.url, _LARGEST_LIST),
-                    self._read_small(url, _LARGEST_SIGNATURE),
-                )
-                with TemporaryDirectory(prefix="gitboot-") as folder:
-                    file = Path(folder, "list")
-                    file.write_bytes(content)
-                    by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
-                lines = _LINE.finditer(content.decode(errors="replace"))
-                self._lists[checksums] = frozenset(match[1] or match[2] for match in lines), by
+                self._lists[checksums] = self._verify_checksums(checksums)
             except UntrustedSignature as error:
                 self._lists[checksums] = error
         found = self._lists[checksums]
         if isinstance(found, UntrustedSignature):
             raise found
         return found
+
+    def _verify_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
+        if checksums.listed_in is None:
+            content, by = self._read_signed(checksums.url, checksums.signature)
+            return read_checksum_list(content), by
+        outer, by = self._read_signed(checksums.listed_in.url, checksums.listed_in.signature)
+        content = self._read_small(checksums.url, _LARGEST_LIST)
+        known = {("sha256", sha256(content).hexdigest()), ("sha512", sha512(content).hexdigest())}
+        if not any(
+            (each.algorithm, each.digest) in known and each.size in (None, len(content))
+            for each in read_checksum_list(outer)
+        ):
+            raise UntrustedSignature(f"not verified: {checksums.url} is not in the list at {checksums.listed_in.url}")
+        return read_checksum_list(content), by
+
+    def _read_signed(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
+        """Return the content of a list that its signature covers. Without a signature, the list is clear-signed."""
+        content = self._read_small(url, _LARGEST_LIST)
+        if signature is None:
+            return self._keys.read_clear_signed(content, only=self._only)
+        kind, at = _find_signature(signature)
+        detached = self._read_small(at, _LARGEST_SIGNATURE)
+        file = self._folder / "list"
+        file.write_bytes(content)
+        digest = Digest(sha256(content).hexdigest())
+        return content, self._keys.find_signer(kind, detached, file, digest, only=self._only)
 
     def _read_small(self, url: str, most_bytes: int) -> bytes:
         content = bytearray()
@@ -230,18 +190,34 @@ class SignatureCheck:
                 raise UntrustedSignature(f"not verified: {url} has more than {most_bytes:,} bytes")
         return bytes(content)
 
-    def _fetch(self, artifact: Artifact, file: Path) -> None:
-        digest, most_bytes = sha256(), artifact.size or LARGEST_ARTIFACT
-        with file.open("wb") as written:
-            for chunk in self._chunks(artifact.url):
-                digest.update(chunk)
-                written.write(chunk)
-                if written.tell() > most_bytes:
-                    raise UntrustedSignature(
-                        f"not the file at {artifact.url}, which has more than {most_bytes:,} bytes"
-                    )
-        if digest.hexdigest() != artifact.sha256:
-            raise UntrustedSignature(f"not the file at {artifact.url}, which has the sha256 {digest.hexdigest()}")
+    def _fetch_copy(self, artifact: Artifact) -> _Copy:
+        """Return a copy of the file, or of the archive that contains the file. The last copy is kept."""
+        member = split_member_url(artifact.url)
+        url, most_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
+        if self._copy is None or self._copy.url != url:
+            self._drop_copy()
+            of_256, of_512, path = sha256(), sha512(), self._folder / "file"
+            with path.open("wb") as written:
+                for chunk in self._chunks(url):
+                    of_256.update(chunk)
+                    of_512.update(chunk)
+                    written.write(chunk)
+                    if written.tell() > most_bytes:
+                        raise UntrustedSignature(f"not the file at {url}, which has more than {most_bytes:,} bytes")
+            self._copy = _Copy(url, path, Digest(of_256.hexdigest()), of_512.hexdigest())
+        if member is None and self._copy.sha256 != artifact.sha256:
+            raise UntrustedSignature(f"not the file at {url}, which has the sha256 {self._copy.sha256}")
+        return self._copy
+
+    def _drop_copy(self) -> None:
+        if self._copy is not None:
+            with suppress(FileNotFoundError):
+                self._copy.path.unlink()
+            self._copy = None
+
+    def close(self) -> None:
+        """Delete the copies of files."""
+        rmtree(self._folder, ignore_errors=True)
 
     def _chunks(self, url: str) -> Iterator[bytes]:
         try:
@@ -251,10 +227,15 @@ class SignatureCheck:
             raise UntrustedSignature(f"not verified, because {url} is unavailable: {error}") from error
 
 
+class _Copy(NamedTuple):
+    url: str
+    path: Path
+    sha256: Digest
+    sha512: str
+
+
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
-# A line that sha256sum writes, or sha256sum --tag, which uses the format of BSD's sha256.
-_LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
 
 
 def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:

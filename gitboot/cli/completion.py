@@ -1,4 +1,4 @@
-"""Shell completion of the names of servers, streams and held changes."""
+"""Shell completion: names of servers, streams, image sources and held changes, without error messages."""
 
 from __future__ import annotations
 
@@ -98,6 +98,13 @@ def _find_subjects(context: click.Context) -> Iterator[str]:
     yield from _find_servers(context)
 
 
+def _find_sources(context: click.Context) -> Iterator[str]:
+    from gitboot.model.image_source import BUILT_IN_SOURCES
+
+    yield from BUILT_IN_SOURCES
+    yield from read_document_names(_find_path(context), "ImageSource")
+
+
 def _find_recorded(context: click.Context) -> Iterator[str]:
     yield from ("provisioned", "pending")
     yield from _find_servers(context)
@@ -113,6 +120,7 @@ def _find_held_digest(context: click.Context) -> Iterator[str]:
 
 complete_servers: Final = _build_completer(_find_servers)
 complete_streams: Final = _build_completer(lambda context: read_document_names(_find_path(context), "ImageStream"))
-complete_subjects: Final = _build_completer(_find_subjects)  # for `gitboot explain`
-complete_recorded: Final = _build_completer(_find_recorded)  # for `gitboot records set`
+complete_sources: Final = _build_completer(_find_sources)  # of `gitboot new image`
+complete_subjects: Final = _build_completer(_find_subjects)  # of `gitboot explain`
+complete_recorded: Final = _build_completer(_find_recorded)  # of `gitboot records set`
 complete_held_digest: Final = _build_completer(_find_held_digest)

@@ -28,7 +28,9 @@ from gitboot.errors import (
     SourceError,
     SourceRefused,
     SourceTooLarge,
+    SourceUnavailable,
     StaleDigest,
+    UnusableSource,
     UsageError,
 )
 from gitboot.standard_streams import find_output_error, guard_output
@@ -39,11 +41,12 @@ from gitboot.text import did_you_mean
 # imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Author a fleet": {
-        "new": "Write the document of a new server.",
+        "new": "Write the document of a new server or image.",
         "validate": "Check a fleet and print each problem with a hint.",
         "plan": "Show what each server boots, now or later.",
         "explain": "Explain a server's boot, a kind or a problem code.",
         "images": "Show each image and the servers that boot it.",
+        "update-images": "Propose new releases that streams follow.",
         "render": "Write the boot files of a fleet into a directory.",
         "secret": "Create age keys, encrypt secrets, and check the keys.",
     },
@@ -95,7 +98,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "diff": "diff_and_comment:command",
     "events": "status:events_command",
     "import": "import_:command",
-    "new": "new_server:new_command",
+    "new": "new_image:new_command",
     "prepare": "prepare_tree:prepare_subcommand",
     "reconcile": "instance_control:reconcile_command",
     "records": "provisioning_records:records_command",
@@ -286,6 +289,8 @@ _EXIT_BY_ERROR: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (HostUnreachable, Exit.SOURCE),
     (RegistryRefused, Exit.SOURCE),
     (ForgeRefused, Exit.SOURCE),
+    (SourceUnavailable, Exit.SOURCE),
+    (UnusableSource, Exit.SOURCE),
     (StaleDigest, Exit.STALE),
     (PublishError, Exit.PARTIAL),
     (NotYetDone, Exit.PARTIAL),

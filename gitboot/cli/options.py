@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -22,7 +22,7 @@ from gitboot.files import write_output_file
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.standard_streams import escape_lines, strip_style, write_verbatim
-from gitboot.text import did_you_mean, format_names, printable
+from gitboot.text import did_you_mean, format_names, parse_duration, printable
 
 if TYPE_CHECKING:
     from gitboot.artifacts.oci import Registries
@@ -368,26 +368,6 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"expected a finite number, found {value!r}", param, context)
         return found
-
-
-_DURATION: Final = re.compile(
-    r"(?P<sign>[+-]?)(?:(?P<weeks>\d+)w)?(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?"
-    r"(?:(?P<seconds>\d+)s)?",
-    re.ASCII,
-)
-
-
-def parse_duration(text: str) -> timedelta | None:
-    """Parse a duration such as 2h, 30m, 1d12h or -15m. Return None for any other text.
-
-    Raises `OverflowError` for a duration that is too long.
-    """
-    found = _DURATION.fullmatch("".join(text.split()))
-    if found is None or not any(char.isdigit() for char in text):
-        return None
-    sign, *_ = found.groups()
-    numbers = {unit: int(number) for unit, number in found.groupdict().items() if unit != "sign" and number is not None}
-    return timedelta(**numbers) * (-1 if sign == "-" else 1)
 
 
 class InstantType(click.ParamType[datetime]):

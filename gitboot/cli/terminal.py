@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -35,6 +35,9 @@ from gitboot.standard_streams import (
 )
 from gitboot.status.conditions import Event
 from gitboot.text import one_line, printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 _MAX_COLUMNS: Final = 100
 _MIN_COLUMNS: Final = 40
@@ -241,10 +244,52 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
     if not sys.stderr.isatty():
         yield _ignore_number, _ignore_number
         return
-    from rich.console import Console  # imported here, because the import takes a tenth of a second
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with _draw_progress(*columns) as shown:
+        task = shown.add_task(description, total=None)
+        yield lambda total: shown.update(task, total=total), lambda number: shown.advance(task, number)
+
+
+class DownloadBar:
+    """A progress bar with bytes, speed and remaining time, for one download after the other."""
+
+    def __init__(self, shown: Progress | None) -> None:
+        self._shown, self._task = shown, None if shown is None else shown.add_task("", visible=False)
+
+    def begin(self, name: str, size: int | None) -> None:
+        """Show the download of another file. ``size`` is in bytes, or None if it is unknown."""
+        if self._shown is not None and self._task is not None:
+            self._shown.remove_task(self._task)
+            self._task = self._shown.add_task(_shorten_cell(printable(name), _DOWNLOAD_NAME), total=size)
+
+    def advance(self, size: int) -> None:
+        if self._shown is not None and self._task is not None:
+            self._shown.advance(self._task, size)
+
+
+_DOWNLOAD_NAME: Final = 30  # columns of a file's name
+
+
+@contextmanager
+def show_downloads() -> Iterator[DownloadBar]:
+    """Show a progress bar for downloads until the block ends, if standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield DownloadBar(None)
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(None), DownloadColumn(binary_units=True))
+    with _draw_progress(*columns, TransferSpeedColumn(), TimeRemainingColumn()) as shown:
+        yield DownloadBar(shown)
+
+
+@contextmanager
+def _draw_progress(*columns: ProgressColumn) -> Iterator[Progress]:
+    from rich.console import Console  # imported here, because the import takes a tenth of a second
+    from rich.progress import Progress
+
     with (
         open_verbatim(sys.stderr) as terminal,
         Progress(
@@ -255,8 +300,7 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
             redirect_stderr=False,
         ) as shown,
     ):
-        task = shown.add_task(description, total=None)
-        yield lambda total: shown.update(task, total=total), lambda number: shown.advance(task, number)
+        yield shown
 
 
 def _ignore_number(_: int) -> None:

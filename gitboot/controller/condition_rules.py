@@ -391,12 +391,15 @@ def _describe_publish_failure(reason: str, error: str, applied: str | None) -> s
 
 
 def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
-    if (sightings := state.knowledge.sightings) is None:
-        return
+    sightings = state.knowledge.sightings
     if withheld := _withheld(state):
+        unchecked = "gitboot has not checked it yet"
+        if sightings is None:
+            unchecked = "its stream requires a signature, which gitboot does not check with --check-assets off"
+        messages = {file: each.message for file, each in (sightings or {}).items()}
         boots = [
             f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
-            f"({file.url}: {sightings[file].message if file in sightings else 'gitboot has not checked it yet'})"
+            f"({file.url}: {messages.get(file, unchecked)})"
             for (image, file), servers in withheld.items()
         ]
         message = (
@@ -404,6 +407,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
             "again by itself"
         )
         yield "ArtifactsPresent", False, "Missing", message
+    if withheld or sightings is None:
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
     unchecked = f"; the servers of {format_count(silent, 'artifact')} did not respond" if silent else ""

@@ -282,6 +282,7 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
             if (old := were.get(name)) is None
             or (new := servers.get(name)) is None
             or old.digest != new.digest
+            or old.proofs != new.proofs
             or there[old.uuid] != here[new.uuid]
             or before.sites.get(name) != now.sites.get(name)
             or before.labels[name] != now.labels[name]

@@ -284,8 +284,6 @@ def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Archit
     """Return the boots offered to unknown machines, or None if unknown machines boot their disks."""
     if decisions.unknown is None or plans.stop is StopScope.ALL:
         return None
-    if plans.sightings is None:
-        return decisions.unknown or None  # artifacts are not checked
     boots = decisions.unknown.items()
     absent = {file for _, boot in boots for file in boot.fetched_files if is_withheld(file, plans.sightings)}
     return {each: boot for each, boot in boots if not boot.lacks(absent)} or None

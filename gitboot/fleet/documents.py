@@ -1,15 +1,16 @@
-"""Documents of a file: parse each document into a resource, or report its problems."""
+"""Documents: parse the documents of a file to resources, report their problems, and write documents as YAML."""
 
 from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import yaml
 from msgspec import Struct
 
 from gitboot.fleet.resources import KINDS, Id, Resource
@@ -249,3 +250,27 @@ def parse_encrypted(data: bytes) -> bytes:
     if len(kinds) > _MAX_RECIPIENTS:
         raise NotEncrypted(f"it has {len(kinds)} recipients; the limit is {_MAX_RECIPIENTS}")
     return data
+
+
+def render_document(
+    comments: Iterable[str],
+    kind: str,
+    name: str,
+    spec: Mapping[str, Any],
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> str:
+    """Return a document as YAML, with a comment line above the document for each of ``comments``."""
+    metadata: dict[str, Any] = {"name": name}
+    metadata |= {key: dict(value) for key, value in (("labels", labels), ("annotations", annotations)) if value}
+    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+    text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    return "".join(f"# {printable(line)}\n" for line in comments) + text
+
+
+class _Dumper(yaml.SafeDumper):
+    """A YAML dumper without anchors, which documents must not contain."""
+
+    def ignore_aliases(self, _: Any) -> bool:
+        return True

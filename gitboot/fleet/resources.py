@@ -12,12 +12,14 @@ from gitboot.fleet.yaml import Place, locate
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
+from gitboot.model.image_source import ImageSource
 from gitboot.model.server import Server
 from gitboot.problems import Code, Problem, Severity
 
-Resource = Fleet | Server | BootImage | ImageStream | BootProfile | BootPolicy | Maintenance
+Resource = Fleet | Server | BootImage | ImageStream | ImageSource | BootProfile | BootPolicy | Maintenance
 KINDS: Final[Mapping[str, type[Resource]]] = {
-    kind.__name__: kind for kind in (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance)
+    kind.__name__: kind
+    for kind in (Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy, Maintenance)
 }
 
 
@@ -53,6 +55,7 @@ class FleetRepository(Struct, frozen=True, kw_only=True):
     files: Mapping[str, bytes]  # contents of the templates, certificates and secrets to which resources refer
     origins: Mapping[Id, Origin]
     read: Callable[[BlobId], bytes]
+    image_sources: Mapping[str, ImageSource] = {}  # they change no decision: only commands that find images read them
 
     def find_place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
         """Return a resource's file, and the location of the value at ``path`` or of its nearest existing parent."""

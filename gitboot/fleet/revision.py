@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 
 class Verify(StrEnum):
@@ -85,6 +85,18 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
     folder: str = ""  # the fleet's root directory in the repository
     changed: frozenset[str] | None = None  # paths that changed since the previous snapshot; None: unknown
+
+    def replace_files(self, files: Mapping[str, bytes], change: str) -> Snapshot:
+        """Return the snapshot with these files changed or added. ``change`` names the change in the revision."""
+        contents = {BlobId(f"{change}: {path}"): content for path, content in files.items()}
+        blobs = {**self.blobs, **{path: BlobId(f"{change}: {path}") for path in files}}
+        return structs.replace(
+            self,
+            revision=Revision(f"{self.revision} and {change}"),
+            blobs=dict(sorted(blobs.items())),
+            read=lambda blob: contents[blob] if blob in contents else self.read(blob),
+            changed=None,
+        )
 
 
 MAX_FILE_BYTES = 16 * 1024 * 1024

@@ -36,6 +36,7 @@ from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet
+from gitboot.model.image_source import BUILT_IN_SOURCES, ImageSource
 from gitboot.model.scalars import AGE_SUFFIX, Malformed, Path, quote_value
 from gitboot.model.server import Server
 from gitboot.problems import Code, Problem
@@ -287,6 +288,7 @@ _ATTRIBUTES: Final = {
     "BootProfile": "profiles",
     "BootPolicy": "policies",
     "Maintenance": "maintenances",
+    "ImageSource": "image_sources",
 }
 
 
@@ -465,6 +467,7 @@ class _Names:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
         for kind, each in groupby(sorted(ids), key=lambda key: key.kind):
             self._names[kind] = [key.name for key in each]
+        self._names["ImageSource"] = [*self._names["ImageSource"], *BUILT_IN_SOURCES]
         self._near: dict[tuple[str, str], str | None] = {}
         self._comparisons_left = _COMPARISONS
 
@@ -623,7 +626,9 @@ _REFERENCES: Final[Mapping[type[Resource], tuple[tuple[str, str], ...]]] = {
         ("Server", "rollout.selector.servers.*"),
         ("BootImage", "holds.*.image"),
         ("Server", "holds.*.select.servers.*"),
+        ("ImageSource", "follow.source"),
     ),
+    ImageSource: (),
     BootProfile: (
         ("BootImage", "image"),
         ("ImageStream", "stream"),
@@ -654,7 +659,8 @@ def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
     """Yield each reference to another resource or a file: (kind or "file", name, path of the field)."""
     for kind, steps in _STEPS[type(resource)]:
         for name, at in _values_at(resource.spec, steps, ("spec",)):
-            yield kind, name, at
+            if kind != "ImageSource" or name not in BUILT_IN_SOURCES:
+                yield kind, name, at
 
 
 def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:

@@ -163,20 +163,59 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
 
     Raises `KeyError` if there is no scalar at the path.
     """
-    at = _layout(data, index).root
-    for step in path:
-        found = _find_item(at, step)
-        if found is None:
-            raise KeyError(step)
-        at = found[1]
+    *_, (_, at) = _follow(_layout(data, index).root, path)
     if at.end is None:
         raise KeyError(path)
+    start, end = at.start, at.end
+    return _edit_document(data, index, lambda text_before: f"{text_before[:start]}{text}{text_before[end:]}")
+
+
+def insert_mapping(data: bytes, index: int, after: Path, name: str, fields: Mapping[str, str]) -> bytes:
+    """Return the file with the field ``name`` inserted behind the scalar at ``after``, in the same mapping.
+
+    The value of the new field is a mapping of plain scalars. All other bytes stay the same. Raises KeyError if the path
+    does not lead to a scalar in a mapping, or if the mapping has the field already.
+    """
+    *_, (above_at, above), (key_at, at) = _follow(_layout(data, index).root, after)
+    if not isinstance(above.items, dict) or name in above.items or at.end is None:
+        raise KeyError(name)
+    end = at.end
+
+    def insert(text: str) -> str:
+        if text[above.start] == "{":
+            return f"{text[:end]}, {name}: {{{', '.join(f'{key}: {fields[key]}' for key in fields)}}}{text[end:]}"
+        column, step = _measure_indent(text, key_at), _measure_indent(text, key_at) - _measure_indent(text, above_at)
+        line_end = "\r\n" if "\r\n" in text else "\n"
+        lines = [f"{'':{column}}{name}:", *(f"{'':{column + (step or 2)}}{key}: {fields[key]}" for key in fields)]
+        # The scalar of a block ends at the start of the next line. Any other scalar may have a comment behind it.
+        here = end if text[end - 1] == "\n" else text.find("\n", end) + 1 or len(text)
+        before = text[:here] if text[:here].endswith("\n") else f"{text}{line_end}"
+        return f"{before}{''.join(f'{line}{line_end}' for line in lines)}{text[here:]}"
+
+    return _edit_document(data, index, insert)
+
+
+def _measure_indent(text: str, offset: int) -> int:
+    return offset - text.rfind("\n", 0, offset) - 1
+
+
+def _follow(root: Spot, path: Path) -> Iterator[tuple[int, Spot]]:
+    """Yield the position of the key, and the value, for the root and each step of a path. Raises KeyError."""
+    found = root.start, root
+    yield found
+    for step in path:
+        below = _find_item(found[1], step)
+        if below is None:
+            raise KeyError(step)
+        found = below
+        yield found
+
+
+def _edit_document(data: bytes, index: int, edit: Callable[[str], str]) -> bytes:
     span = _list_spans(data)[index]
     source = data[span.start : span.end]
     mark = codecs.BOM_UTF8 if source.startswith(codecs.BOM_UTF8) else b""
-    written = source.decode("utf-8-sig")
-    changed = f"{written[: at.start]}{text}{written[at.end :]}".encode()
-    return data[: span.start] + mark + changed + data[span.end :]
+    return data[: span.start] + mark + edit(source.decode("utf-8-sig")).encode() + data[span.end :]
 
 
 @lru_cache(maxsize=2)  # one entry for the document with a problem, and one for a document that the problem names

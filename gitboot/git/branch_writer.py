@@ -1,28 +1,32 @@
-"""Branch writer: commits to branches that gitboot owns, and pushes them."""
+"""Branch writer: commits to branches of gitboot's own, pushes, and Git bundles of such branches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pygit2
-from msgspec import structs
+from msgspec import Struct, structs
 from pygit2.enums import FileMode
 
 from gitboot.errors import UsageError
-from gitboot.files import resolve_fleet_root
+from gitboot.files import resolve_fleet_root, write_output_file
 from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import Fetching, FetchOrder, FetchResult, InThisProcess, Work
 from gitboot.git.history import convert_date, read_file
 from gitboot.git.remote import Remote
 from gitboot.git.repository import (
+    CommitObject,
     CommitReader,
     StoredRepository,
     convert_errors,
+    list_reachable,
     open_containing_repository,
     open_repository,
     peel_reference,
@@ -169,12 +173,93 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
         return any(has_files) if branches else None
 
 
+class Proposal(Struct, frozen=True, kw_only=True):
+    """The commit of a branch that added a file."""
+
+    commit: Revision
+    parent: Revision | None
+    message: str
+    committed: datetime  # the date of its committer
+
+
+def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
+    """Return the commit that added a file of the fleet at ``path`` to a branch, or None if there is no such branch.
+
+    If a remote has the branch, return the commit in its remote-tracking branch. Commits that other people added to the
+    branch later do not count. Without ``file``, return the last commit. Raises `UsageError` if the branch does not
+    contain the file.
+    """
+    root = resolve_fleet_root(path)
+    with convert_errors(path), open_containing_repository(root) as repository:
+        if repository is None:
+            raise UsageError(f"{path} is not in a Git repository, so gitboot cannot make branches")
+        names = [*(f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes), f"refs/heads/{branch}"]
+        name = next((each for each in names if each in repository.references), None)
+        if name is None:
+            return None
+        commit = peel_reference(repository, repository.references[name])
+        if file is not None:
+            place = str(PurePosixPath(get_fleet_folder(repository, root), file))
+            adding = _find_adding_commit(repository, commit, place)
+            if adding is None:
+                raise UsageError(f"the branch {branch} exists already without {file}: delete the branch")
+            commit = adding
+        return Proposal(
+            commit=commit.revision,
+            parent=Revision(str(commit.parents[0])) if commit.parents else None,
+            message=commit.message.decode(errors="replace"),
+            committed=convert_date(commit.committer),
+        )
+
+
+def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place: str) -> CommitObject | None:
+    """Return the oldest commit of a first-parent line up to ``tip`` that has a file, or None if ``tip`` lacks it."""
+    found = None
+    for commit in islice(CommitReader(repository).first_parents(tip.id), _MOST_LATER_COMMITS):
+        tree = read_tree(repository, commit)
+        if tree is None or place not in tree:
+            return found
+        found = commit
+        if commit.parents and commit.parents[0] not in repository.odb:  # a shallow clone ends here
+            return found
+    return found
+
+
+_MOST_LATER_COMMITS: Final = 100
+
+
+def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
+    """Write local branches of the repository at ``path`` to a Git bundle that needs the parents of their last commits.
+
+    ``git fetch FILE`` reads a bundle (gitformat-bundle(5)). Raises `UsageError` if the file cannot be written.
+    """
+    with convert_errors(path), open_containing_repository(resolve_fleet_root(path)) as repository:
+        assert repository is not None  # noqa: S101 - `propose` checked it
+        commits = {name: peel_reference(repository, repository.references[f"refs/heads/{name}"]) for name in branches}
+        parents = sorted({parent for commit in commits.values() for parent in commit.parents}, key=str)
+        present = set(parents)
+        for parent in parents:
+            if (tree := CommitReader(repository).read(parent).tree) is not None:
+                present |= list_reachable(repository, tree, present)
+        builder = pygit2.PackBuilder(repository)
+        for commit in commits.values():
+            for oid in sorted(list_reachable(repository, commit.id, present), key=str):
+                builder.add(oid)
+        with TemporaryDirectory(prefix="gitboot-") as folder:
+            builder.write(folder)
+            (pack,) = Path(folder).glob("*.pack")
+            lines = ["# v2 git bundle", *(f"-{parent}" for parent in parents)]
+            lines += (f"{commit.id} refs/heads/{name}" for name, commit in commits.items())
+            write_output_file(file, ["\n".join((*lines, "", "")).encode(), pack.read_bytes()])
+
+
 def propose(
     path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
 ) -> Revision:
-    """Create a branch with one commit on top of ``base`` that changes these files in the fleet at ``path``.
+    """Create a branch with one commit on ``base`` that changes or adds these files of the fleet at ``path``.
 
     The work tree and the checked-out branch do not change. The author is the user in the repository's configuration.
+    Raises `UsageError` if a folder of a new file is a file or a symlink.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
@@ -185,8 +270,11 @@ def propose(
         if (tree := read_tree(repository, parent)) is not None:
             index.read_tree(tree)
         for path_of_file, content in files.items():
-            entry = index[f"{folder}/{path_of_file}" if folder else path_of_file]
-            index.add(pygit2.IndexEntry(entry.path, repository.create_blob(content), entry.mode))
+            place = PurePosixPath(folder, path_of_file)
+            if (above := next((each for each in map(str, place.parents) if each in index), None)) is not None:
+                raise UsageError(f"{path}: {above} is not a folder, so gitboot cannot add {place}")
+            mode = index[str(place)].mode if str(place) in index else FileMode.BLOB
+            index.add(pygit2.IndexEntry(str(place), repository.create_blob(content), mode))
         name, email = "gitboot", "gitboot@localhost"
         with suppress(KeyError):
             default = repository.default_signature

@@ -584,7 +584,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
     with open_repository(get_git_directory(ours)) as combined:
         combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))  # pygit2 never frees the path
         builder = _create_pack_builder(combined)
-        for oid in _list_reachable(theirs, tip, present):
+        for oid in list_reachable(theirs, tip, present):
             report_work()
             if oid in ours.odb:
                 continue
@@ -619,14 +619,14 @@ def _copy_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
 
 
 def check_objects(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
-    """Read all objects reachable from ``tip``. Raises pygit2's error if an object is damaged or missing."""
-    for oid in _list_reachable(repository, tip, ()):
+    """Read all objects that ``tip`` refers to. Raises pygit2's error if an object is damaged or missing."""
+    for oid in list_reachable(repository, tip, ()):
         report_work()
         if not is_oversized(_read_blob_size(repository, oid)):
             repository.odb.read(oid)
 
 
-def _list_reachable(
+def list_reachable(
     repository: pygit2.Repository,
     tip: pygit2.Oid,
     excluded: pygit2.Odb | Collection[pygit2.Oid],
@@ -668,7 +668,7 @@ def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Coll
 
     A few bytes in a pack can expand to gigabytes, and a commit is always read completely.
     """
-    _list_reachable(repository, tip, excluded, with_files=False)
+    list_reachable(repository, tip, excluded, with_files=False)
 
 
 def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:

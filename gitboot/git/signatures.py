@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from base64 import b64decode
+from binascii import Error as InvalidBase64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -360,37 +362,78 @@ class Keyring:
         5.2.1).
         """
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
+        packets = b"".join(split_openpgp_signatures(signature))
         with TemporaryDirectory(dir=self._home) as folder:
             detached = Path(folder, "signature")
-            detached.write_bytes(self._extract_signature_packets(signature, Path(folder)))
+            detached.write_bytes(packets)
             return _parse_gpg_status(self._run_gpg("--verify", str(detached), of, stdin=given), takes_text=takes_text)
 
-    def _extract_signature_packets(self, signature: bytes, scratch: Path) -> bytes:
-        """Return a signature's packets without ASCII armour. Raises `UntrustedSignature` for other kinds of packets.
+    def read_clear_text(self, message: bytes) -> tuple[bytes, Signer]:
+        """Return the text of a clear-signed message, and its signer. Raises `UntrustedSignature`.
 
-        gpg would decompress a compressed packet in a signature, and 810 bytes can expand to a gigabyte.
+        The message must be one frame with one signature (RFC 4880, 7), without text outside the frame.
         """
-        if signature[:1] < b"\x80":  # not a packet: packets begin with this bit set (RFC 4880, 4.2)
-            armoured, binary = scratch / "armoured", scratch / "binary"
-            armoured.write_bytes(signature)
-            ended = self._run_gpg("--output", str(binary), "--dearmor", str(armoured))
-            signature = binary.read_bytes() if ended.status == 0 and binary.exists() else b""
-        if not set(_read_packet_tags(signature)) <= _TAGS_OF_SIGNATURES:
-            raise UntrustedSignature(
-                "signed in a way that gitboot does not read: the signature is incomplete, or has other OpenPGP packets"
-            )
-        return signature
+        with TemporaryDirectory(dir=self._home) as folder:
+            framed, text = Path(folder, "message"), Path(folder, "text")
+            framed.write_bytes(message)
+            result = self._run_gpg("--output", str(text), "--decrypt", str(framed))
+            signer = _parse_gpg_status(result, takes_text=True)
+            return text.read_bytes(), signer
+
+    def export_key(self, fingerprint: str) -> str | None:
+        """Return a public key with its own signatures, such as a revocation, as armoured text. None: no such key."""
+        how = ("--armor", "--export-options", "export-minimal")
+        lines = self._run_gpg(*how, "--export", f"0x{fingerprint}").output.splitlines()
+        return "\n".join(line for line in lines if not line.startswith("[GNUPG:]")) or None
 
     def _run_gpg(self, *arguments: str, stdin: bytes = b"") -> ProcessResult:
         return run_isolated(["gpg", "--homedir", str(self._home), *_GPG_OPTIONS, *arguments], stdin, self._home)
 
 
-_TAGS_OF_SIGNATURES: Final = frozenset({2, 10})  # a signature, and a marker, which gpg ignores (RFC 4880, 4.3)
+def split_openpgp_signatures(data: bytes) -> list[bytes]:
+    """Return the packets of one or more OpenPGP signatures, without armour.
+
+    Raises `UntrustedSignature` for other packets. gpg would decompress a compressed packet in a signature, and 810
+    bytes can become a gigabyte.
+    """
+    packets = list(_read_packets(_remove_armour(data)))
+    if not {tag for tag, _ in packets} <= {_SIGNATURE, _MARKER}:
+        raise UntrustedSignature(
+            "signed in a way that gitboot does not read: the signature is incomplete, or has other OpenPGP packets"
+        )
+    return [packet for tag, packet in packets if tag == _SIGNATURE]
+
+
+def _remove_armour(data: bytes) -> bytes:
+    """Return the packets of armoured signatures (RFC 4880, 6.2). Other data is returned unchanged.
+
+    The checksum of the armour is optional (RFC 9580, 6.1), and the signature itself detects changes.
+    """
+    if not data.lstrip().startswith(b"-----"):
+        return data
+    packets, body = b"", None
+    for line in map(bytes.strip, data.splitlines()):
+        if line == _BEGIN_ARMOUR:
+            body = b""
+        elif line == _END_ARMOUR and body is not None:
+            try:
+                packets, body = packets + b64decode(body, validate=True), None
+            except InvalidBase64:
+                return data
+        elif body is not None and b":" not in line and not line.startswith(b"="):  # neither a header nor the checksum
+            body += line
+    return packets or data
+
+
+_BEGIN_ARMOUR: Final = b"-----BEGIN PGP SIGNATURE-----"
+_END_ARMOUR: Final = b"-----END PGP SIGNATURE-----"
+_SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
+_MARKER: Final = 10  # gpg ignores it
 _INVALID_TAG: Final = -1
 
 
-def _read_packet_tags(data: bytes) -> Iterator[int]:
-    """Yield the tags of OpenPGP packets (RFC 4880, 4.2).
+def _read_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the OpenPGP packets with their tags (RFC 4880, 4.2).
 
     An incomplete packet yields `_INVALID_TAG` and ends the iteration.
     """
@@ -412,10 +455,12 @@ def _read_packet_tags(data: bytes) -> Iterator[int]:
             header, size = 1 + kind, int.from_bytes(more[:kind])
             if not first & 0x80 or kind == 8:  # not a packet, or a packet that ends with the file
                 tag = _INVALID_TAG
-        at += header + size
-        yield tag if at <= len(data) else _INVALID_TAG
+        packet = data[at : at + header + size]
+        tag = tag if len(packet) == header + size else _INVALID_TAG
+        yield tag, packet
         if tag == _INVALID_TAG:
             return
+        at += header + size
 
 
 # gpg(1): do not ask, download keys or start other programs, and trust each imported key.

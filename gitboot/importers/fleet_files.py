@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_interface
 from typing import Any, Final
 
-import yaml
 from msgspec import Struct, structs
 
+from gitboot.fleet.documents import render_document
 from gitboot.importers.inventory import (
     ImportedBoot,
     ImportedInventory,
@@ -18,7 +18,6 @@ from gitboot.importers.inventory import (
     ImportRemark,
     RemarkKind,
     Supplement,
-    build_document_name,
     escape_template,
     is_secret,
     parse_address,
@@ -28,11 +27,11 @@ from gitboot.importers.inventory import (
     remark_missing,
     remark_rejected,
 )
-from gitboot.jsonio import API_VERSION
 from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,
+    build_document_name,
     is_placeholder_serial,
     parse_artifact_url,
     parse_bmc_address,
@@ -394,21 +393,7 @@ def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, An
     noted = [each for each in item.remarks if each.kind in _NOTED]
     head = [comment, *(f"{each.kind}: {printable(each.text)}" for each in noted)]
     head.insert(1, f"yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json")
-    return _render_yaml(head, item.kind, item.name, labels, spec)
-
-
-def _render_yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> str:
-    metadata = {"name": name, **({"labels": dict(labels)} if labels else {})}
-    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _drop_empty(spec)}
-    text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-    return "".join(f"# {line}\n" for line in head) + text
-
-
-class _Dumper(yaml.SafeDumper):
-    """A YAML dumper without anchors, which documents must not contain."""
-
-    def ignore_aliases(self, _: Any) -> bool:
-        return True
+    return render_document(head, item.kind, item.name, _drop_empty(spec), labels=labels)
 
 
 class NewServer(Struct, frozen=True, kw_only=True):
@@ -449,7 +434,9 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
     head = [comment, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
     if new.uuid is None:
         head.append("Its UUID is missing: until you add it, gitboot does not install the server or contact its BMC.")
-    return _render_yaml(head, "Server", name, like.metadata.labels if like is not None else {}, spec)
+    return render_document(
+        head, "Server", name, _drop_empty(spec), labels=like.metadata.labels if like is not None else {}
+    )
 
 
 _PARKED: Final = "Parked until you decide what it is for: then remove lifecycle. provision: 1 allows its installation."

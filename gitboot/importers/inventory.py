@@ -20,11 +20,11 @@ from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,
+    build_document_name,
     parse_digest,
     parse_lookup_mac,
     parse_lookup_uuid,
     parse_mac,
-    parse_name,
 )
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.secret_scan import is_secret_argument
@@ -191,12 +191,6 @@ def list_address(address: object, netmask: object = None) -> tuple[str, ...]:
     """Return the parsed address. Return other text unchanged, so that `render_fleet` rejects it with a remark."""
     found = parse_address(address, netmask) or as_text(address)
     return (found,) if found else ()
-
-
-def build_document_name(text: str) -> str:
-    """Convert a text to a valid document name. Equal texts give equal names."""
-    name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
-    return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
 
 # Secrets

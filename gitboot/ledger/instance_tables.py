@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 
-from gitboot.artifacts.availability import Presence, Sighting
+from gitboot.artifacts.availability import FileSigner, Presence, Sighting
 from gitboot.errors import Orders
-from gitboot.jsonio import Digest, format_instant, to_json_value
+from gitboot.jsonio import Digest, convert, format_instant, to_json_value
 from gitboot.ledger.schema import Database
 from gitboot.ledger.server_tables import parse, parse_object, parse_time, parse_time_or_none, to_json
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.provisioning_record import StopOrder
-from gitboot.resolve.server_decision import BootFile, WithheldBoot
+from gitboot.resolve.server_decision import BootFile, FileProof, WithheldBoot
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
 
@@ -264,10 +264,19 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store the results of the artifact checks that the instance at ``place`` made, except unknown results."""
-    known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
-    known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
-    items = [{**to_json_value(file), "presence": each.presence, "message": each.message} for file, each in known]
+    """Store the results of the artifact checks by the instance at ``place``. Unknown results are not stored."""
+    known = [(file, each) for file, each in sightings.items() if each.is_known]
+    known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0, str(item[0].proof)))
+    items = [
+        {
+            **to_json_value(file),
+            "presence": each.presence,
+            "message": each.message,
+            **({"proof": to_builtins(file.proof)} if file.proof is not None else {}),
+            **({"signer": to_builtins(each.signer)} if each.signer is not None else {}),
+        }
+        for file, each in known
+    ]
     if items:
         tx.replace("facts", ("name",), [("artifacts", to_json({"place": place, "items": items}))])
     else:
@@ -284,8 +293,15 @@ def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
 def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
     """Parse the stored results of artifact checks. Raises KeyError, TypeError or ValueError for malformed items."""
     return {
-        BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"]): Sighting(
-            presence=Presence(item["presence"]), message=item["message"]
+        BootFile(
+            url=item["url"],
+            sha256=Digest(item["sha256"]),
+            size=item["size"],
+            proof=convert(item["proof"], FileProof) if "proof" in item else None,
+        ): Sighting(
+            presence=Presence(item["presence"]),
+            message=item["message"],
+            signer=convert(item["signer"], FileSigner) if "signer" in item else None,
         )
         for item in items
     }

@@ -1,1 +1,1 @@
-"""Model: the fields of the seven kinds of documents, their valid values, and their JSON Schema."""
+"""Model: the fields of the eight kinds of documents, the valid values, and the JSON Schema."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from gitboot.model.fields import (
     Boolean,
     Document,
+    Duration,
     Field,
     Instant,
     Integer,
@@ -93,11 +94,72 @@ class Signature:
 
 
 @structure
-class Checksums:
-    """A signed list of digests: SHA256SUMS."""
+class SignedList:
+    """A signed list that contains the digest of another list, such as InRelease of a Debian archive."""
 
-    url: Url = Field(description="The URL of the list, in the format of sha256sum.")
-    signature: Signature = Field(description="The signature of the list.")
+    url: Url = Field(description="The URL of the signed list.")
+    signature: Signature | None = Field(
+        default=None, description="The detached signature of the list. Default: the list is clear-signed."
+    )
+
+
+@structure
+class Checksums:
+    """A list of digests of files, such as SHA256SUMS, and the signature that covers it."""
+
+    url: Url = Field(description="The URL of the list, in the format of sha256sum or sha512sum, with or without --tag.")
+    signature: Signature | None = Field(default=None, description="The detached signature of the list. Default: none.")
+    clear_signed: Boolean = Field(
+        default=False,
+        description="Whether the list is clear-signed with OpenPGP. Only its signed part counts. Default: false.",
+    )
+    listed_in: SignedList | None = Field(
+        default=None, description="A signed list that has the digest of this list. Default: none."
+    )
+
+    @check
+    def _one_signature(self) -> None:
+        if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) != 1:
+            raise Malformed(
+                Code.COMBINATION,
+                "expected one of signature, clearSigned, listedIn",
+                "set exactly one of these fields",
+            )
+
+
+class DigestOrigin(StrEnum):
+    """Where the digest of a file comes from, from the strongest evidence to the weakest."""
+
+    SIGNED = "signed"  # the vendor's signature covers the digest or the file
+    PUBLISHED = "published"  # the vendor published the digest without a signature
+    FIRST_SEEN = "firstSeen"  # gitboot computed the digest when it first downloaded the file
+
+
+@structure
+class Provenance:
+    """Where the digest of a file comes from. It is a claim of this document until gitboot has verified it."""
+
+    digest: DigestOrigin = Field(
+        description="signed: the vendor's signature covers the digest or the file. published: the vendor published "
+        "the digest without a signature. firstSeen: gitboot computed the digest when it first downloaded the file."
+    )
+    key: Text | None = Field(
+        default=None, description="The fingerprint or the identity of the key that signed. Default: none."
+    )
+    url: Url | None = Field(
+        default=None, description="The URL of the list, index or signature that has the digest. Default: none."
+    )
+
+    @check
+    def _key_of_signed(self) -> None:
+        if (self.digest is DigestOrigin.SIGNED) != (self.key is not None):
+            is_signed = self.digest is DigestOrigin.SIGNED
+            raise Malformed(
+                Code.COMBINATION,
+                "digest signed needs key" if is_signed else f"digest {self.digest} has no key",
+                "add the fingerprint of the key that signed" if is_signed else "remove key, or write digest: signed",
+                ("digest",) if is_signed else ("key",),
+            )
 
 
 @structure
@@ -106,11 +168,17 @@ class Artifact:
 
     url: Url = Field(
         description="assets:PATH below the base URL of the site, http(s)://…, or oci://HOST/NAME@sha256:… for a blob of"
-        " a registry."
+        " a registry. https://…/NAME.tar.gz#PATH names a file in an archive."
     )
     sha256: Sha256 = Field(description="The sha256 of the file, as sha256sum prints it.")
     size: Integer | None = Field(default=None, description="The size in bytes. Default: not checked.")
-    signature: Signature | None = Field(default=None, description="A signature of the file itself. Default: none.")
+    signature: Signature | None = Field(
+        default=None,
+        description="A signature of the file itself, or of the archive that contains the file. Default: none.",
+    )
+    provenance: Provenance | None = Field(
+        default=None, description="Where the digest comes from. Default: the document does not state it."
+    )
 
     @check
     def _one_digest(self) -> None:
@@ -225,6 +293,11 @@ class Hold:
     )
 
 
+class RequiredProvenance(StrEnum):
+    ANY = "any"
+    SIGNED = "signed"
+
+
 class SkewMode(StrEnum):
     ENFORCE = "Enforce"
     WARN = "Warn"
@@ -246,6 +319,32 @@ class Skew:
 
 
 @structure
+class Follow:
+    """A source of images, and the rules by which `gitboot update-images` adds its releases to the stream."""
+
+    source: NameField = Field(description="The name of an ImageSource: a built-in one, or one of this fleet.")
+    channel: Text | None = Field(
+        default=None, description="The channel of the source, such as stable. Default: the first channel of the source."
+    )
+    architectures: tuple[Architecture, ...] = Field(
+        default=(), description="The architectures of new images. Default: those of the stream's current image."
+    )
+    minimum_version: Text | None = Field(
+        default=None, description="gitboot ignores releases below this version. Default: no bound."
+    )
+    below_version: Text | None = Field(
+        default=None, description="gitboot ignores this version and all later ones. Default: no bound."
+    )
+    minimum_age: Duration = Field(
+        default="0s",
+        description="How long a release must be public before gitboot proposes it, for example 3d or 12h. Default: 0s.",
+    )
+    percent: Percent = Field(
+        default=1, description="The percentage with which the rollout of a new image begins. Default: 1."
+    )
+
+
+@structure
 class ImageStreamSpec:
     """The current image, the rollout of the next image, and the servers that keep an image."""
 
@@ -256,6 +355,15 @@ class ImageStreamSpec:
     )
     skew: Skew | None = Field(
         default=None, description="The lowest version that servers of this stream may boot. Default: any version."
+    )
+    follow: Follow | None = Field(
+        default=None, description="Where new images come from, for `gitboot update-images`. Default: none."
+    )
+    require_provenance: RequiredProvenance = Field(
+        default=RequiredProvenance.ANY,
+        description="signed: machines may boot an image of this stream only after a trusted key has verified each of "
+        "its files. Trusted keys are the keys that gitboot ships and those of the settings, never a key in the "
+        "fleet. any: signatures are optional. Default: any.",
     )
 
 

@@ -43,6 +43,7 @@ from gitboot.model.scalars import (
     parse_boolean,
     parse_count_or_percent,
     parse_digest,
+    parse_duration_text,
     parse_file_path,
     parse_fingerprint,
     parse_instant,
@@ -140,6 +141,9 @@ Url = Annotated[
 BaseUrl = Annotated[str, Scalar(parse_base_url, {"type": "string", "pattern": r"^https?://[^?#\s]+$"})]
 BmcAddress = Annotated[str, Scalar(parse_bmc_address, {"type": "string", "pattern": r"^(https?|ipmi)://[^?#\s]+$"})]
 Instant = Annotated[datetime, Scalar(parse_instant, _pattern_schema(INSTANT, "string"))]
+Duration = Annotated[
+    str, Scalar(parse_duration_text, {"type": "string", "pattern": r"^([0-9]+[wdhms] ?)+$"})
+]  # `gitboot.text.parse_duration` returns the timedelta
 CountOrPercent = Annotated[
     str, Scalar(parse_count_or_percent, {"type": ["string", "integer"], "pattern": "^[1-9][0-9]*%?$", "minimum": 1})
 ]

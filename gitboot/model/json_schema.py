@@ -13,10 +13,11 @@ from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import DeclaredField, list_fields, list_words
 from gitboot.model.fleet import Fleet
+from gitboot.model.image_source import ImageSource
 from gitboot.model.server import Server
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance)
+KINDS: Final = (Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy, Maintenance)
 
 
 def build_schema(kind: type) -> dict[str, Any]:

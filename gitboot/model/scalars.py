@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
 from typing import Final, NewType, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gitboot.jsonio import Digest
 from gitboot.problems import Code
-from gitboot.text import printable, quote_words
+from gitboot.text import parse_duration, printable, quote_words
 
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
@@ -410,7 +410,20 @@ def parse_instant(value: object) -> datetime:
         raise Malformed(Code.INSTANT, f"{quote_value(found)} is not a valid time: {error}", hint) from error
 
 
-ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
+def parse_duration_text(value: object) -> str:
+    """Read a duration without a sign: 2h, 30m, 1d12h. Return it unchanged."""
+    found = text(value)
+    hint = "write a number and a unit: 3d, 12h, 1d12h"
+    try:
+        duration = parse_duration(found)
+    except OverflowError:
+        raise Malformed(Code.DURATION, f"{quote_value(found)} is too long for a duration", hint) from None
+    if duration is None or found.strip()[0] in "+-":
+        raise Malformed(Code.DURATION, f"expected a duration, found {quote_value(found)}", hint)
+    return found
+
+
+ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://…, https://…tar.gz#PATH or oci://…@sha256:…
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -441,7 +454,10 @@ OCI: Final = re.compile(
 
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
-    """Parse ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
+    """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``.
+
+    A fragment of an http(s) URL names a file in an archive.
+    """
     found = _parse_url_text(value)
     oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
@@ -451,7 +467,11 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     if oci is None:
         _require_no_zone(found)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-        return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
+        require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint)
+        hint = "write #PATH only after the URL of a .tar, .tar.gz, .tgz, .tar.xz, .txz or .zip file, without .. in PATH"
+        is_whole_file = "#" not in found
+        require(is_whole_file or split_member_url(found), found, Code.URL, "the URL of a file in an archive", hint)
+        return ArtifactUrl(found)
     if oci["tag"] is not None or oci["digest"] is None:
         # A tag may name a different image later, and an image consists of several files.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
@@ -461,6 +481,18 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
             f"copy the output of `gitboot artifacts resolve {quote_words(image)}`",
         )
     return ArtifactUrl(found)
+
+
+ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".zip")
+
+
+def split_member_url(url: str) -> tuple[str, str] | None:
+    """Return the URL of an archive, and the path of a file in it. Return None for the URL of a whole file."""
+    archive, _, fragment = url.partition("#")
+    path = unquote(fragment)
+    is_archive = archive.startswith(("http://", "https://")) and urlsplit(archive).path.endswith(ARCHIVE_SUFFIXES)
+    is_path = path.isprintable() and {"", ".", ".."}.isdisjoint(path.split("/"))
+    return (archive, path) if is_archive and is_path else None
 
 
 def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
@@ -593,6 +625,12 @@ def parse_name(value: object) -> Name:
             "use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
         )
     )
+
+
+def build_document_name(text: str) -> str:
+    """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
+    return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
 
 LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")

@@ -25,7 +25,7 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
 )
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import quote_value, read_certificate_ends, version_key
+from gitboot.model.scalars import quote_value, read_certificate_ends, split_member_url, version_key
 from gitboot.model.server import PROVISIONED, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.quoting import Unquotable, quote_grub_arguments, quote_ipxe_arguments
@@ -335,10 +335,12 @@ def select_artifacts(source: BootSource) -> Artifacts:
             source.profile_id,
             *("spec", "method"),
         )
-    if not source.mirrors and any(artifact.url.startswith("oci:") for _, artifact in artifacts.files()):
+    urls = [artifact.url for _, artifact in artifacts.files()]
+    kind = "a registry" if any(url.startswith("oci:") for url in urls) else "an archive"
+    if not source.mirrors and any(url.startswith("oci:") or split_member_url(url) for url in urls):
         raise Unbootable(
             Code.NOT_MIRRORED,
-            f"BootImage/{image} has files in a registry, and machines cannot fetch from a registry",
+            f"BootImage/{image} has files in {kind}, and machines cannot fetch from {kind}",
             Code.NOT_MIRRORED.hint,
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),

@@ -34,7 +34,7 @@ from gitboot.resolve.kernel_arguments import (
     merge_vars,
 )
 from gitboot.resolve.policy_selection import BootSource, Unbootable
-from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataFiles, report_token
+from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, FileProof, UserDataFiles, report_token
 from gitboot.resolve.templates import TemplateFault
 
 
@@ -100,8 +100,8 @@ class Composer:
     def _prepare_shared_boot(self, source: BootSource) -> _SharedBoot:
         profile, image, pool = source.profile, source.image, source.pool
         documents = profile, image, pool, source.maintenance
-        places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
-        of = (*map(id, documents), *places)
+        places = source.architecture, source.firmware, source.base_url, source.site
+        of = (*map(id, documents), *places, source.mirrors, source.requires_signature)
         if (known := self._shared_boots.get(of)) is None:
             boot = Boot(
                 profile=profile.metadata.name,
@@ -111,7 +111,12 @@ class Composer:
                 http_boot=profile.spec.http_boot,
                 writes_disk=image.spec.writes_disk,
                 config_from=image.spec.config_from,
-                files=boot_files(select_artifacts(source), source.base_url, mirrors=source.mirrors),
+                files=boot_files(
+                    select_artifacts(source),
+                    source.base_url,
+                    mirrors=source.mirrors,
+                    requires_signature=source.requires_signature,
+                ),
                 kernel_arguments=(),
                 user_data=None,
                 node_labels=pool.node_labels if pool else {},
@@ -388,14 +393,17 @@ MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "
 _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 
 
-def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFiles:
+def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_signature: bool) -> BootFiles:
     def file(artifact: Artifact | None, name: str) -> BootFile | None:
         if artifact is None:
             return None
         url, source = choose_download_url(artifact.url, base_url), None
         if mirrors and not artifact.url.startswith("assets:"):
             url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
-        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source)
+        proof = None
+        if requires_signature:
+            proof = FileProof(url=artifact.url, signature=artifact.signature, checksums=artifacts.checksums)
+        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source, proof=proof)
 
     return BootFiles(
         kernel=file(artifacts.kernel, _KERNEL),

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from gitboot.fleet.resources import FleetRepository, Id, Origin
 from gitboot.fleet.yaml import Place
-from gitboot.model.boot_image import BootImage, Skew
+from gitboot.model.boot_image import BootImage, ImageStream, RequiredProvenance, Skew
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Serving, Site, UnknownProfile
 from gitboot.model.server import Lifecycle, Loader, Server
@@ -55,8 +55,9 @@ class BootInputs(Struct, frozen=True, kw_only=True):
     profile: BootProfile
     image: BootImage | None  # None for the method Disk, which boots no image
     chosen_by: Id | None  # the document that chose the image; None: the server's pin chose it
-    chosen_at: Field  # the field that names the image in that document
-    skew: Skew | None  # the version skew that the stream allows
+    chosen_at: Field  # the field of that document
+    skew: Skew | None  # the skew of the stream
+    requires_signature: bool  # whether a trusted key must have verified the files of the image
     files: Mapping[str, bytes]  # templates and secrets, by path
     allowances: Mapping[str, str]  # why the author permits secrets, by field of the profile
 
@@ -208,6 +209,15 @@ class FleetView:
         self._repository = repository
         self.pools, self.problems = build_pools(repository)
         spec = repository.fleet.spec
+        self._signed_streams = frozenset(
+            name
+            for name, each in repository.streams.items()
+            if each.spec.require_provenance is RequiredProvenance.SIGNED
+        )
+        # The images that streams with requireProvenance: signed name. A profile may boot them without the stream.
+        self.signed_images = frozenset(
+            image for name in self._signed_streams for image in list_stream_images(repository.streams[name])
+        )
         self._terms = FleetSettings(
             name=repository.fleet.metadata.name,
             is_written=Id("Fleet", repository.fleet.metadata.name) in repository.origins,
@@ -344,6 +354,7 @@ class FleetView:
                 chosen_by=chosen_by,
                 chosen_at=chosen_at,
                 skew=repository.streams[stream].spec.skew if stream is not None else None,
+                requires_signature=stream in self._signed_streams or image in self.signed_images,
                 files=files,
                 allowances=allowances,
             )
@@ -360,6 +371,22 @@ class FleetView:
             if (why := parse_allowance(line)) is not None:
                 found[each] = why
         return found
+
+
+def list_stream_images(stream: ImageStream) -> tuple[str, ...]:
+    """Return the names of the images that a stream selects for some servers."""
+    spec = stream.spec
+    rollout = (spec.rollout.image,) if spec.rollout is not None else ()
+    return (spec.current, *rollout, *(hold.image for hold in spec.holds))
+
+
+def find_signed_images(repository: FleetRepository) -> frozenset[str]:
+    """Return the names of the images whose files a trusted key must have verified before machines boot them."""
+    view = FleetView(repository)
+    pinned = [server for server in repository.servers.values() if server.spec.pin is not None]
+    boots = [view.shared_inputs(server).boot for server in pinned]
+    found = {boot.image.metadata.name for boot in boots if boot and boot.image and boot.requires_signature}
+    return view.signed_images | found
 
 
 def list_own_files(server: Server) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
@@ -15,13 +15,14 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import encode_canonical, format_instant
-from gitboot.model.boot_policy import Maintenance, Method
+from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance
+from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fields import selects
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.boot_composition import Composer
-from gitboot.resolve.decision_inputs import FleetView
+from gitboot.resolve.decision_inputs import BootInputs, FleetView, list_stream_images
 from gitboot.resolve.fleet_decisions import boot_source
 from gitboot.resolve.install_attempts import describe_evidence, describe_run_evidence, install_step
 from gitboot.resolve.kernel_arguments import merge_vars
@@ -186,6 +187,7 @@ class _Explainer:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
         boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
+        yield from self._explain_provenance(image, profile, boots)
         yield from self._explain_boot(boot_source(self._inputs, boots, maintenance=maintenance))
 
     # R3 and R4
@@ -224,7 +226,23 @@ class _Explainer:
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.document, *named.path)
         assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
+        yield from self._explain_provenance(named.image, profile, self._inputs.shared.boot)
         yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
+
+    def _explain_provenance(self, image: str, profile: BootProfile, inputs: BootInputs) -> Iterator[Reason]:
+        """Explain where the digests of an image come from, if the image states it, and which stream requires signed
+        images.
+        """
+        architecture = self._server.spec.architecture
+        artifacts = self._repository.images[image].spec.architectures.get(architecture)
+        if artifacts is not None and (origins := list_claimed_origins([artifacts])):
+            claimed_in = (Id("BootImage", image), "spec", "architectures", architecture)
+            yield self._reason("provenance", ", ".join(origins), "-", "the image claims it", *claimed_in)
+        if inputs.requires_signature:
+            name = find_requiring_stream(self._repository, profile, image)
+            why = "the stream sets it" if profile.spec.stream == name else "a stream with this image sets it"
+            at = (Id("ImageStream", name), "spec", "requireProvenance")
+            yield self._reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *at)
 
     # R6 and R7
 
@@ -274,6 +292,36 @@ class _Explainer:
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
             yield self._reason(f"vars.{variable}", setting, "R7", "the last document to set it wins", *written_at)
+
+
+def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:
+    """Return the stream that requires the signatures of a boot: that of its profile, or one that has its image."""
+    signed = [
+        name
+        for name, stream in repository.streams.items()
+        if stream.spec.require_provenance is RequiredProvenance.SIGNED
+    ]
+    if profile.spec.stream in signed:
+        return str(profile.spec.stream)
+    return next(name for name in signed if image in list_stream_images(repository.streams[name]))
+
+
+_ORIGIN_TEXTS: Final[Mapping[DigestOrigin, str]] = {
+    DigestOrigin.SIGNED: "signed by {key}",
+    DigestOrigin.PUBLISHED: "published",
+    DigestOrigin.FIRST_SEEN: "first seen",
+}
+
+
+def describe_origin(provenance: Provenance | None) -> str:
+    """Return where a digest comes from, as an image claims."""
+    return _ORIGIN_TEXTS[provenance.digest].format(key=provenance.key) if provenance is not None else "not stated"
+
+
+def list_claimed_origins(architectures: Iterable[Artifacts]) -> list[str]:
+    """Return where the digests of an image come from, each origin once, or nothing if the image does not state it."""
+    claims = [artifact.provenance for artifacts in architectures for _, artifact in artifacts.files()]
+    return sorted(set(map(describe_origin, claims))) if any(each is not None for each in claims) else []
 
 
 Step = str | int
@@ -465,12 +513,19 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
     """Return the streams, images, maintenances and opt-outs of a commit as JSON values with source locations."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},
+        "provenance": {  # as the images claim; images that do not state it are missing
+            name: origins
+            for name, image in repository.images.items()
+            if (origins := list_claimed_origins(image.spec.architectures.values()))
+        },
         "streams": [
             {
                 "name": name,
                 "current": stream.spec.current,
                 "rollout": stream.spec.rollout.image if stream.spec.rollout else None,
                 "percent": stream.spec.rollout.percent if stream.spec.rollout else None,
+                "follows": stream.spec.follow.source if stream.spec.follow else None,
+                "requires": stream.spec.require_provenance.value,
                 **_place(repository, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
             }
             for name, stream in repository.streams.items()

@@ -281,6 +281,7 @@ def boot_source(
         endpoint=shared.endpoint or shared.base_url,
         phase=Phase.NETWORK if maintenance is None else Phase.MAINTENANCE,
         mirrors=shared.fleet.mirrors,
+        requires_signature=boot.requires_signature,
         files={**boot.files, **inputs.files} if inputs.files else boot.files,
         server=server,
         pool=pool,
@@ -338,6 +339,7 @@ def decide_unknown_machines(
             endpoint=fleet.spec.endpoint or fleet.spec.base_url,
             phase=Phase.NETWORK,
             mirrors=Output.MIRROR in fleet.spec.outputs,
+            requires_signature=inputs.requires_signature,
             files=inputs.files,
         )
         findings: list[DecisionFinding] = []

@@ -384,8 +384,9 @@ class BootSource(Struct, frozen=True, kw_only=True):
     base_url: str
     endpoint: str  # the URL of the endpoint that serves one-time boots
     phase: Phase
-    mirrors: bool  # whether machines fetch image files from the mirror
-    files: Mapping[str, bytes]  # the files that the profile and the server name, by path
+    mirrors: bool  # whether the mirror serves the files of images
+    requires_signature: bool  # whether a trusted key must have verified the files of the image
+    files: Mapping[str, bytes]  # files that the profile and the server name, by path
     server: Server | None = None  # None: an unknown machine
     pool: Pool | None = None  # None for a maintenance, because policies do not apply to it
     maintenance: Maintenance | None = None

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from gitboot.errors import InvalidRepository
 from gitboot.jsonio import OMITTED, UNLESS_DEFAULT, Digest, compute_digest, json_key, json_writer, to_json_value
-from gitboot.model.boot_image import ConfigFrom
+from gitboot.model.boot_image import Checksums, ConfigFrom, Signature
 from gitboot.model.boot_policy import (
     DiskBoot,
     HttpBoot,
@@ -84,6 +84,15 @@ def offer_token(*parts: str) -> Digest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FileProof:
+    """Where an instance finds the signature of a file that a stream requires to be signed."""
+
+    url: str  # as the image names the file
+    signature: Signature | None  # of the file, or of the archive that contains the file
+    checksums: Checksums | None  # the signed list; None: no list
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BootFile:
     """A file that a machine fetches, with the URL from which the machine fetches it."""
 
@@ -92,6 +101,12 @@ class BootFile:
     size: int | None
     # The URL from which the mirror downloads the file. None: the file is not mirrored.
     source: str | None = field(default=None, compare=False, metadata=OMITTED)
+    # The required signature; None: no stream requires a signature. Digests of plans do not contain the proof, but two
+    # files with different proofs differ, because a boot that requires a signature may be withheld.
+    proof: FileProof | None = field(default=None, metadata=OMITTED)
+
+    def without_proof(self) -> BootFile:
+        return replace(self, proof=None) if self.proof is not None else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,6 +416,11 @@ class Decision:
     def boots(self) -> tuple[Boot, ...]:
         found = (each.boot for each in (self.policy, *self.maintenances) if each is not None)
         return tuple(boot for boot in found if boot is not None)
+
+    @property
+    def proofs(self) -> tuple[FileProof | None, ...]:
+        """The proofs of the files of all boots, which are not part of the digest."""
+        return tuple(file.proof for boot in self.boots for file in boot.files.all())
 
     def find_withheld_files(self, is_withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
         """Return the files of all boots for which ``is_withheld`` is true."""

@@ -378,6 +378,7 @@ class CauseFinder:
             yield from self._filter_changed(Id("ImageStream", stream))
         if part.boot is not None:
             for key in self._filter_changed(Id("BootImage", part.boot.image)):
-                if self._documents[key].fate is ChangeKind.EDITED:  # adding an image does not change a boot by itself
+                # A new image without other changes changes no boot, and neither does an edited provenance.
+                if any("provenance" not in field.path for field in self._documents[key].fields):
                     yield key
             yield from self._filter_changed(*(Id("file", path) for path in part.boot.templates))

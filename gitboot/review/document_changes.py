@@ -152,8 +152,12 @@ class ImageChange(Struct, frozen=True, kw_only=True):
 
 
 def is_mutated(change: DocumentChange) -> bool:
-    """Return whether the spec of an image was edited, as opposed to only its labels and annotations."""
-    return change.fate is ChangeKind.EDITED and any(field.path[0] == "spec" for field in change.fields)
+    """Return whether the spec of an image was edited. Labels, annotations and provenance change no boot, and do not
+    count.
+    """
+    return change.fate is ChangeKind.EDITED and any(
+        field.path[0] == "spec" and "provenance" not in field.path for field in change.fields
+    )
 
 
 def find_image_changes(
@@ -229,6 +233,7 @@ def _collect_resources(repository: FleetRepository, touched: frozenset[Id] | Non
         ("Server", repository.servers),
         ("BootImage", repository.images),
         ("ImageStream", repository.streams),
+        ("ImageSource", repository.image_sources),
         ("BootProfile", repository.profiles),
         ("BootPolicy", repository.policies),
         ("Maintenance", repository.maintenances),

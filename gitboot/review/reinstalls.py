@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.identities import IdentityKey, LostIdentity, Machine
 from gitboot.fleet.resources import FleetRepository, Id
@@ -385,7 +385,15 @@ _PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", 
 
 
 def _digest_image(image: BootImage) -> Digest:
-    return compute_digest({name: value for name, value in to_yaml_value(image)["spec"].items() if name != "version"})
+    """Return the digest of what a machine boots: the spec without the version and without provenance."""
+    spec = {name: value for name, value in to_yaml_value(image)["spec"].items() if name != "version"}
+    return compute_digest(_remove_provenance(spec))
+
+
+def _remove_provenance(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _remove_provenance(each) for name, each in value.items() if name != "provenance"}
+    return list(map(_remove_provenance, value)) if isinstance(value, list) else value
 
 
 class DiskClaims:

@@ -331,9 +331,9 @@ def lay_out_user_data(boot: Boot) -> Boot:
 
 
 def hide_secrets(boot: Boot) -> Boot:
-    """Return the boot with JSON user data formatted on several lines, and possible secrets replaced by HIDDEN."""
-    boot = _change_files(boot, lambda text: _hide_secret_lines(_lay_out_json(text, _hide_secret_lines)))
-    boot = replace(boot, entries={name: _hide_secret_lines(text) for name, text in boot.entries.items()})
+    """Return the boot with its JSON user data split into lines, and HIDDEN in place of possible secrets."""
+    boot = _change_files(boot, lambda text: hide_secret_lines(_lay_out_json(text, hide_secret_lines)))
+    boot = replace(boot, entries={name: hide_secret_lines(text) for name, text in boot.entries.items()})
     hidden = {leak.location.removeprefix(_ARGUMENT) for leak in find_leaks(boot)}
     names = [each.partition("=")[0] for each in boot.kernel_arguments]
     shown = (
@@ -419,8 +419,8 @@ def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
 _LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped line end inside a string, except at its end
 
 
-def _hide_secret_lines(text: str) -> str:
-    """Replace the lines of each secret with one line that names the kind of secret."""
+def hide_secret_lines(text: str) -> str:
+    """Replace the lines of each secret by one line that names the kind of secret."""
     lines = text.split("\n")
     shown: list[str] = []
     done = 0

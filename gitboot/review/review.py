@@ -33,6 +33,7 @@ from gitboot.review.guards import (
     judge,
     list_ack_guards,
 )
+from gitboot.review.image_provenance import ProvenanceChanges, SignatureResults, compare_provenance
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
 from gitboot.review.rendered_diffs import RenderedDiff, diff_shared, diff_unknown
 from gitboot.review.risks import DANGEROUS, Risk
@@ -85,11 +86,12 @@ class Review(Struct, frozen=True, kw_only=True):
     ignored_lines: tuple[IgnoredLine, ...] = ()
     steps: tuple[HeldStep, ...] = ()  # the held commits, if there are several commits, each with its own digest
     groups: tuple[Group, ...] = ()
-    unknown: CommonChange | None = None  # in the boots of unknown machines; None: no change
-    shared: CommonChange | None = None  # in the files for all machines; None: no change
-    claims: tuple[ImageClaim, ...] = ()  # sorted by image
-    need: ReinstallsNeed | None = None  # how reinstallations must be acknowledged
-    signers: tuple[tuple[str, Signer], ...] = ()  # with --verify: commits and the trusted keys that signed them
+    unknown: CommonChange | None = None  # the boots of unknown machines; None: no change
+    shared: CommonChange | None = None  # the files for all machines; None: no change
+    claims: tuple[ImageClaim, ...] = ()  # by image
+    provenance: ProvenanceChanges = ProvenanceChanges()
+    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
+    signers: tuple[tuple[str, Signer], ...] = ()  # commits and the trusted keys that signed them, with --verify
 
     @property
     def outcome(self) -> ReviewOutcome:
@@ -97,7 +99,7 @@ class Review(Struct, frozen=True, kw_only=True):
             return ReviewOutcome.INVALID
         if self.verdict.held:
             return ReviewOutcome.HELD
-        is_same = self.changes.is_empty and not self.changes.moved_bmcs
+        is_same = self.changes.is_empty and not self.changes.moved_bmcs and not self.provenance.changes_requirement
         return ReviewOutcome.UNCHANGED if is_same else ReviewOutcome.FINE
 
     @property
@@ -160,6 +162,8 @@ class Review(Struct, frozen=True, kw_only=True):
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}
         causes |= {cause.id for each in (self.unknown, self.shared) if each is not None for cause in each.causes}
+        # An instance withholds boots by this field.
+        causes |= {Id("ImageStream", each.stream) for each in self.provenance.rules if each.is_requirement}
         servers = {change.name for change in self.changes.servers}
         return tuple(
             change
@@ -204,6 +208,10 @@ class Review(Struct, frozen=True, kw_only=True):
                 names = ("every unknown machine",)
             elif risk is Risk.MUTATED_IMAGE:
                 reasons = names and tuple(f"BootImage/{each.name}" for each in self.changes.images if each.mutated)
+            elif risk is Risk.PROVENANCE:
+                shown = list(phrases.list_provenance_risks(self.provenance))
+                names = tuple(dict.fromkeys(f"ImageStream/{each.stream}" for each in shown))
+                reasons = tuple(each.reason for each in shown)
             elif risk is Risk.KERNEL_ARGUMENTS:
                 changed = (field for group in found for field in group.fields if "kernelArguments" in field.path)
                 reasons = tuple(dict.fromkeys(map(phrases.format_change, changed)))
@@ -261,14 +269,15 @@ def review_commits(
     counted_before: Container[str] = frozenset(),
     known_changes: Changes | None = None,
     writer: Callable[[str, int], str | None] | None = None,
+    signature_results: SignatureResults | None = None,
 ) -> Review:
     """Compare two revisions, and judge the changes. The guards of both Fleets apply, so a commit cannot loosen them.
 
-    - ``known_changes`` are the changes, if the caller has already computed them.
-    - ``counted_before`` contains the digests of the signed content of those commits before BASE that contain
-      acknowledgements.
-    - ``writer`` takes a path and a 1-based line in the new commit. It returns the commit and the author of the line, or
-      None if the line is not committed.
+    - ``known_changes`` are the changes, if they are known already.
+    - ``counted_before`` has the digests of the signed content of commits before BASE with acknowledgements.
+    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line,
+      or None if the line is not committed.
+    - ``signature_results`` are the results of `gitboot artifacts signatures`, if they are known.
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)
@@ -314,5 +323,6 @@ def review_commits(
         unknown=unknown,
         shared=shared,
         claims=tuple(claims),
+        provenance=compare_provenance(changes, base.repository, head.repository, signature_results or {}),
         need=need,
     )

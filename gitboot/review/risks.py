@@ -22,6 +22,7 @@ class Risk(StrEnum):
     UNKNOWN_SERVERS = "unknown servers"  # the boots of unknown machines change
     ACCESS = "who may fetch"  # which clients may fetch boots, or which secrets a server may fetch from which host
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
+    PROVENANCE = "provenance"  # images may boot without the signature that a stream required
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or no longer selected by a policy
     BECOMES_UNKNOWN = "becomes unknown"  # gitboot cannot determine whether the server is provisioned
     INSTALL = "install"  # a new server that wants a first boot

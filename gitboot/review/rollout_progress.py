@@ -7,20 +7,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_image import Rollout
+from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance, Rollout
 from gitboot.model.fields import selects
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.model.server import Server
+from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.install_attempts import install_step
 from gitboot.resolve.policy_selection import NamedImage, choose_image, joining_percentage, list_opt_outs
 from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.review.image_provenance import (
+    UncoveredBoot,
+    find_uncovered_boots,
+    list_image_files,
+)
 from gitboot.text import format_count, format_names
 
 
@@ -29,10 +36,12 @@ class ImageUse(Struct, frozen=True, kw_only=True):
 
     name: str
     version: str
-    streams: tuple[str, ...]  # the streams that name the image as current, in a rollout or in a hold
-    decided: int  # how many servers boot it by policy
-    maintenances: int  # how many servers boot it in a current or future window
-    provisioned: int | None  # how many servers have it according to records; None: no records
+    streams: tuple[str, ...]  # streams with this image as current image, in a rollout or in a hold
+    decided: int  # servers that boot it by policy
+    maintenances: int  # servers that boot it in a current or later window
+    provisioned: int | None  # servers with this image according to their records; None: there are no records
+    hosts: tuple[str, ...]  # the hosts of the files' URLs, or "assets" for files below the base URL
+    files: Mapping[str, Provenance | None]  # what the image claims about the digest of each file; None: not stated
 
 
 class Joining(Struct, frozen=True, kw_only=True):
@@ -49,8 +58,10 @@ class StreamUse(Struct, frozen=True, kw_only=True):
     current: str
     rollout: str | None
     percent: int | None
-    images: Mapping[str, int]  # the number of servers in the stream by image
-    joining: tuple[Joining, ...]  # the servers that the rollout has not reached, by percentage
+    images: Mapping[str, int]  # the number of its servers, by image
+    joining: tuple[Joining, ...]  # by percentage: servers that the rollout has not reached
+    follow: Follow | None
+    require_provenance: RequiredProvenance
 
 
 class OptOutUse(Struct, frozen=True, kw_only=True):
@@ -81,6 +92,7 @@ class ImageReport(Struct, frozen=True, kw_only=True):
     streams: tuple[StreamUse, ...]
     behind: tuple[OptOutUse, ...]  # sorted by deadline, so that overdue ones come first
     too_old: tuple[OutdatedServer, ...]
+    uncovered: tuple[UncoveredBoot, ...]  # boots without the stream that has the image and requires signed images
 
 
 def report_images(
@@ -107,6 +119,7 @@ def report_images(
         streams=tuple(_summarize_stream(repository, name, found) for name in repository.streams),
         behind=_list_opt_out_uses(repository, found, at),
         too_old=tuple(too_old),
+        uncovered=tuple(find_uncovered_boots(repository)),
     )
 
 
@@ -145,10 +158,10 @@ def _list_image_uses(
             provisioned[record.image] += 1
     streams: defaultdict[str, list[str]] = defaultdict(list)
     for name, stream in repository.streams.items():
-        rollout = [stream.spec.rollout.image] if stream.spec.rollout else []
-        for image in {stream.spec.current, *rollout, *(hold.image for hold in stream.spec.holds)}:
+        for image in dict.fromkeys(list_stream_images(stream)):
             streams[image].append(name)
     for name, boot_image in repository.images.items():
+        files = list(list_image_files(boot_image))
         yield ImageUse(
             name=name,
             version=boot_image.spec.version,
@@ -156,7 +169,13 @@ def _list_image_uses(
             decided=decided[name],
             maintenances=maintained[name],
             provisioned=None if records is None else provisioned[name],
+            hosts=tuple(sorted({_find_host(artifact.url) for _, artifact, _ in files})),
+            files={file: artifact.provenance for file, artifact, _ in files},
         )
+
+
+def _find_host(url: str) -> str:
+    return urlsplit(url).hostname or "assets"
 
 
 def _summarize_stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:
@@ -175,6 +194,8 @@ def _summarize_stream(repository: FleetRepository, name: str, followers: list[St
         percent=rollout.percent if rollout else None,
         images=dict(sorted(Counter(each.image.image for each in own).items())),
         joining=tuple(Joining(percent=percent, servers=tuple(servers)) for percent, servers in sorted(waiting.items())),
+        follow=spec.follow,
+        require_provenance=spec.require_provenance,
     )
 
 

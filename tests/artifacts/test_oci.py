@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -282,6 +283,43 @@ def test_wrong_answers_of_a_registry_are_rejected(
     path = f"/v2/os/linux/manifests/sha256:{'0' * 64}"
     with hostile({path: answer, MANIFEST_PATH: answer}) as asked, pytest.raises(error, match=says):
         asking(asked).manifest(image(asked).at(Digest("0" * 64)))
+
+
+@dataclass
+class Tagged(Scripted):
+    """A registry with this many pages of two tags each."""
+
+    pages: int = 0
+
+    def answer(self, target: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append((target, dict(headers)))
+        (last,) = parse_qs(urlsplit(target).query).get("last", ["1.-1"])
+        first = int(last.removeprefix("1.")) + 1
+        link = {"Link": "</v2/os/linux/tags/list>; rel=next"} if first + 2 < 2 * self.pages else {}
+        return 200, link, json.dumps({"name": "os/linux", "tags": [f"1.{first}", f"1.{first + 1}"]}).encode()
+
+
+def test_the_tags_of_a_repository_are_listed_page_by_page() -> None:
+    with serving(few := Tagged(pages=3)), serving(many := Tagged(pages=51)):
+        assert asking(few).list_tags(image(few)) == tuple(f"1.{number}" for number in range(6))
+        assert [target for target, _ in few.asked] == [
+            "/v2/os/linux/tags/list?n=1000",
+            "/v2/os/linux/tags/list?n=1000&last=1.1",
+            "/v2/os/linux/tags/list?n=1000&last=1.3",
+        ]
+        with pytest.raises(RegistryRefused, match="more than 50,000 tags"):
+            asking(many).list_tags(image(many))
+
+
+@for_each(
+    ("body", "says"),
+    [(b"[]", "no list of tags"), (b'{"tags": [1]}', "no list of tags"), (b"x" * ((4 << 20) + 1), "larger than 4 MiB")],
+)
+def test_a_malformed_list_of_tags_is_rejected(body: bytes, says: str) -> None:
+    with hostile({"/v2/os/linux/tags/list": (200, {}, body)}) as asked, pytest.raises(RegistryRefused, match=says):
+        asking(asked).list_tags(image(asked))
+    with hostile({"/v2/os/linux/tags/list": (200, {}, b'{"tags": null}')}) as asked:
+        assert asking(asked).list_tags(image(asked)) == ()
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"token": 1}', b'{"token": "a\\r\\nX: y"}'])

@@ -2,174 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
-import zlib
+import re
+import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import sha512
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.cli.main import Exit, cli
-from gitboot.errors import UsageError
-from gitboot.git.signatures import UntrustedSignature
-from gitboot.jsonio import Digest
 from tests.helpers.artifact_servers import ArtifactServer, Sigstore, artifact_server, digest_of, registry
-from tests.helpers.fleets import document, fleet
-from tests.helpers.git_repositories import Minisign, Person, Work, by_gpg, gpg_people
+from tests.helpers.fleets import document, fleet, policy, profile, server
+from tests.helpers.git_repositories import Minisign, Person, Work, by_gpg, clear_sign, gpg_people
 
 
 @pytest.fixture(scope="module")
 def people() -> Iterator[Mapping[str, Person]]:
-    with gpg_people("vendor", "stranger", "expired", "revoked") as people:
+    with gpg_people("vendor", "stranger") as people:
         yield people
 
 
-def keys(folder: Path, files: Mapping[str, bytes]) -> ImageKeys:
-    listed, scratch = folder / "keys", folder / "scratch"
-    for each in (listed, scratch):
-        each.mkdir(parents=True)
-    for name, content in files.items():
-        (listed / name).write_bytes(content)
-    return ImageKeys(listed, scratch)
-
-
-def digest(file: Path) -> Digest:
-    return Digest(sha256(file.read_bytes()).hexdigest())
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Path:
-    file = tmp_path / "vmlinuz"
-    file.write_bytes(b"kernel" * 1000)
-    return file
-
-
-def test_a_file_that_a_listed_openpgp_key_has_signed_is_vouched_for(
-    people: Mapping[str, Person], kernel: Path, tmp_path: Path
-) -> None:
-    vendor = people["vendor"]
-    found = keys(tmp_path, {"vendor.asc": vendor.public.read_bytes(), "notes.txt": b"", ".hidden.asc": b"none"})
-    for signature in (by_gpg(vendor, kernel), by_gpg(vendor, kernel, "--armor", "--detach-sign")):
-        assert found.signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel)).startswith("vendor <vendor@")
-
-
-def test_other_openpgp_signatures_are_rejected(people: Mapping[str, Person], kernel: Path, tmp_path: Path) -> None:
-    listed = {f"{name}.asc": people[name].public.read_bytes() for name in ("vendor", "expired", "revoked")}
-    found = keys(tmp_path, listed)
-    other = tmp_path / "other"
-    other.write_bytes(b"another kernel")
-    for signature, says in [
-        (by_gpg(people["stranger"], kernel), "not listed"),
-        (by_gpg(people["expired"], kernel), "expired"),
-        (by_gpg(people["revoked"], kernel), "revoked"),
-        (by_gpg(people["vendor"], other), "changed after it was signed"),
-        (by_gpg(people["vendor"], other, "--sign"), "other OpenPGP packets"),  # whole: it brings what it is of
-        # gpg accepts a signature in a compressed packet, RFC 4880, 5.6, and so decompresses what a stranger sends.
-        (b"\xa3\x02" + zlib.compress(by_gpg(people["vendor"], kernel)), "other OpenPGP packets"),
-        (by_gpg(people["vendor"], kernel)[:-1], "other OpenPGP packets"),  # cut off
-        (by_gpg(people["vendor"], other, "--clearsign"), "gpg cannot read|other OpenPGP packets"),
-        (b"", "gpg cannot read"),
-        (by_gpg(people["vendor"], kernel) + by_gpg(people["stranger"], kernel), "gpg cannot read"),
-    ]:
-        with pytest.raises(UntrustedSignature, match=says):
-            found.signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
-
-
-def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Path, tmp_path: Path) -> None:
-    vendor, other, stranger = (Minisign(tmp_path, name) for name in ("vendor", "other", "stranger"))
-    found = keys(tmp_path, {f"{each.public.stem}.pub": each.public.read_bytes() for each in (other, vendor)})
-    signature = vendor.sign(kernel)
-    for good in (signature, vendor.sign(kernel, "-l")):  # of its hash, or of all of it, as before 2021
-        assert found.signer(SignatureKind.MINISIGN, good, kernel, digest(kernel)) == "minisign key vendor"
-    for bad, says in [
-        (stranger.sign(kernel), "not listed"),
-        (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not the file of its minisign signature"),
-        (b"", "or the signature is malformed"),
-    ]:
-        with pytest.raises(UntrustedSignature, match=says):
-            found.signer(SignatureKind.MINISIGN, bad, kernel, digest(kernel))
-    kernel.write_bytes(b"another")
-    with pytest.raises(UntrustedSignature, match="not the file of its minisign signature"):
-        found.signer(SignatureKind.MINISIGN, signature, kernel, digest(kernel))
-
-
-def test_a_signature_of_a_kind_without_listed_keys_is_rejected(
-    people: Mapping[str, Person], kernel: Path, tmp_path: Path
-) -> None:
-    vendor = Minisign(tmp_path, "vendor")
-    by_openpgp = keys(tmp_path / "openpgp", {"vendor.asc": people["vendor"].public.read_bytes()})
-    by_minisign = keys(tmp_path / "minisign", {"vendor.pub": vendor.public.read_bytes()})
-    for found, kind in [
-        (by_openpgp, SignatureKind.MINISIGN),
-        (by_openpgp, SignatureKind.SIGSTORE),
-        (by_minisign, SignatureKind.OPENPGP),
-    ]:
-        with pytest.raises(UntrustedSignature, match="listed"):
-            found.signer(kind, vendor.sign(kernel), kernel, digest(kernel))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("vendor.txt", b"", "has no keys of images"),
-        ("vendor.asc", b"none", "no OpenPGP public key"),
-        ("vendor.pub", b"none", "is not a public key of minisign"),
-        ("vendor.toml", b"", "is not a trusted root for sigstore"),
-    ],
-)
-def test_malformed_keys_are_rejected(kernel: Path, tmp_path: Path, name: str, content: bytes, says: str) -> None:
-    kind = SignatureKind.SIGSTORE if name.endswith("toml") else SignatureKind.MINISIGN
-    signature = Minisign(tmp_path, "other").sign(kernel)
-    with pytest.raises(UsageError, match=says):
-        keys(tmp_path, {name: content}).signer(kind, signature, kernel, digest(kernel))
-    with pytest.raises(UsageError, match="cannot be read"):
-        ImageKeys(tmp_path / "missing", tmp_path)
-
-
 VENDOR = b'identity = "vendor@example.net"\nissuer = "https://accounts.test"\n'
-
-
-def test_a_file_that_a_listed_identity_has_signed_by_sigstore_is_vouched_for(kernel: Path, tmp_path: Path) -> None:
-    sigstore = Sigstore()
-    other = VENDOR.replace(b"vendor", b"other")
-    found = keys(tmp_path, {"trusted_root.json": sigstore.trusted_root, "a.toml": other, "vendor.toml": VENDOR})
-    bundle = sigstore.bundle(kernel.read_bytes(), "vendor@example.net")
-    assert found.signer(SignatureKind.SIGSTORE, bundle, kernel, digest(kernel)) == "sigstore identity vendor"
-
-
-def test_other_sigstore_bundles_are_rejected(kernel: Path, tmp_path: Path) -> None:
-    sigstore, stranger, content = Sigstore(), Sigstore(), kernel.read_bytes()
-    found = keys(tmp_path, {"trusted_root.json": sigstore.trusted_root, "vendor.toml": VENDOR})
-    other = Sigstore(authority=sigstore.authority, certificates=sigstore.certificates)
-    uncertified = Sigstore(authority=sigstore.authority, log=sigstore.log)
-    for bundle, says in [
-        (stranger.bundle(content, "vendor@example.net"), "certificate chain"),
-        (other.bundle(content, "vendor@example.net"), "invalid log entry"),
-        (uncertified.bundle(content, "vendor@example.net"), "SCT"),
-        (sigstore.bundle(content, "stranger@example.net"), "stranger@example.net"),
-        (sigstore.bundle(content, "vendor@example.net", "https://others.test"), "https://others.test"),
-        (sigstore.bundle(b"another", "vendor@example.net"), "mismatch"),
-        (b"{}", "not signed by a listed"),
-        (b"", "not signed by a listed"),
-    ]:
-        with pytest.raises(UntrustedSignature, match=says):
-            found.signer(SignatureKind.SIGSTORE, bundle, kernel, digest(kernel))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b'identity = "a"', b"identity = 1\nissuer = 2", VENDOR + b"more = 1", b"\xff"]
-)
-def test_an_identity_has_a_name_and_an_issuer(kernel: Path, tmp_path: Path, content: bytes) -> None:
-    found = keys(tmp_path, {"trusted_root.json": Sigstore().trusted_root, "vendor.toml": content})
-    with pytest.raises(UsageError, match="expected identity ="):
-        found.signer(SignatureKind.SIGSTORE, b"{}", kernel, digest(kernel))
-
-
 KERNEL, INITRD = b"kernel" * 1000, b"initrd" * 1000
 
 
@@ -226,13 +84,13 @@ class Vendor:
         result = CliRunner().invoke(cli, [*command, "-o", "json"])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         items: list[dict[str, Any]] = json.loads(result.stdout)["items"]
-        assert {each["code"] for each in items} <= {"GB4006"}
+        assert {each["code"] for each in items} <= {"GB4006", "GB4013"}
         return result.exit_code, {
             f"{each['severity']} {each['message'].partition(' of ')[0]}": each["message"] for each in items
         }
 
-    def fault_of_kernel(self, path: Path) -> str:
-        code, found = self.check(path)
+    def fault_of_kernel(self, path: Path, *options: str | Path) -> str:
+        code, found = self.check(path, *options)
         assert code == Exit.INVALID
         return found["error x86_64.kernel"]
 
@@ -346,3 +204,249 @@ def test_only_the_images_of_a_pull_request_are_checked(vendor: Vendor, tmp_path:
     assert vendor.check(work.path, "--since", base, "--required") == (0, {})
     work.commit({"fleet.yaml": "---\n".join((fleet(), text.replace("version: 1,", "version: 2,")))})
     assert vendor.check(work.path, "--since", base, "--required")[0] == Exit.INVALID
+
+
+def test_only_the_signed_part_of_a_clear_signed_list_counts(vendor: Vendor) -> None:
+    checksums = f", checksums: {{url: '{vendor.web.url}/CHECKSUM', clearSigned: true}}"
+    path = vendor.write(vendor.image(more=checksums))
+    kernel, initrd = sums().splitlines(keepends=True)
+    signed = clear_sign(vendor.folder, b"# kernel: 6000 bytes\n" + kernel, vendor.people["vendor"])
+    for content in (signed, initrd + signed, signed + initrd, sums() + signed + sums()):
+        vendor.put("CHECKSUM", content)
+        code, found = vendor.check(path)
+        assert (code, sorted(found)) == (Exit.INVALID, ["error x86_64.initrds.0"])
+        assert "not in the list" in found["error x86_64.initrds.0"]
+    vendor.put("CHECKSUM", clear_sign(vendor.folder, sums(), vendor.people["stranger"], vendor.people["vendor"]))
+    assert vendor.check(path) == (0, {})
+    for content, says in [
+        (signed.replace(b"\n\n#", b"\n\n" + initrd + b"#"), "changed after it was signed"),
+        (clear_sign(vendor.folder, sums(), vendor.people["stranger"]), "which is not listed"),
+        (sums(), "not a complete clear-signed"),
+    ]:
+        vendor.put("CHECKSUM", content)
+        assert says in vendor.fault_of_kernel(path)
+
+
+def test_a_file_that_claims_no_signature_need_not_be_in_a_list(vendor: Vendor) -> None:
+    """Ubuntu signs a list of ISOs, which does not contain its netboot archives."""
+    vendor.put("SHA256SUMS", sums().splitlines(keepends=True)[1])  # of the initrd only
+    signature = vendor.sign("SHA256SUMS", "openpgp")
+    checksums = f", checksums: {{url: '{vendor.web.url}/SHA256SUMS', signature: {{openpgp: '{signature}'}}}}"
+    for claim, severity in [("firstSeen", "warning"), ("published", "warning"), ("signed, key: F88CFEDE", "error")]:
+        path = vendor.write(vendor.image(f", provenance: {{digest: {claim}}}", more=checksums))
+        _, found = vendor.check(path)
+        assert list(found) == [f"{severity} x86_64.kernel"], claim
+        assert vendor.check(path, "--required")[0] == Exit.INVALID
+
+
+def test_a_clear_signed_index_of_simplestreams_is_a_list(vendor: Vendor) -> None:
+    checksums = f", checksums: {{url: '{vendor.web.url}/download.sjson', clearSigned: true}}"
+    path = vendor.write(vendor.image(more=checksums))
+    items = {name: {"path": name, "sha256": digest_of(file)} for name, file in (("kernel", KERNEL), ("initrd", INITRD))}
+    index = json.dumps({"format": "products:1.0", "products": {"p": {"versions": {"1": {"items": items}}}}}, indent=1)
+    vendor.put("download.sjson", clear_sign(vendor.folder, f"{index}\n".encode(), vendor.people["vendor"]))
+    assert vendor.check(path, "--required") == (0, {})
+    other = index.replace(digest_of(KERNEL), "0" * 64)
+    vendor.put("download.sjson", clear_sign(vendor.folder, f"{other}\n".encode(), vendor.people["vendor"]))
+    assert "not in the list" in vendor.fault_of_kernel(path)
+
+
+def digests(kernel: bytes = KERNEL, form: str = "# MD5 HASH\n{0:.32}  kernel\n# SHA512 HASH\n{0}  kernel\n") -> bytes:
+    """The .DIGESTS file of Flatcar, or another list of SHA-512."""
+    return form.format(sha512(kernel).hexdigest()).encode()
+
+
+def test_a_list_of_sha512_vouches_for_the_file_that_gitboot_reads(vendor: Vendor) -> None:
+    signature = f"{vendor.web.url}/kernel.DIGESTS.openpgp"
+    checksums = f", checksums: {{url: '{vendor.web.url}/kernel.DIGESTS', signature: {{openpgp: '{signature}'}}}}"
+    path = vendor.write(vendor.image(more=checksums))
+    for content in (digests(), digests(form="{}  kernel\n"), digests(form="SHA512 (kernel) = {}\n")):
+        vendor.put("kernel.DIGESTS", content)
+        vendor.sign("kernel.DIGESTS", "openpgp")
+        code, found = vendor.check(path)
+        assert (code, sorted(found)) == (Exit.INVALID, ["error x86_64.initrds.0"])
+
+    for content in (digests(b"other"), digests(form="# BLAKE2B HASH\n{}  kernel\n"), digests(form="# {}  k\n")):
+        vendor.put("kernel.DIGESTS", content)
+        vendor.sign("kernel.DIGESTS", "openpgp")
+        assert "not in the list" in vendor.fault_of_kernel(path)
+
+    # The list has the SHA-512 of what the server sends, but the image states another SHA-256.
+    vendor.put("kernel.DIGESTS", digests(b"another kernel"))
+    vendor.sign("kernel.DIGESTS", "openpgp")
+    vendor.put("kernel", b"another kernel")
+    assert "which has the sha256" in vendor.fault_of_kernel(path)
+
+    vendor.put("kernel.DIGESTS", digests())  # changed after it was signed
+    vendor.put("kernel", KERNEL)
+    assert "changed after it was signed" in vendor.fault_of_kernel(path)
+
+
+RELEASE = """Origin: Debian
+Codename: trixie
+MD5Sum:
+ d41d8cd98f00b204e9800998ecf8427e 0 main/installer-amd64/current/images/MD5SUMS
+SHA256:
+ {digest} {size:8} main/installer-amd64/20250803/images/SHA256SUMS
+"""
+
+
+@pytest.mark.parametrize("is_clear_signed", [True, False])
+def test_a_list_in_a_signed_release_of_debian_vouches_for_the_files_in_it(
+    vendor: Vendor, is_clear_signed: bool
+) -> None:
+    dist = f"{vendor.web.url}/InRelease"
+    listed_in = (
+        f"{{url: '{dist}'}}" if is_clear_signed else f"{{url: '{dist}', signature: {{openpgp: '{dist}.openpgp'}}}}"
+    )
+    path = vendor.write(
+        vendor.image(more=f", checksums: {{url: '{vendor.web.url}/SHA256SUMS', listedIn: {listed_in}}}")
+    )
+    vendor.put("SHA256SUMS", sums("{}  ./netboot/{}"))
+
+    def release(by: str = "vendor", **changes: object) -> None:
+        found = {"digest": digest_of(vendor.web.files["/SHA256SUMS"]), "size": len(vendor.web.files["/SHA256SUMS"])}
+        vendor.put("InRelease", RELEASE.format(**{**found, **changes}).encode())
+        if is_clear_signed:
+            vendor.put("InRelease", clear_sign(vendor.folder, vendor.web.files["/InRelease"], vendor.people[by]))
+        else:
+            vendor.sign("InRelease", "openpgp", by)
+
+    release()
+    assert vendor.check(path, "--required") == (0, {})
+    release("stranger")
+    assert "which is not listed" in vendor.fault_of_kernel(path)
+    for changes in ({"digest": digest_of(b"other")}, {"size": 7}):
+        release(**changes)
+        assert "SHA256SUMS is not in the list at" in vendor.fault_of_kernel(path)
+    release()
+    vendor.put("SHA256SUMS", sums("{} *x{}"))
+    assert "SHA256SUMS is not in the list at" in vendor.fault_of_kernel(path)
+    vendor.put("SHA256SUMS", sums("# {} {}"))
+    release()
+    assert "not in the list at" in vendor.fault_of_kernel(path)
+    vendor.web.files["/InRelease"] = vendor.web.files["/InRelease"].replace(b"Debian", b"Ubuntu")
+    assert "changed after it was signed" in vendor.fault_of_kernel(path)
+
+
+def archive(kernel: bytes = KERNEL) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as made:
+        for name, content in (("boot/vmlinuz", kernel), ("boot/initrd", INITRD)):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            made.addfile(info, io.BytesIO(content))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("by", ["signature", "list of sha256", "list of sha512"])
+def test_the_signature_of_an_archive_vouches_for_the_files_in_it(vendor: Vendor, by: str) -> None:
+    content = archive()
+    vendor.put("a.tar.gz", content)
+    vendor.put("SUMS", (digest_of(content) if by.endswith("256") else sha512(content).hexdigest()).encode() + b"  a\n")
+    signature = vendor.sign("a.tar.gz" if by == "signature" else "SUMS", "openpgp")
+    of_file = f", signature: {{openpgp: '{signature}'}}" if by == "signature" else ""
+    of_list = f", checksums: {{url: '{vendor.web.url}/SUMS', signature: {{openpgp: '{signature}'}}}}"
+    path = vendor.write(
+        vendor.image(of_file, of_list if by != "signature" else "", f"{vendor.web.url}/a.tar.gz#boot/vmlinuz")
+        .replace("/initrd'", "/a.tar.gz#boot/initrd'")
+        .replace(f"sha256: {digest_of(INITRD)}", f"sha256: {digest_of(INITRD)}{of_file}")
+    )
+    vendor.web.asked.clear()
+    assert vendor.check(path, "--required") == (0, {})
+    assert vendor.web.asked["GET", "/a.tar.gz"] == 1
+
+    for member, says in [("boot/other", "it has no file boot/other"), ("boot/initrd", "not the file boot/initrd")]:
+        other = vendor.write((path / "fleet.yaml").read_text().partition("---\n")[2].replace("boot/vmlinuz", member))
+        assert says in vendor.fault_of_kernel(other)
+        vendor.write((path / "fleet.yaml").read_text().partition("---\n")[2].replace(member, "boot/vmlinuz", 1))
+    vendor.put("a.tar.gz", archive(b"another kernel"))
+    assert ("changed after" if by == "signature" else "not in the list") in vendor.fault_of_kernel(path)
+
+
+def test_a_claimed_provenance_is_compared_with_the_signer(vendor: Vendor) -> None:
+    signature = f", signature: {{openpgp: '{vendor.sign('kernel', 'openpgp')}'}}"
+
+    def read(of_kernel: str) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+        path = vendor.write(vendor.image(of_kernel))
+        command = ["artifacts", "signatures", str(path), "--image-keys", str(vendor.keys), "-o", "json"]
+        result = CliRunner().invoke(cli, command)
+        document = json.loads(result.stdout)
+        problems = [each for each in document["items"] if "kernel of" in each["message"]]
+        (file,) = (each for each in document["files"] if each["field"] == "x86_64.kernel")
+        return result.exit_code, problems, file
+
+    code, problems, file = read(signature)
+    key = file["signer"]["key"]
+    assert (code, problems, file["claim"], file["signer"]["name"]) == (0, [], None, "vendor <vendor@example.net>")
+
+    spelt = " ".join((key[:20], key[20:])).lower()
+    for claim in (f"digest: signed, key: {key}", f"digest: signed, key: '{spelt}'", "digest: published"):
+        code, problems, file = read(f"{signature}, provenance: {{{claim}}}")
+        assert (code, problems) == (0, [])
+        assert file["claim"]["digest"] in claim
+
+    other = "F" * 40
+    for of_kernel, says in [
+        (f"{signature}, provenance: {{digest: signed, key: {other}}}", f"but vendor <vendor@example.net> ({key})"),
+        (f", provenance: {{digest: signed, key: {key}}}", "but the image names no signature"),
+        (f"{signature.replace('.openpgp', '.none')}, provenance: {{digest: signed, key: {key}}}", "is unavailable"),
+    ]:
+        code, (problem,), _ = read(of_kernel)
+        assert (code, problem["code"], problem["severity"]) == (Exit.INVALID, "GB4013", "error")
+        assert (problem["path"].rpartition("/")[2], problem["line"]) == ("fleet.yaml", 9)
+        assert says in problem["message"]
+
+
+def test_the_text_shows_the_claim_beside_the_signer(vendor: Vendor) -> None:
+    signature = f", signature: {{openpgp: '{vendor.sign('kernel', 'openpgp')}'}}, provenance: {{digest: firstSeen}}"
+    path = vendor.write(vendor.image(signature))
+    command = ["artifacts", "signatures", str(path), "--image-keys", str(vendor.keys)]
+    result = CliRunner().invoke(cli, command)
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["IMAGE", "FILE", "CLAIM", "SIGNED", "BY"]
+    assert lines[1].split() == ["linux-1", "x86_64.kernel", "firstSeen", "vendor", "<vendor@example.net>"]
+    assert re.fullmatch("    key [0-9A-F]{40}", lines[2])
+    assert lines[3].split() == ["linux-1", "x86_64.initrds.0", "not", "stated", "-"]
+    assert "GB4006: warning: x86_64.initrds.0 of BootImage/linux-1 has no signature" in result.stdout
+
+
+def test_the_shipped_keys_are_trusted_without_a_directory(vendor: Vendor) -> None:
+    path = vendor.write(vendor.image(f", signature: {{openpgp: '{vendor.sign('kernel', 'openpgp')}'}}"))
+    result = CliRunner().invoke(cli, ["artifacts", "signatures", str(path), "-o", "json"])
+    (file,) = (each for each in json.loads(result.stdout)["files"] if each["field"] == "x86_64.kernel")
+    assert (result.exit_code, file["signer"]) == (Exit.INVALID, None)
+    assert "which is not listed" in file["fault"]
+
+
+def test_a_stream_requires_signatures_of_its_images(vendor: Vendor, tmp_path: Path) -> None:
+    def stream(rule: str, spec: str = "current: linux-1") -> str:
+        return document("ImageStream", "linux", f"{spec}, requireProvenance: {rule}")
+
+    images = vendor.image()
+    other = images.replace("linux-1", "linux-2")
+    for rule, spec, unsigned in [
+        ("any", "current: linux-1", ""),
+        ("signed", "current: linux-1", "linux-1"),
+        ("signed", "current: linux-2, rollout: {image: linux-1, percent: 0}", "linux-1, linux-2"),
+        ("signed", "current: linux-2, holds: [{select: All, image: linux-1, reason: a}]", "linux-1, linux-2"),
+    ]:
+        path = vendor.write("---\n".join((images, other, stream(rule, spec))))
+        command = ["artifacts", "signatures", str(path), "-o", "json"]
+        result = CliRunner().invoke(cli, command)
+        items = json.loads(result.stdout)["items"]
+        errors = {
+            each["message"].rpartition("BootImage/")[2].split()[0] for each in items if each["severity"] == "error"
+        }
+        assert (", ".join(sorted(errors)), result.exit_code) == (unsigned, Exit.INVALID if unsigned else 0)
+
+    pinned = server("web01", spec="policy: web, pin: {image: linux-2, reason: a}")
+    path = vendor.write(
+        "---\n".join((images, other, stream("signed"), profile("web", "stream: linux"), policy("web"), pinned))
+    )
+    assert "BootImage/linux-2" in str(vendor.check(path))
+
+    work = Work(tmp_path / "work")
+    base = work.commit({"fleet.yaml": "---\n".join((fleet(), images, stream("any")))})
+    work.commit({"fleet.yaml": "---\n".join((fleet(), images, stream("signed")))})
+    assert vendor.check(work.path, "--since", base)[0] == Exit.INVALID  # the image itself did not change

@@ -67,6 +67,7 @@ def test_finding_r13_completion_knows_server_names(fleet: Path, words: str) -> N
 
 def test_finding_r13_completion_knows_streams_kinds_and_guards(fleet: Path) -> None:
     assert proposed("rollout", "advance", "") == ["stable"]
+    assert proposed("new", "image", "talo") == ["talos", "talos-factory"]
     assert proposed("explain", "Boot") == ["BootImage", "BootPolicy", "BootProfile"]
     assert proposed("explain", "web01") == ["web01"]
     assert proposed("records", "set", "pr") == ["provisioned"]

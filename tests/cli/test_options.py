@@ -21,9 +21,9 @@ from gitboot.cli.options import (
     is_placeholder_reason,
     list_keys,
     list_variables,
-    parse_duration,
     read_operator_name,
 )
+from gitboot.text import parse_duration
 from scripts.reference import configuration_page
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import configured

@@ -18,7 +18,14 @@ from rich.cells import cell_len
 import gitboot.cli.commands
 from gitboot.child_processes import spawn
 from gitboot.cli.main import Exit
-from gitboot.cli.terminal import LogFormat, format_table, print_event, show_growing_progress, show_progress
+from gitboot.cli.terminal import (
+    LogFormat,
+    format_table,
+    print_event,
+    show_downloads,
+    show_growing_progress,
+    show_progress,
+)
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
 from tests.helpers.disks_and_terminals import COLUMNS, show_events, terminal
@@ -105,6 +112,25 @@ def test_a_progress_bar_is_shown_only_on_a_terminal_and_removed_at_the_end(capsy
     assert sent[0].endswith("\x1b[2K")  # a terminal ends the line with this
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_download_bar_shows_bytes_of_one_file_after_the_other(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with show_downloads() as bar:
+        bar.begin("vmlinuz", 5)
+        bar.advance(5)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with terminal() as sent, show_downloads() as bar:
+        bar.begin("first", None)
+        bar.advance(100)
+        bar.begin(f"\x1b[31m{'n' * 40}", 4 << 20)
+        bar.advance(3 << 20)
+    shown = click.unstyle(sent[0])
+    assert re.search(r"\\u001b\[31mn+… .* 3\.0/4\.0 MiB ", shown) and "\x1b[31m" not in shown
+    assert all(len(line) <= columns for line in re.split(r"[\r\n]|\x1b\[\dK", shown)), shown
+
+
 SERVERS: Final = tuple(f"{'s' * 61}-{number}" for number in range(2))  # 63 letters each
 IMAGE, OTHER = (f"flatcar-{'i' * 53}-{number}" for number in (1, 2))
 STREAM, PROFILE, POLICY = ("t" * 63, "p" * 63, "b" * 63)
@@ -138,6 +164,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "explain": "explain {server} --path {work}",
     "explain KIND": "explain Server",
     "images": "images {work} --records fresh",
+    "new_image": "new image --path {work}",
     "history": "history {server} --path {work}",
     "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",
@@ -148,6 +175,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "verify_mirror": "verify-mirror --tree {folder}/output {folder}/empty",
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
+    "bmc_scan": "BMCs of a network",
     "compare_old_system": "another provisioning system",
     "secret": "an endpoint that gives secrets",
 }

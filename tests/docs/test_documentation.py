@@ -40,7 +40,7 @@ def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
     """Return the error of click about the words of a command, or None; "…" may replace words."""
     command: click.Command = cli
     context = click.Context(cli, info_name="gitboot")
-    words = [word for word in arguments if word != "…"]
+    words = [word for last, word in zip(("", *arguments), arguments, strict=False) if word != "…" or last == "--reason"]
     whole = whole and len(words) == len(arguments)
     while isinstance(command, click.Group):
         if not words:

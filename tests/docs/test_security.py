@@ -186,7 +186,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_t1_machines_are_served_while_hostile_commits_come_and_the_accepted_one_stays",
     ),
     # An attacker who may push other branches, write tags or comment
-    "Block a rollout": (
+    "Block a rollout or a new image": (
+        "cli/commands/test_init_update_images.py::test_a_branch_that_a_person_changed_stays_as_it_is",
         "cli/commands/test_init.py::test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request",
         "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_its_input",
     ),
@@ -290,7 +291,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
     ),
     "Serve another image": (
-        "artifacts/test_signatures.py::test_other_openpgp_signatures_are_rejected",
+        "artifacts/test_image_keys.py::test_other_openpgp_signatures_are_rejected",
         "artifacts/test_local_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
     ),
     "Hold a fetch": (
@@ -323,6 +324,35 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_an_override_is_cleared_only_where_it_was_set",
         "bmc/test_ipmi.py::test_no_override_is_set_on_another_machine",
         "bmc/test_power_steps.py::test_another_machine_is_never_reset",
+    ),
+    # A vendor of images
+    "Publish a bad release": (
+        "cli/commands/test_update_images.py::test_a_release_that_is_too_young_does_not_hide_an_older_one",
+        "cli/commands/test_update_images.py::test_a_release_without_a_date_has_the_age_of_its_commit",
+    ),
+    "Publish a file without a signature": (
+        "cli/commands/test_update_images.py::test_a_stream_that_requires_signatures_gets_no_other_image",
+    ),
+    "Other keys": (
+        "cli/commands/test_init_update_images.py::"
+        "test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing",
+        "artifacts/test_image_keys.py::test_only_the_allowed_keys_may_sign",
+    ),
+    "Older versions": ("cli/commands/test_update_images.py::test_a_fault_of_the_vendor_changes_nothing_and_is_stated",),
+    "Commands of a vendor": (
+        "cli/commands/test_update_images.py::"
+        "test_text_of_a_vendor_never_reaches_a_commit_or_a_pull_request_as_more_than_data",
+        "cli/commands/test_init_update_images.py::"
+        "test_the_second_job_pushes_proposals_and_opens_a_pull_request_for_each_that_is_ready",
+    ),
+    "Access to the repository": (
+        "cli/commands/test_init_update_images.py::test_no_token_is_in_the_environment_or_in_the_clone_of_the_first_job",
+        "cli/commands/test_init_update_images.py::test_the_second_job_refuses_results_of_a_hostile_first_job",
+        "cli/commands/test_init_update_images.py::test_only_the_job_that_does_not_read_vendors_may_write",
+    ),
+    "Large indexes and archives": (
+        "image_sources/test_find_releases.py::test_an_index_that_is_wrong_in_any_way_lists_no_release",
+        "artifacts/test_archives.py::test_an_archive_that_unpacks_to_far_more_is_refused",
     ),
     # The operator of a mirror
     "List the machines": ("render/test_server_files.py::test_no_listing_names_a_token",),

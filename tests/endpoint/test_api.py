@@ -460,7 +460,15 @@ def test_old_and_missing_data_are_reported_on_the_page(chromium: Browser, made: 
 @browsers
 def test_each_view_shows_its_expected_content(chromium: Browser, address: str) -> None:
     expected = {
-        "images": ("the pin of web004", "overdue", "GPU driver", "flatcar-3", "58 %"),
+        "images": (
+            "the pin of web004",
+            "overdue",
+            "GPU driver",
+            "flatcar-3",
+            "58 %",
+            "Follows",
+            f"signed by {HOSTILE}",
+        ),
         "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Next servers of flatcar-stable", "ams1-repair", "lon1-firm"),
         "changes": ("c0ffee00c0ff", "site=ams1", "12", "reinstalled", "beef00beef00", "Boot flatcar-3", *_APPROVED),
         "unknown": ("No unknown machine has requested a boot",),

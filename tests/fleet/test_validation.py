@@ -382,7 +382,7 @@ LOST = (
         "ImageStream",
         "stream",
         "current: lost, rollout: {image: lost, selector: {servers: [lost]}}, "
-        "holds: [{select: {servers: [web01, lost]}, image: lost, reason: r}]",
+        "holds: [{select: {servers: [web01, lost]}, image: lost, reason: r}], follow: {source: lost}",
     ),
     profile(
         "by-image",
@@ -396,7 +396,7 @@ LOST = (
 
 
 def test_every_name_of_a_missing_document_is_a_problem() -> None:
-    counts = {"000": 3, "001": 3, "002": 5, "003": 6, "004": 1, "005": 3, "006": 2}
+    counts = {"000": 3, "001": 3, "002": 6, "003": 6, "004": 1, "005": 3, "006": 2}
     expected = [f"{number}.yaml:4 GB2004" for number, count in counts.items() for _ in range(count)]
     assert list_problems(snapshot(*LOST)) == expected
 
@@ -416,6 +416,43 @@ def test_every_field_that_names_a_document_is_checked() -> None:
     }
     assert naming - looked_up == {"Fleet.spec.sites[].name", "Server.spec.bmc.credentials"}
     assert looked_up <= naming
+
+
+SOURCE = "architectures: {x86_64: amd64}, releases: {format: JSONList, url: 'https://images.test/versions'}, " + (
+    "files: {kernel: {url: 'https://images.test/{version}/kernel'}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("flatcar", None),  # built-in
+        ("edge-os", None),  # of this fleet
+        ("flatcr", "did you mean flatcar?"),
+        ("edgeos", "did you mean edge-os?"),
+        ("windows-server", "add the ImageSource, or correct the name"),
+    ],
+)
+def test_a_stream_follows_a_built_in_source_or_one_of_the_fleet(name: str, hint: str | None) -> None:
+    stream = document("ImageStream", "stable", f"current: flatcar-1, follow: {{source: {name}}}")
+    found = problems(snapshot(*SEED, document("ImageSource", "edge-os", SOURCE), stream))
+    assert [(each.code, each.message, each.hint) for each in found] == (
+        [("GB2004", f'there is no ImageSource named "{name}"', hint)] if hint else []
+    )
+
+
+def test_a_minimum_age_is_a_duration() -> None:
+    for age, code in [
+        ("3d", []),
+        ("1d12h", []),
+        ("soon", ["GB1048"]),
+        ("-3d", ["GB1048"]),
+        ("9" * 30 + "w", ["GB1048"]),
+    ]:
+        stream = document(
+            "ImageStream", "stable", f"current: flatcar-1, follow: {{source: flatcar, minimumAge: {age}}}"
+        )
+        assert [each.code for each in problems(snapshot(*SEED, stream))] == code, age
 
 
 def _dotted(path: Path) -> str:

@@ -48,6 +48,7 @@ class ArtifactServer:
     led: dict[str, str] = field(default_factory=dict)  # redirects, by path: the target
     cut: dict[str, int] = field(default_factory=dict)  # after how many bytes a body ends too early
     no_head: bool = False
+    refuses_head: int | None = None  # the status of each answer to HEAD
     no_ranges: bool = False
     no_length: bool = False
     no_version: bool = False
@@ -83,6 +84,8 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
             served.forwarded += self.headers.get_all("X-Forwarded-For", [])
             if served.no_head and not body:
                 return self._send(405, b"", {})
+            if served.refuses_head is not None and not body:
+                return self._send(served.refuses_head, b"", {})
             if (where := served.led.get(path)) is not None:
                 return self._send(302, b"", {"Location": where})
             if path in served.statuses:

@@ -314,7 +314,13 @@ def fresh(folder: Path) -> Path:
 
 
 def on_github(
-    fleet: Fleet, host: CommentHost, programs: Path, accepted: str = "", keys: str = "", head: str = ""
+    fleet: Fleet,
+    host: CommentHost,
+    programs: Path,
+    accepted: str = "",
+    keys: str = "",
+    head: str = "",
+    signatures: str = "",
 ) -> Ran:
     """The workflow's steps on a pull request whose newest commit is ``head``, or the branch's."""
     workflow = yaml.safe_load((fleet.work.path / place_ci_file(CI[0], fleet.subpath)).read_text())
@@ -340,6 +346,7 @@ def on_github(
         "github.token": "secret",
         f"vars.GITBOOT_ACCEPTED{own}": accepted,
         f"vars.GITBOOT_IMAGE_KEYS{own}": keys,
+        f"vars.GITBOOT_SIGNATURES{own}": signatures,
     }
     codes: dict[str, int] = {}
     told = ""
@@ -352,7 +359,8 @@ def on_github(
             condition = str(step.get("if", ""))
             if failed and not re.search(r"always\(\)|!cancelled\(\)", condition):
                 continue
-            if not all(expressions[name] for name in re.findall(r"\bvars\.\w+", condition)):
+            needed = [expressions[name] for name in re.findall(r"\bvars\.\w+", condition)]
+            if needed and not any(needed):  # conditions join variables by "or"
                 continue
             if "run" not in step:
                 _use(step, fleet, kept, expressions, is_review=job == "review")
@@ -398,6 +406,7 @@ def on_gitlab(
     accepted: str = "",
     keys: str = "",
     head: str = "",
+    signatures: str = "",
     **more: str,
 ) -> Ran:
     """The jobs on a merge request whose newest commit is ``head``, or the branch's."""
@@ -424,6 +433,7 @@ def on_gitlab(
         "GITBOOT_TOKEN": "secret",
         "GITBOOT_ACCEPTED": accepted,
         "GITBOOT_IMAGE_KEYS": keys,
+        "GITBOOT_SIGNATURES": signatures,
         **more,
     }
     codes: dict[str, int] = {}

@@ -6,6 +6,7 @@ import base64
 import getpass
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 import zlib
+from base64 import b64decode, encodebytes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -644,6 +646,24 @@ def by_gpg(person: Person, file: Path, *how: str) -> bytes:
     command = [person.options[1].removeprefix("gpg.program="), "--local-user", f"{person.name}@example.net"]
     done = subprocess.run([*command, *(how or ("--detach-sign",)), "-o", "-", file], capture_output=True, check=True)
     return done.stdout
+
+
+def clear_sign(folder: Path, content: bytes, *people: Person) -> bytes:
+    """Return a clear-signed message. Each further person signs the same text."""
+    file = folder / "text"
+    file.write_bytes(content)
+    first, *others = (by_gpg(person, file, "--clearsign", "--digest-algo", "SHA512") for person in people)
+    signatures = [first, *others]
+    blocks = [re.search(rb"\n-----BEGIN PGP SIGNATURE-----\n\n(.*)\n=.{4}\n", each, re.DOTALL) for each in signatures]
+    packets = b"".join(b64decode(block[1]) for block in blocks if block is not None)
+    text = first[: first.index(b"\n-----BEGIN PGP SIGNATURE-----") + 1]
+    return b"%s-----BEGIN PGP SIGNATURE-----\n\n%s-----END PGP SIGNATURE-----\n" % (text, encodebytes(packets))
+
+
+def find_fingerprint(person: Person) -> str:
+    """Return the full fingerprint of the OpenPGP key of a person."""
+    listed = _gpg(person.public.parent, "--with-colons", "--show-keys", str(person.public))
+    return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
 
 
 class Minisign:

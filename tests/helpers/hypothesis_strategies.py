@@ -21,11 +21,19 @@ from gitboot.fleet.documents import ParseCache
 from gitboot.fleet.resources import KINDS
 from gitboot.fleet.validation import load
 from gitboot.jsonio import format_instant
-from gitboot.model import scalars
-from gitboot.model.boot_image import Artifact, Artifacts, Signature
+from gitboot.model import image_source, scalars
+from gitboot.model.boot_image import Artifact, Artifacts, Checksums, Provenance, Signature
 from gitboot.model.boot_policy import BootProfileSpec, Window
 from gitboot.model.fields import MatchExpression, Scalar, Selector, list_fields
 from gitboot.model.fleet import FleetSpec, Provisioning
+from gitboot.model.image_source import (
+    ChecksumsTemplate,
+    ImageSourceSpec,
+    ReleaseIndex,
+    SignatureTemplate,
+    SourceFile,
+    SourceFiles,
+)
 from gitboot.model.server import Bmc, ServerSpec
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.paths import File
@@ -85,6 +93,7 @@ _INTEGERS: Final = st.integers(0, 3) | st.integers(0, 10**18 - 1)
 _NAMES: Final = _matching(r"[a-z0-9]([-a-z0-9]{0,6}[a-z0-9])?(\.[a-z0-9]{1,4})?")
 _LABEL_VALUES: Final = _matching(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,6}[A-Za-z0-9])?")
 _URLS: Final = _matching(r"https?://(boot|10\.1\.2\.3|\[fd00::1\])(:[1-9][0-9]{0,3})?(/[a-zA-Z0-9%+.,=~-]{1,6}){0,2}")
+_URL_TEMPLATES: Final = _matching(r"https://host\.test(/({channel}|{arch}|{version}|[a-z]{1,6})){1,3}")
 _PATHS: Final = _matching(r"[a-z0-9_][a-z0-9_. -]{0,6}(/[a-z0-9_][a-z0-9_. é-]{0,6})?")
 _ADDRESSES: Final = st.ip_addresses().filter(lambda address: not getattr(address, "scope_id", None))
 _INTERFACES: Final = st.builds("{}/{}".format, _ADDRESSES, st.integers(0, 32))
@@ -127,6 +136,15 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_variable: _TEXTS | st.booleans(),
     scalars.parse_label_key: _LABEL_VALUES | st.tuples(_NAMES, _LABEL_VALUES).map("/".join),
     scalars.parse_label_value: st.just("") | _LABEL_VALUES,
+    scalars.parse_duration_text: _matching("[1-9][0-9]{0,2}[wdhms]"),
+    image_source.parse_url_template: _URL_TEMPLATES,
+    image_source.parse_index_url_template: _matching(r"https://host\.test(/({channel}|{arch}|[a-z]{1,6})){1,3}"),
+    image_source.parse_base_url_template: _URL_TEMPLATES,
+    image_source.parse_derived_url_template: st.just("{url}.sig") | _URL_TEMPLATES,
+    image_source.parse_name_template: _matching(r"[a-z./]{1,6}({version}|{arch}|{channel})?[a-z.]{0,6}"),
+    image_source.parse_match_template: _matching(r"[a-z./]{0,6}\{version\}[a-z.-]{0,6}({arch}|{channel})?"),
+    image_source.parse_key_fingerprint: st.binary(min_size=20, max_size=20).map(lambda key: key.hex().upper()),
+    image_source.parse_argument_template: _matching(r"[a-z.]{1,6}(=({version}|[a-z]{1,6}|\{\{ image.name \}\}))?"),
     scalars.parse_local_disk: st.sampled_from(["Exit", "Sanboot", "NotFound", "/EFI/debian/shimx64.efi"])
     | _matching(r"(/EFI)(/[A-Za-z0-9_-]{1,6}){1,2}\.efi"),
 }
@@ -237,6 +255,16 @@ def _signature(drawn: Document) -> Document:
     return dict([*drawn.items(), ("minisign", "assets:minisig")][:1])
 
 
+def _checksums(drawn: Document) -> Document:
+    ways = [(name, value) for name, value in drawn.items() if name in ("signature", "listedIn")]
+    return {"url": drawn["url"]} | dict(ways[:1] or [("clearSigned", True)])
+
+
+def _provenance(drawn: Document) -> Document:
+    key = {"key": drawn.get("key", "F88CFEDE")} if drawn["digest"] == "signed" else {}
+    return {name: value for name, value in drawn.items() if name != "key"} | key
+
+
 def _artifact(drawn: Document) -> Document:
     digest = str(drawn["url"]).partition("@sha256:")[2] if str(drawn["url"]).startswith("oci:") else ""
     return drawn | {"sha256": digest or drawn["sha256"]}
@@ -247,6 +275,41 @@ def _artifacts(drawn: Document) -> Document:
         return drawn
     bootable = {key: value for key, value in drawn.items() if key in ("uki", "iso")}
     return bootable or {"uki": {"url": "assets:uki", "sha256": "a" * 64}}
+
+
+def _signature_template(drawn: Document) -> Document:
+    return dict([*drawn.items(), ("minisign", "{url}.minisig")][:1])
+
+
+def _release_index(drawn: Document) -> Document:
+    kept = {key: value for key, value in drawn.items() if key != "clearSigned" or "signature" not in drawn}
+    if drawn["format"] == "OCITags":
+        kept = {key: value for key, value in drawn.items() if key not in ("signature", "clearSigned")}
+        kept["url"] = "oci://registry.test/image"
+    return kept | {"match": drawn.get("match", "v{version}")}
+
+
+def _checksums_template(drawn: Document) -> Document:
+    ways = [(name, value) for name, value in drawn.items() if name != "url"]
+    return {"url": drawn["url"]} | dict(ways[:1])
+
+
+def _source_file(drawn: Document) -> Document:
+    kept = {name: value for name, value in drawn.items() if name not in ("name", "url", "signed")}
+    return kept | {"url": drawn.get("url", "https://host.test/{version}/file")}
+
+
+def _source_files(drawn: Document) -> Document:
+    if "kernel" in drawn:
+        return drawn
+    return {"iso": drawn.get("iso", {"url": "https://host.test/{version}.iso"})}
+
+
+def _image_source(drawn: Document) -> Document:
+    fitting = drawn | {"keys": drawn.get("keys") or ["A" * 40], "channels": drawn.get("channels") or ["stable"]}
+    if drawn["releases"]["format"] == "OCITags":
+        fitting["files"] = {"kernel": {"name": "kernel"}}
+    return {name: value for name, value in fitting.items() if name != "baseURLs"}
 
 
 def _profile(drawn: Document) -> Document:
@@ -266,6 +329,14 @@ _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
     Artifact: _artifact,
     Artifacts: _artifacts,
     Bmc: _bmc,
+    Checksums: _checksums,
+    ChecksumsTemplate: _checksums_template,
+    ImageSourceSpec: _image_source,
+    Provenance: _provenance,
+    ReleaseIndex: _release_index,
+    SignatureTemplate: _signature_template,
+    SourceFile: _source_file,
+    SourceFiles: _source_files,
     BootProfileSpec: _profile,
     FleetSpec: _fleet,
     MatchExpression: _expression,

@@ -27,7 +27,7 @@ from gitboot.render.paths import PAGE
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.provisioning_record import Record
 from tests.helpers.endpoints import Fleet, planned, site
-from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
+from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, profile, server
 
 # A real Chromium without a window, controlled by pipes: one process for any number of pages.
 
@@ -196,14 +196,14 @@ def make_shown_fleet(servers: int = 60, **more: Any) -> Fleet:
     return planned(
         fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, grub, pages], sites: [{sites}]"),
         *made,
-        *(image(f"flatcar-{number}") for number in (1, 2, 3)),
+        *(_signed_image(f"flatcar-{number}", HOSTILE) for number in (1, 2, 3)),
         image("memtest-7", "writesDisk: false"),
         document(
             "ImageStream",
             "flatcar-stable",
             "current: flatcar-2, rollout: {image: flatcar-3, percent: 58, selector: All}, "
             "holds: [{select: {servers: [web005]}, image: flatcar-1, reason: GPU driver, "
-            "until: '2026-12-24T00:00:00Z'}]",
+            "until: '2026-12-24T00:00:00Z'}], follow: {source: flatcar}",
         ),
         profile("web", "stream: flatcar-stable", "kernelArguments: [console=ttyS0]"),
         profile("repair", "memtest-7"),
@@ -214,6 +214,12 @@ def make_shown_fleet(servers: int = 60, **more: Any) -> Fleet:
         now=NOW,
         **more,
     )
+
+
+def _signed_image(name: str, key: str) -> str:
+    """An image that claims that a key has signed its files."""
+    claim = f"provenance: {{digest: signed, key: {json.dumps(key)}}}"
+    return image(name).replace(f"sha256: {SHA}", f"sha256: {SHA}, {claim}")
 
 
 def _more(number: int) -> str:
@@ -300,6 +306,7 @@ ACCEPTED: Final = "b7d20e41c6a95f3386d17a02e4cc90b15f8e6d24"
 RACKS: Final = {"ams1": 5, "fra1": 4, "lon1": 3}
 EACH: Final = 10  # servers a rack
 SHOWN: Final = "ams1-r1n4"
+FLATCAR_KEY: Final = "F88CFEDEFF29A5B4D9523864E25D9AED0593B34A"
 
 _VIEWS: Final = {
     "page": "",
@@ -321,7 +328,9 @@ def night_fleet() -> Fleet:
     )
     files = {
         "fleet.yaml": fleet(f"baseURL: 'http://boot.example.net', outputs: [ipxe, grub, pages], sites: [{sites}]"),
-        "images/flatcar.yaml": "---\n".join(image(f"flatcar-{each}") for each in ("4152.2.3", "4230.2.4", "4459.2.0")),
+        "images/flatcar.yaml": "---\n".join(
+            _signed_image(f"flatcar-{each}", FLATCAR_KEY) for each in ("4152.2.3", "4230.2.4", "4459.2.0")
+        ),
         "images/memtest.yaml": image("memtest-7.20", "writesDisk: false"),
         "images/firmware.yaml": image("firmware-2026.11", "writesDisk: false"),
         "images/ubuntu.yaml": image("ubuntu-24.04.3"),
@@ -330,7 +339,8 @@ def night_fleet() -> Fleet:
             "flatcar-stable",
             "\n  current: flatcar-4230.2.4,\n  rollout: {image: flatcar-4459.2.0, percent: 58, selector: All},\n"
             "  holds: [{select: {matchLabels: {rack: fra1-r2}}, image: flatcar-4152.2.3, "
-            "reason: GPU driver of old cards, until: '2026-12-24T00:00:00Z'}]",
+            "reason: GPU driver of old cards, until: '2026-12-24T00:00:00Z'}],\n"
+            "  follow: {source: flatcar, minimumAge: 3d}",
         ),
         "profiles/worker.yaml": profile("worker", "stream: flatcar-stable", "\n  kernelArguments: [console=ttyS0]"),
         "profiles/storage.yaml": profile("storage", "ubuntu-24.04.3"),

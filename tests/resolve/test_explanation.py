@@ -92,6 +92,31 @@ def test_each_field_names_the_resource_that_set_it() -> None:
     }
 
 
+def test_claims_of_the_image_and_the_requirement_of_its_stream_are_shown() -> None:
+    """Only if the documents state them. The requirement applies to a pinned server of the stream too."""
+    kernel = f"{{url: 'assets:k', sha256: {'a' * 64}, provenance: {{digest: signed, key: AB12}}}}"
+    claims = f"kernel: {kernel}, initrds: [{{url: 'assets:i', sha256: {'b' * 64}}}]"
+    signed = document("BootImage", "flatcar-1", f"version: '1', architectures: {{x86_64: {{{claims}}}}}")
+    requiring = document("ImageStream", "flatcar", "current: flatcar-1, requireProvenance: signed")
+    pinned = server("web02", "", "provision: 1, pin: {image: flatcar-1, reason: GPU}")
+    documents = (
+        fleet(),
+        server("web01", "", "provision: 1"),
+        pinned,
+        signed,
+        requiring,
+        profile("web", "stream: flatcar"),
+        policy("worker", "All", often="Once"),
+    )
+    rows = table(explained(documents=documents))
+    assert rows["provenance"] == ("not stated, signed by AB12", "-", "BootImage/flatcar-1")
+    assert rows["requireProvenance"] == ("signed", "-", "ImageStream/flatcar")
+    rows = table(explained("web02", documents=documents))
+    assert rows["provenance"] == ("not stated, signed by AB12", "-", "BootImage/flatcar-1")
+    assert rows["requireProvenance"] == ("signed", "-", "ImageStream/flatcar")
+    assert "requireProvenance" not in table(explained())
+
+
 def test_each_field_has_its_file_line_and_column() -> None:
     places = {reason.field: (reason.path, reason.line, reason.column) for reason in explained().reasons}
     text = RICH[1].splitlines()

@@ -569,6 +569,7 @@ def declaring(number: str) -> tuple[str, ...]:
 
 MIRRORS = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
 IN_REGISTRY = image("flatcar-1").replace("assets:flatcar-1/kernel", f"oci://registry.test/os/linux@sha256:{SHA}")
+IN_ARCHIVE = image("flatcar-1").replace("assets:flatcar-1/kernel", "https://vendor.test/a.tar.gz#boot/vmlinuz")
 BMC = "bmc: {address: 'https://bmc.test', credentials: rack}"
 NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="broken")
 
@@ -627,6 +628,8 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
         ("unknown servers are found by a loader", unknown("{profile: disk}"), ["GB1044"]),
         ("unknown servers have a profile that is there", unknown("{profile: nobody}"), ["GB2004"]),
         ("a registry has to be mirrored", (*SEED[:2], IN_REGISTRY, *SEED[3:]), ["GB4007"]),
+        ("an archive has to be mirrored", (*SEED[:2], IN_ARCHIVE, *SEED[3:]), ["GB4007"]),
+        ("an archive is mirrored", (MIRRORS, SEED[1], IN_ARCHIVE, *SEED[3:]), []),
         ("a registry is mirrored", (MIRRORS, SEED[1], IN_REGISTRY, *SEED[3:]), []),
         ("it cannot be observed to be off", seed(spec="waitFor: PowerOff", often=ONCE), ["GB1044"]),
         ("its BMC can", seed(BMC, "waitFor: PowerOff", often=ONCE), []),

@@ -117,6 +117,15 @@ def test_a_server_is_added_and_removed() -> None:
     [
         ("an unused image", image("spare-1")),
         ("an unused stream", document("ImageStream", "s", "current: flatcar-1")),
+        (
+            "a source of images",
+            document(
+                "ImageSource",
+                "flatcar",
+                "architectures: {x86_64: amd64}, releases: {format: JSONList, url: 'https://images.test/versions'}, "
+                "files: {kernel: {url: 'https://images.test/{version}/kernel'}}",
+            ),
+        ),
     ],
 )
 def test_a_change_of_no_decision_has_no_effect(case: str, more: str) -> None:

@@ -23,7 +23,7 @@ from gitboot.review.formats.markdown import as_markdown
 from gitboot.review.review import Review, ReviewOutcome
 from tests.helpers.cases import for_each
 from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, reviewed
-from tests.helpers.fleets import document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.fleets import SHA, document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
 ROOT: Final = Path(__file__).parents[2]
 GOLDEN: Final = Path(__file__).parents[1] / "golden_review"
@@ -47,6 +47,15 @@ def everyone(spec: str) -> Files:
     return {path: server(path[8:-5], f"site: {path[8:12]}, role: web", spec) for path in SERVERS if "web" in path}
 
 
+def source(name: str, url: str) -> str:
+    return document(
+        "ImageSource",
+        name,
+        f"architectures: {{x86_64: amd64}}, releases: {{format: JSONList, url: '{url}/versions'}}, "
+        f"files: {{kernel: {{url: '{url}/{{version}}/kernel'}}}}",
+    )
+
+
 NEXT_WEEK: Final = maintenance(
     "bios-2026-11", "27T22:00 28T04:00", "networkBoot: Once, reason: 'BIOS 2.1, CHG-1'", boots="bios"
 )
@@ -59,6 +68,29 @@ def board(number: str, bmc: str) -> str:
     spec = f"provision: 1, serial: 4J8VM72, bmc: {{address: 'https://{bmc}.test', credentials: a}}"
     text = server("fra1-db01", "site: fra1, role: db", spec)
     return text.replace(uuid_of("fra1-db01"), uuid_of(number)).replace(mac_of("fra1-db01"), mac_of(number))
+
+
+KEY: Final = "F88CFEDEFF29A5B4D9523864E25D9AED0593B34A"
+VENDOR: Final = "https://stable.vendor.test/3"
+CLAIMING: Final = document(
+    "BootImage",
+    "flatcar-3",
+    f"""version: '3', userData: CloudInit, architectures: {{
+    x86_64: {{
+      kernel: {{
+        url: '{VENDOR}/vmlinuz', sha256: {"3b" * 32}, signature: {{openpgp: '{VENDOR}/vmlinuz.sig'}},
+        provenance: {{digest: signed, key: {KEY}, url: '{VENDOR}/vmlinuz.sig'}}}},
+      initrds: [{{url: '{VENDOR}/initrd', sha256: {"3c" * 32}, provenance: {{digest: signed, key: {KEY}}}}}],
+      rootfs: {{
+        url: '{VENDOR}/rootfs', sha256: {"3d" * 32}, provenance: {{digest: published, url: '{VENDOR}/SHA256SUMS'}}}}}},
+    aarch64: {{
+      kernel: {{url: '{VENDOR}/vmlinuz-arm', sha256: {"3e" * 32}, provenance: {{digest: firstSeen}}}},
+      initrds: [{{url: '{VENDOR}/initrd-arm', sha256: {"3f" * 32}}}]}}}}
+    """,
+)
+MEMTEST: Final = image("memtest-7", "writesDisk: false").replace(
+    f"sha256: {SHA}}}]", f"sha256: {SHA}, provenance: {{digest: published}}}}]"
+)
 
 
 # The change of the commit, the fleet that it changes, and the outcome.
@@ -160,6 +192,39 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
             for name, other in (("fra1-web01", "fra1-web02"), ("fra1-web02", "fra1-web01"))
         },
         FLEET,
+        ReviewOutcome.HELD,
+    ),
+    "provenance": (
+        {
+            "images/3.yaml": CLAIMING,
+            "images/memtest.yaml": MEMTEST.replace("digest: published", f"digest: signed, key: {KEY}"),
+            "stream.yaml": document(
+                "ImageStream",
+                "stable",
+                "current: flatcar-1, rollout: {image: flatcar-3, percent: 1}, "
+                "follow: {source: flatcar, channel: stable, minimumAge: 3d}",
+            ),
+            "databases.yaml": document(
+                "ImageStream", "databases", "current: flatcar-1, requireProvenance: signed, follow: {source: mirror}"
+            ),
+            "mirror.yaml": source("mirror", "https://mirror2.test"),
+            "sources/flatcar.yaml": source("flatcar", "https://mirror.test/flatcar"),
+            "profiles/db.yaml": profile("db", "flatcar-1"),
+            "m.yaml": maintenance("memory-test", "27T22:00 28T04:00", "networkBoot: Once"),
+        },
+        {
+            **FLEET,
+            "images/memtest.yaml": MEMTEST,
+            "stream.yaml": document("ImageStream", "stable", "current: flatcar-1, requireProvenance: signed"),
+            "databases.yaml": document(
+                "ImageStream",
+                "databases",
+                "current: flatcar-1, requireProvenance: signed, follow: {source: flatcar, channel: lts}",
+            ),
+            "tools.yaml": document("ImageStream", "tools", "current: memtest-7, requireProvenance: signed"),
+            "mirror.yaml": source("mirror", "https://mirror.test"),
+            "profiles/db.yaml": profile("db", "stream: databases"),
+        },
         ReviewOutcome.HELD,
     ),
     "base-is-no-fleet": ({"fleet.yaml": fleet()}, {**FLEET, "fleet.yaml": None}, ReviewOutcome.FINE),

@@ -22,7 +22,7 @@ import pytest
 from gitboot.cli.main import Exit, cli
 from tests.helpers.disks_and_terminals import read_to_end
 from tests.helpers.endpoints import LOADER
-from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.fleets import SHA, document, fleet, image, policy, profile, server
 from tests.helpers.forked_commands import Command, Heard, captured
 from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import Rack
@@ -95,6 +95,42 @@ def test_no_format_contains_terminal_commands(work: Work, tmp_path: Path, format
         assert text.isascii() and json.loads(text)["runs"]
     if format == "junit":
         ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "images",
+        "images -o json",
+        "explain web01 --path .",
+        "diff HEAD~1",
+        "diff HEAD~1 -o markdown",
+        "diff HEAD~1 -o github",
+    ],
+)
+def test_no_text_of_a_vendor_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """The version, the channel and the key of an image come from a vendor's server, or claim to."""
+    work, quoted = Work(tmp_path / "fleet"), json.dumps(HOSTILE)
+    follow = f"follow: {{source: flatcar, channel: {quoted}, belowVersion: {quoted}}}"
+    documents = {
+        "fleet.yaml": fleet(),
+        "web01.yaml": server("web01"),
+        "web.yaml": profile("web", "stream: stable"),
+        "policy.yaml": policy("web"),
+        "stream.yaml": document("ImageStream", "stable", "current: flatcar-1"),
+        "image.yaml": image("flatcar-1"),
+    }
+    work.commit(documents, "First")
+    claim = f"sha256: {SHA}, provenance: {{digest: signed, key: {quoted}}}"
+    new = image("flatcar-1").replace(f"sha256: {SHA}", claim).replace("version: '1'", f"version: {quoted}")
+    work.commit({"image.yaml": new, "stream.yaml": document("ImageStream", "stable", f"current: flatcar-1, {follow}")})
+    monkeypatch.chdir(work.path)
+    done = captured(*command.split())
+    assert "owned" in done.stdout
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(("::warning file=", "::error file="))]
+    assert harmful("\n".join(lines) + done.stderr) == []
+    if "-o" not in command:
+        assert harmful(on_a_terminal(*command.split())) == []
 
 
 def test_commands_for_github_contain_no_other_commands(work: Work) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -25,8 +26,9 @@ from gitboot.artifacts.availability import (
     list_artifacts,
 )
 from gitboot.artifacts.fetchers import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.artifacts.oci import OciReference, Registries, resolve
-from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
+from gitboot.artifacts.signatures import SignatureCheck, VouchedFile
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.main import Exit, Group
@@ -44,16 +46,18 @@ from gitboot.cli.options import (
 from gitboot.cli.problem_formats import FORMATS, count_problems
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import AssetError, InvalidRepository, UsageError
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, format_document, to_json_value
+from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem, Severity
+from gitboot.resolve.decision_inputs import find_signed_images
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.standard_streams import style
-from gitboot.text import did_you_mean, format_count
+from gitboot.text import did_you_mean, format_count, printable
 
 if TYPE_CHECKING:
     from gitboot.artifacts.local_copies import MirroredArtifact
@@ -101,8 +105,8 @@ def command() -> None:
 @click.option(
     "--image-keys",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Download only files that a key in this directory signed. `gitboot artifacts signatures` explains the "
-    "check. Default: all files.",
+    help="Download only files that a trusted key signed: a key that gitboot ships, or a key in this directory. "
+    "`gitboot artifacts signatures` explains the check. Default: all files.",
 )
 @registry_options
 @output_option("text", "json")
@@ -189,7 +193,7 @@ def find_unsigned_files(
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
     with TemporaryDirectory(prefix="gitboot-") as scratch:
-        check = SignatureCheck(fetcher, ImageKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
+        check = SignatureCheck(fetcher, VendorKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
         for _, image in sorted(fleet.images.items()):
             for each in check.files(image, digests):
                 if each.by is not None:
@@ -229,22 +233,28 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
 @command.command(
     example="gitboot artifacts signatures fleet --image-keys /etc/gitboot/image-keys",
     exit_codes={
-        Exit.FINE: "no signature is wrong",
-        Exit.INVALID: "a signature is wrong, or is missing with --required, or the fleet has errors",
+        Exit.FINE: "no signature and no provenance is wrong",
+        Exit.INVALID: "a signature or a provenance is wrong, a required signature is missing, or the fleet has errors",
     },
 )
 @fleet_argument
 @click.option(
     "--image-keys",
-    required=True,
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="A directory with the keys to accept: *.asc and *.gpg of OpenPGP, *.pub of minisign, *.toml of sigstore.",
+    help="A directory with more keys to accept: *.asc and *.gpg of OpenPGP, *.pub of minisign, *.toml of sigstore. "
+    "Default: only the keys of vendors that gitboot ships.",
 )
-@click.option("--required", is_flag=True, help="Report an unsigned file as an error, and not as a warning.")
+@click.option(
+    "--required",
+    is_flag=True,
+    help="Report an unsigned file as an error, and not as a warning. Default: an error only for images of streams with "
+    "requireProvenance: signed.",
+)
 @click.option(
     "--since",
     metavar="REVISION",
-    help="Check only images that are new or changed since this revision, for a pull request. Default: all images.",
+    help="Check only images that are new or changed since this revision, and images that a stream newly requires to be "
+    "signed. Use it for a pull request. Default: all images.",
 )
 @click.option(
     "--assets",
@@ -257,7 +267,7 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
 def signatures(
     path: Path,
     rev: str | None,
-    image_keys: Path,
+    image_keys: Path | None,
     required: bool,
     since: str | None,
     assets: Path | None,
@@ -267,18 +277,25 @@ def signatures(
     allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Check the signatures of the files of images.
+    """Check the signatures and the provenance of the files of images.
 
     PATH is the fleet. An image names the signature of a file, or of a list of digests that contains the file. gitboot
-    accepts only the keys in --image-keys. The repository cannot add keys. If gitboot cannot fetch a signature, the file
-    counts as unsigned.
+    accepts the keys that it ships and the keys in --image-keys. The repository cannot add keys. If gitboot cannot fetch
+    a signature, the file counts as unsigned. The command shows the provenance that the image claims beside the key that
+    signed.
     """
     fleet = load_fleet(path, rev)
-    before = {}
+    signed = find_signed_images(fleet)
+    before, signed_before = {}, frozenset[str]()
     if since is not None:
-        with suppress(InvalidRepository):  # if that commit is invalid, there are no earlier decisions to compare with
-            before = dict(load_fleet(path, since).images)
-    images = [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
+        with suppress(InvalidRepository):  # without the earlier decisions, if that commit is invalid
+            earlier = load_fleet(path, since)
+            before, signed_before = dict(earlier.images), find_signed_images(earlier)
+    images = [
+        image
+        for name, image in sorted(fleet.images.items())
+        if before.get(name) != image or name in signed - signed_before
+    ]
     base_url = fleet.fleet.spec.base_url
     fetchers = build_fetchers(
         base_url,
@@ -286,26 +303,81 @@ def signatures(
         open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
     )
     problems: list[Problem] = []
-    with TemporaryDirectory(prefix="gitboot-") as scratch:
-        check = SignatureCheck(fetchers, ImageKeys(image_keys, Path(scratch)), base_url)
-        checked = ((Id("BootImage", image.metadata.name), each) for image in images for each in check.files(image))
-        for name, each in checked:
-            if each.fault is None and each.by is not None:
-                continue
-            severity = Severity.ERROR if required or each.fault is not None else Severity.WARNING
-            found = f"is {each.fault}" if each.fault is not None else "has no signature"
-            message, hint = f"{'.'.join(map(str, each.at[2:]))} of {name} {found}", Code.NOT_VOUCHED_FOR.hint
-            problems.append(
-                fleet.build_problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity)
-            )
+    files: list[CheckedFile] = []
+    total = sum(1 for image in images for artifacts in image.spec.architectures.values() for _ in artifacts.files())
+    with TemporaryDirectory(prefix="gitboot-") as scratch, show_progress("files", total) as advance:
+        check = SignatureCheck(fetchers, VendorKeys(image_keys, Path(scratch)), base_url)
+        for image in images:
+            name = image.metadata.name
+            for each in check.files(image):
+                advance(1)
+                files.append(CheckedFile(image=name, file=each))
+                problems += _judge_file(fleet, name, each, is_required=required or name in signed)
     problems.sort()
-    write_outputs(
-        outputs, **{name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
-    )
+    writers = {name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
+    writers["text"] = partial(_format_checked_files, files, writers["text"])
+    writers["json"] = partial(_add_checked_files, files, writers["json"])
+    write_outputs(outputs, **writers)
     if any(output.format == "text" for output in outputs):
         click.echo(f"{path}: {format_count(len(images), 'image')}, {count_problems(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)
+
+
+class CheckedFile(NamedTuple):
+    image: str
+    file: VouchedFile
+
+    @property
+    def field(self) -> str:
+        """The path of the file below spec.architectures."""
+        return ".".join(map(str, self.file.at[2:]))
+
+
+def _judge_file(fleet: FleetRepository, name: str, file: VouchedFile, *, is_required: bool) -> Iterator[Problem]:
+    image, field = Id("BootImage", name), ".".join(map(str, file.at[2:]))
+    if file.false_claim is not None:
+        message, at = f"{field} of {image} {file.false_claim}", (*file.at, "provenance")
+        yield fleet.build_problem(Code.FALSE_PROVENANCE, message, image, *at, "key", hint=Code.FALSE_PROVENANCE.hint)
+    elif file.by is None:
+        found = f"is {file.fault}" if file.fault is not None else "has no signature"
+        yield fleet.build_problem(
+            Code.NOT_VOUCHED_FOR,
+            f"{field} of {image} {found}",
+            image,
+            *file.at,
+            hint=Code.NOT_VOUCHED_FOR.hint,
+            severity=Severity.ERROR if is_required or file.fault is not None else Severity.WARNING,
+        )
+
+
+def _format_checked_files(files: Collection[CheckedFile], format_problems: Callable[[], str]) -> str:
+    rows, keys = [], []
+    for each in files:
+        claim, signer = each.file.claim, each.file.by
+        rows.append((each.image, each.field, claim.digest if claim else "not stated", signer.name if signer else "-"))
+        keys.append(f"    key {printable(signer.key)}" if signer is not None else "")
+    parts = [format_table(("IMAGE", "FILE", "CLAIM", "SIGNED BY"), rows, below=keys)] if rows else []
+    parts += [text] if (text := format_problems()) else []
+    return "\n\n".join(parts)
+
+
+def _add_checked_files(files: Collection[CheckedFile], format_problems: Callable[[], str]) -> str:
+    """Return the problems as JSON, with a list of the checked files."""
+    checked = [
+        {
+            "image": each.image,
+            "field": each.field,
+            "url": each.file.url,
+            "sha256": each.file.sha256,
+            "claim": to_yaml_value(each.file.claim) if each.file.claim is not None else None,
+            "signer": each.file.by._asdict() if each.file.by is not None else None,
+            "fault": each.file.fault,
+        }
+        for each in files
+    ]
+    document = json.loads(format_problems())
+    return format_document(**{name: value for name, value in document.items() if name == "items"}, files=checked)
 
 
 @command.command(

@@ -46,6 +46,7 @@ from gitboot.review.formats.markdown import (
     format_marker,
     render_failed_review,
 )
+from gitboot.review.image_provenance import SignatureResults, parse_signature_results
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.standard_streams import style
@@ -86,6 +87,13 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.option(
     "--detailed-exitcode", is_flag=True, help="Exit with 2 if a boot changes, and the guards let the change through."
 )
+@click.option(
+    "--verified",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The output of `gitboot artifacts signatures -o json=FILE`. The review then shows which claims about "
+    "signatures are verified. Write FILE in the same job. Never use a FILE from the branch.",
+)
 @at_option
 @trust_options
 @limit_options
@@ -98,6 +106,7 @@ def command(
     each_merge: bool,
     accepted: str | None,
     detailed_exitcode: bool,
+    verified: Path | None,
     at: datetime | None,
     outputs: tuple[OutputOption, ...],
     **given: Any,
@@ -119,6 +128,7 @@ def command(
         _format_flags({name: given.pop(name) for name in TRUST_PARAMETERS}),
     )
     limits: dict[str, int | None] = given
+    signature_results = _read_signature_results(verified) if verified is not None else None
     if trust.verify is Verify.TAG:
         raise UsageError("--verify tag is for gitboot run, which follows a tag; compare with --verify head or range")
     if not range and accepted is None:
@@ -133,6 +143,7 @@ def command(
         *(["--each-merge"] * each_merge),
         *since,
         *instant,
+        *(["--verified", str(verified)] if verified is not None else []),
         *_format_flags(limits),
         *asked,
     ]
@@ -148,6 +159,7 @@ def command(
         counted_before=found.base_acknowledgements,
         known_changes=found.changes() if found.changes is not None else None,
         writer=found.writer,
+        signature_results=signature_results,
     )
     result = structs.replace(result, signers=found.signers)
     for output in outputs:
@@ -156,6 +168,20 @@ def command(
     if detailed_exitcode:
         codes[ReviewOutcome.FINE] = Exit.CHANGES
     sys.exit(codes.get(result.outcome, Exit.FINE))
+
+
+def _read_signature_results(file: Path) -> SignatureResults:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MAX_RESULTS_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_RESULTS_BYTES:
+        raise UsageError(f"{file} has more than {_MAX_RESULTS_BYTES:,} bytes")
+    return parse_signature_results(content, str(file))
+
+
+_MAX_RESULTS_BYTES: Final = 64 << 20
 
 
 def _format_flags(options: Mapping[str, object]) -> list[str]:
@@ -403,9 +429,10 @@ def _escape_field(value: Any, *names: str) -> Any:
     return value
 
 
-_MAX_GROUPS: Final = 50  # maximum number of groups to show
-_MAX_DIFF_LINES: Final = 400  # maximum number of lines to show from a rendered diff
-_MAX_LIMITS: Final = 20  # maximum number of limits to show
+_MAX_GROUPS: Final = 50  # shown groups
+_MAX_DIFF_LINES: Final = 400  # shown lines of a rendered diff
+_MAX_LIMITS: Final = 20  # shown limits
+_MAX_IMAGES: Final = 20  # shown images
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
     ReviewOutcome.INVALID: "red",
@@ -422,6 +449,7 @@ def format_review_text(review: Review, prefix: str) -> str:
         _format_blast_radius(review),
         _format_guards(review),
         _format_dangers(review),
+        _format_provenance(review),
         _format_groups(review),
         _format_times(review),
         _format_documents(review),
@@ -489,6 +517,25 @@ def _format_dangers(review: Review) -> Iterator[str]:
         yield from (_wrap_lines(reason, "    ") for reason in danger.reasons[:5])
         if left := format_rest(len(danger.reasons) - 5, "reason"):
             yield f"    {left}"
+
+
+def _format_provenance(review: Review) -> Iterator[str]:
+    found = review.provenance
+    if found.images or found.rules or found.sources:
+        yield _format_heading("Provenance")
+    for image in found.images[:_MAX_IMAGES]:
+        yield _wrap_lines(f"BootImage/{image.image} {image.fate} at {':'.join(map(str, image.place))}")
+        yield from (_wrap_lines(f"{files}: {text}", "    ") for files, text in phrases.list_image_claims(image))
+    if left := format_rest(len(found.images) - _MAX_IMAGES, "image"):
+        yield f"  {left}: use -o json to see all"
+    for rule in found.rules:
+        at = f" at {':'.join(map(str, rule.place))}" if rule.place is not None else ""
+        yield _wrap_lines(f"ImageStream/{rule.stream}{at}: {phrases.format_rule_change(rule)}")
+    for source in found.sources:
+        at = f" at {':'.join(map(str, source.place))}" if source.place is not None else ""
+        yield _wrap_lines(f"ImageSource/{source.source}{at}: {phrases.format_source_change(source)}")
+    if any(map(phrases.has_unverified_claims, found.images)):
+        yield _wrap_lines(phrases.CLAIMS_NOTE)
 
 
 def _format_groups(review: Review) -> Iterator[str]:

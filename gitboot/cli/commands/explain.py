@@ -35,7 +35,17 @@ from gitboot.resolve.explanation import Explanation, Reason, explain
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.standard_streams import style
 
-_KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
+_KINDS: Final = (
+    "Fleet",
+    "Server",
+    "BootImage",
+    "ImageStream",
+    "ImageSource",
+    "BootProfile",
+    "BootPolicy",
+    "Maintenance",
+    "Any",
+)
 _WIDTH: Final = 40
 _COMMENT_COLOUR: Final = "bright_black"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,10 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import format_table
 from gitboot.jsonio import format_document, to_json_value
+from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance
+from gitboot.resolve.explanation import describe_origin
 from gitboot.standard_streams import style
-from gitboot.text import format_names
+from gitboot.text import format_count, format_names
 
 if TYPE_CHECKING:
     from gitboot.review.rollout_progress import ImageReport, Joining, StreamUse
@@ -68,7 +71,11 @@ def command(
 
     For each image and stream, gitboot counts the servers that boot it, and the servers that were installed with it. It
     then lists pins and holds with their reasons and deadlines, servers below the minimum version of their stream, and
-    the servers that the next steps of a rollout reach. --at sets the time for deadlines and windows.
+    the servers that the next steps of a rollout reach. Deadlines and windows depend on --at.
+
+    If images state their provenance, gitboot also lists the claims and the hosts of the files. `gitboot artifacts
+    signatures` verifies the claims. For each stream, gitboot lists the source that the stream follows, and whether
+    the stream requires signed images.
     """
     from gitboot.review.rollout_progress import report_images
 
@@ -96,8 +103,21 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
         for each in found.items
     ]
     yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows)
+    if any(provenance is not None for each in found.items for provenance in each.files.values()):
+        rows = [(each.name, _count_origins(each.files.values()), ", ".join(each.hosts)) for each in found.items]
+        yield format_table(("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"), rows)
     if found.streams:
         yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, found.streams))
+    rows = [
+        (each.name, _format_follow(each.follow) if each.follow is not None else "-", each.require_provenance)
+        for each in found.streams
+        if each.follow is not None or each.require_provenance is RequiredProvenance.SIGNED
+    ]
+    if rows:
+        yield format_table(("STREAM", "FOLLOWS", "REQUIRED PROVENANCE"), rows)
+    rows = [(str(each.document), each.image, each.stream) for each in found.uncovered]
+    if rows:
+        yield format_table(("BOOTS WITHOUT A STREAM", "IMAGE", "STREAM THAT REQUIRES SIGNED IMAGES"), rows)
     rows = [(stream.name, *row) for stream in found.streams for row in _format_next_servers(stream.joining)]
     if rows:
         yield format_table(("ROLLOUT", "PERCENT", "ADDED", "SERVERS"), rows)
@@ -120,6 +140,22 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
     rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
     if rows:
         yield format_table(("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"), rows)
+
+
+def _count_origins(files: Iterable[Provenance | None]) -> str:
+    """Return what an image claims about the digests of its files, the weakest claim first, each with its files."""
+    counts = Counter(map(describe_origin, files))
+    texts = sorted(counts, key=lambda text: (text.startswith("signed"), text != "not stated", text))
+    return ", ".join(text if len(counts) == 1 else f"{text}: {format_count(counts[text], 'file')}" for text in texts)
+
+
+def _format_follow(follow: Follow) -> str:
+    """Return the source that a stream follows, and the rules for its releases."""
+    parts = [follow.source, *([f"channel {follow.channel}"] if follow.channel is not None else [])]
+    parts += [f"from {follow.minimum_version}"] if follow.minimum_version is not None else []
+    parts += [f"below {follow.below_version}"] if follow.below_version is not None else []
+    parts += [f"after {follow.minimum_age}"] if follow.minimum_age != "0s" else []
+    return ", ".join((*parts, *follow.architectures, f"begins at {follow.percent} %"))
 
 
 def _format_stream(stream: StreamUse) -> tuple[str, ...]:

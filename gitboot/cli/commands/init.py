@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -27,12 +28,18 @@ CI: Final = (  # dot-files, which are not part of the fleet
     _GITLAB,
     ".pre-commit-config.yaml",
     ".github/workflows/gitboot-rollout.yml",
+    ".github/workflows/gitboot-update-images.yml",
+    ".gitea/workflows/gitboot.yml",
+    ".gitea/workflows/gitboot-update-images.yml",
+    ".gitea/workflows/gitboot-rollout.yml",
 )
 THIS_VERSION: Final = f"gitboot=={__version__}"
 SCHEMAS: Final = ".gitboot/schemas"  # in a dot-folder, which is not part of the fleet
 PACKAGES: Final = ".gitboot/requirements.txt"  # with hashes, for the CI jobs that use a token
 # The requirements of gitboot with hashes, written by `scripts/lock`.
 _REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
+# The script of the jobs that check the proposals of `gitboot update-images`, and open pull requests for them.
+_PROPOSE_IMAGES: Final = Path(__file__).with_name("propose_images.sh")
 
 
 @click.command(
@@ -61,8 +68,8 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     """Write a small fleet to start from.
 
     gitboot writes a fleet with one server, its images, a policy and a maintenance into DIR. The fleet has CI jobs for
-    GitHub and GitLab that check each change, comment on it, and advance rollouts. It also has a hook for pre-commit,
-    and JSON Schemas for editors.
+    GitHub, GitLab and Gitea that check each change, advance rollouts, and propose new images. The jobs for GitHub and
+    GitLab also comment on each change. The fleet has a hook for pre-commit, and JSON Schemas for editors.
 
     DIR must be empty or new. It may be an empty Git repository. With --subpath, only that folder must be empty or new.
     gitboot does not overwrite files.
@@ -108,13 +115,13 @@ def place_ci_file(name: str, subpath: str) -> str:
     slug = _find_subpath(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
-    return name.replace(".yml", f"{slug}.yml") if name.startswith(".github/") else name
+    return name.replace(".yml", f"{slug}.yml") if name.startswith((".github/", ".gitea/")) else name
 
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """Return the content of a file in the new fleet. Its CI jobs install the requirement ``gitboot``."""
     place = _find_subpath(subpath)
-    text = (SEED / name).read_text()
+    text = _PROPOSE.sub(lambda place: indent(_PROPOSE_IMAGES.read_text(), place[1]), (SEED / name).read_text())
     if name in CI and subpath:  # the fleet in the subpath has its own instance
         text = _VARIABLES.sub(rf"\g<0>_{place['slug'].strip('-').replace('-', '_').upper()}", text)
     for token, value in (
@@ -150,7 +157,10 @@ def _find_subpath(subpath: str) -> dict[str, str]:
     return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
 
 
-_VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT)\b")
+_PROPOSE: Final = re.compile(r"(?m)^( *)@PROPOSE_IMAGES@\n")
+_VARIABLES: Final = re.compile(
+    r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT|SIGNATURES|UPDATE_IMAGES)\b"
+)
 _PACKAGES: Final = """\
 # The packages for the CI jobs that have a token: gitboot and its dependencies, each package with its hash.
 # These jobs read this file from the default branch. Replace the file when you upgrade gitboot.
@@ -171,7 +181,7 @@ Wrote a fleet with one server to {directory}. Next steps:
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 
-Then commit, and see README.md. The variable GITBOOT in .github/ and .gitlab-ci.yml names the gitboot for CI.{hashes}\
+Then commit, and see README.md. The variable GITBOOT in the CI files names the gitboot for CI.{hashes}\
 """
 _HASH_MISSING: Final = f"""
 The CI jobs that write comments fail until you run the command in {PACKAGES}, which adds a hash.\

@@ -1,4 +1,4 @@
-"""`gitboot new`: write documents for new servers."""
+"""`gitboot new server`: write the documents of new servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gitboot.text import quote_words
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot new server web02 --mac 52:54:00:12:34:56")
 def new_command() -> None:
-    """Write the document of a new server."""
+    """Write the document of a new server or image."""
 
 
 @new_command.command(

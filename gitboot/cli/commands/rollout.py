@@ -26,7 +26,7 @@ from gitboot.cli.options import (
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.yaml import replace_scalar
 from gitboot.git.branch_writer import check_branch, is_proposed, propose
 from gitboot.git.snapshots import WORKTREE, find_fleet_folder, open_snapshot
@@ -250,15 +250,7 @@ def _build_change(
     """Return the file that the next step changes, its new content, and the fleet after this change."""
     origin = repository.origins[Id("ImageStream", step.stream)]
     content = replace_scalar(snapshot.read(origin.blob), origin.document, _PERCENT_FIELD, str(step.next))
-    blob = BlobId(f"step {step.next} of {step.stream}")
-    changed = structs.replace(
-        snapshot,
-        revision=Revision(f"{snapshot.revision} and {blob}"),
-        blobs={**snapshot.blobs, origin.path: blob},
-        read=lambda each: content if each == blob else snapshot.read(each),
-        changed=None,
-    )
-    return origin.path, content, changed
+    return origin.path, content, snapshot.replace_files({origin.path: content}, f"step {step.next} of {step.stream}")
 
 
 def _format_message(step: RolloutProgress) -> str:

@@ -83,7 +83,7 @@ _SECTIONS: Final = {  # sections of the help page; the first section contains th
         *("subpath", "poll_s", "git_credentials", "git_ssh", "ca_bundle", "push_secret"),
         *("allow_empty", "allow_rewind", "allow_takeover"),
     ),
-    "Signatures": ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need"),
+    "Signatures": ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need", "image_keys"),
     "Publishing and serving": ("output_group", "targets", "check_assets", "workers", "spool"),
     "API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls"),
     "Ledger and standby": ("ledger", "ledger_password", "site", "accepted_filesystems"),
@@ -214,6 +214,12 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     default=300,
     show_default=True,
     help="Seconds between two checks of an available artifact. gitboot checks a missing artifact sooner.",
+)
+@click.option(
+    "--image-keys",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory with more keys that may sign images, for streams with requireProvenance: signed. `gitboot "
+    "artifacts signatures` explains the files. Default: only the keys of vendors that gitboot ships.",
 )
 @click.option(
     "--spool",
@@ -474,7 +480,9 @@ def _build_settings(
     )
     return Settings(
         artifacts=ArtifactSettings(
-            check=CheckAssets(given.pop("check_assets")), every_s=given.pop("check_assets_every_s")
+            check=CheckAssets(given.pop("check_assets")),
+            every_s=given.pop("check_assets_every_s"),
+            image_keys=given.pop("image_keys"),
         ),
         forge=forge if project else None,
         git=git,

@@ -561,10 +561,21 @@ def watch_artifacts(
         return
     from gitboot.artifacts.availability import Fetcher
     from gitboot.artifacts.fetchers import FallbackFetcher, FolderFetcher, PrefixFetcher, WebFetcher
+    from gitboot.artifacts.required_signatures import BootFileVerifier
 
     web = WebFetcher()
+    vendors = WebFetcher(uses_proxies=True)  # for signatures, which machines do not fetch
 
     def build_fetchers(bases: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
+        by_prefix, here = list_fetchers(bases)
+        is_read = settings.artifacts.check is CheckAssets.READ
+        return PrefixFetcher(by_prefix), lambda url: is_read or url.startswith(tuple(here))
+
+    def build_signature_fetcher(bases: tuple[str, ...]) -> Fetcher:
+        return PrefixFetcher({**list_fetchers(bases)[0], "http://": vendors, "https://": vendors})
+
+    def list_fetchers(bases: tuple[str, ...]) -> tuple[dict[str, Fetcher], set[str]]:
+        """Return fetchers by prefix, and the prefixes that are folders of this host."""
         own, *sites = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
         mirrored: dict[str, Fetcher] = {
@@ -579,16 +590,19 @@ def watch_artifacts(
             served = f"{bases[0]}/assets/"
             by_prefix[served] = FolderFetcher(settings.assets, served)
             here.add(served)
-        is_read = settings.artifacts.check is CheckAssets.READ
-        return PrefixFetcher(by_prefix), lambda url: is_read or url.startswith(tuple(here))
+        return by_prefix, here
 
-    before = read_sightings(settings, store)
-    every_s = settings.artifacts.every_s
-    lookout = ThreadedArtifactWatch(
-        build_fetchers, before=before, results=ReadResults(cache), every_s=every_s, wake=wake
-    )
-    with closing(lookout):
-        yield lookout
+    with closing(BootFileVerifier(settings.artifacts.image_keys, build_signature_fetcher)) as verifier:
+        lookout = ThreadedArtifactWatch(
+            build_fetchers,
+            before=read_sightings(settings, store),
+            results=ReadResults(cache),
+            every_s=settings.artifacts.every_s,
+            wake=wake,
+            verify=verifier.verify,
+        )
+        with closing(lookout):
+            yield lookout
 
 
 def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:

@@ -87,6 +87,7 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True):
 
     check: CheckAssets = CheckAssets.HEAD
     every_s: float = 300
+    image_keys: Path | None = None  # directory with keys of images beside those that gitboot ships
 
 
 class Settings(Struct, frozen=True, kw_only=True):

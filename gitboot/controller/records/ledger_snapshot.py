@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field, structs
 
-from gitboot.artifacts.availability import Presence, Sighting, is_withheld
+from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.credentials import CredentialUse
 from gitboot.bmc.identity import PinnedIdentity
 from gitboot.bmc.override_state import OverrideRecord
@@ -97,7 +97,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
         """Return the missing files that prevent gitboot from offering boots in a decision."""
-        if self.sightings is None:
+        if self.sightings is None and not any(decision.proofs):
             return frozenset()
         return decision.find_withheld_files(partial(is_withheld, sightings=self.sightings))
 
@@ -282,7 +282,7 @@ class KnowledgeUpdate:
         if self.sightings is self.before.sightings:
             return False
         before, now = (
-            {file: (each.presence, each.message) for file, each in found if each.presence is not Presence.UNKNOWN}
+            {file: (each.presence, each.message, each.signer) for file, each in found if each.is_known}
             for found in ((self.before.sightings or {}).items(), (self.sightings or {}).items())
         )
         return before != now

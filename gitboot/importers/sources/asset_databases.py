@@ -18,7 +18,6 @@ from gitboot.importers.inventory import (
     as_mapping,
     as_mappings,
     as_text,
-    build_document_name,
     get_nested,
     group_rows,
     parse_address,
@@ -37,6 +36,7 @@ from gitboot.importers.inventory import (
     remark_missing,
     translate_arguments,
 )
+from gitboot.model.scalars import build_document_name
 
 _Row = Mapping[str, Any]
 

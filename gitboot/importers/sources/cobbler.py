@@ -16,7 +16,6 @@ from gitboot.importers.inventory import (
     Texts,
     as_mapping,
     as_text,
-    build_document_name,
     get_nested,
     list_address,
     parse_architecture,
@@ -30,6 +29,7 @@ from gitboot.importers.inventory import (
     remark_missing,
     translate_arguments,
 )
+from gitboot.model.scalars import build_document_name
 from gitboot.resolve.kernel_arguments import REPEATED, argument_name
 
 _INHERIT: Final = "<<inherit>>"

@@ -25,7 +25,6 @@ from gitboot.importers.inventory import (
     as_list,
     as_mapping,
     as_text,
-    build_document_name,
     parse_address,
     read_mac,
     remark_guessed,
@@ -34,7 +33,7 @@ from gitboot.importers.inventory import (
     remark_lost,
     remark_missing,
 )
-from gitboot.model.scalars import MacAddress
+from gitboot.model.scalars import MacAddress, build_document_name
 
 
 class _Host(Struct, frozen=True, kw_only=True):

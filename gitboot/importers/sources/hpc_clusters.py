@@ -20,7 +20,6 @@ from gitboot.importers.inventory import (
     as_mapping,
     as_mappings,
     as_text,
-    build_document_name,
     get_nested,
     list_address,
     parse_address,
@@ -39,7 +38,7 @@ from gitboot.importers.inventory import (
     remove_secrets,
     translate_arguments,
 )
-from gitboot.model.scalars import MacAddress
+from gitboot.model.scalars import MacAddress, build_document_name
 
 # xCAT
 

@@ -15,7 +15,6 @@ from gitboot.importers.inventory import (
     Texts,
     as_mappings,
     as_text,
-    build_document_name,
     get_nested,
     group_rows,
     parse_architecture,
@@ -30,6 +29,7 @@ from gitboot.importers.inventory import (
     remark_missing,
     translate_arguments,
 )
+from gitboot.model.scalars import build_document_name
 
 _RAMDISK_ARGUMENTS: Final = (
     "root=/dev/ram0",

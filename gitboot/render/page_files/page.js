@@ -404,7 +404,8 @@ async function showImages() {
   const [decided, provisioned, kept] = ["decided", "provisioned", "kept"].map(count);
   const streams = (image) => shared.streams.filter((each) => [each.current, each.rollout].includes(image)).map((each) => each.name).join(", ");
   const images = Object.entries(shared.images).map(([image, version]) =>
-    [image, version, String(decided.get(image) ?? 0), String(provisioned.get(image) ?? 0), streams(image) || null]);
+    [image, version, String(decided.get(image) ?? 0), String(provisioned.get(image) ?? 0), streams(image) || null,
+      shared.provenance?.[image]?.join(", ")]);
   const behind = [...shared.optOuts].sort((a, b) => ((a.until ?? "9") < (b.until ?? "9") ? -1 : 1)).map((each) => {
     const overdue = each.until && Date.parse(each.until) <= Date.now();
     const until = element("span");
@@ -412,9 +413,9 @@ async function showImages() {
     return [each.what, each.image, until, String(kept.get(each.id) ?? 0), each.reason];
   });
   return [
-    part("Images", table("Servers by image", ["Image", "Version", "Decided for", "Provisioned with", "In streams"], images)),
-    part("Streams", shared.streams.length ? table("Images of each stream", ["Stream", "Current", "Rollout", "Percent", "Next", "Source"],
-      shared.streams.map((each) => [each.name, each.current, each.rollout, each.rollout && `${each.percent} %`, each.rollout && next(each), line(shared.commit, each.path, each.line)]))
+    part("Images", table("Servers by image", ["Image", "Version", "Decided for", "Provisioned with", "In streams", "Claimed provenance"], images)),
+    part("Streams", shared.streams.length ? table("Images of each stream", ["Stream", "Current", "Rollout", "Percent", "Next", "Follows", "Required provenance", "Source"],
+      shared.streams.map((each) => [each.name, each.current, each.rollout, each.rollout && `${each.percent} %`, each.rollout && next(each), each.follows, each.requires, line(shared.commit, each.path, each.line)]))
       : element("p", "There are no streams.")),
     part("Pins and holds", behind.length ? table("Servers that keep an image", ["Pin or hold", "Image", "Until", "Servers", "Reason"], behind)
       : element("p", "There are no pins or holds.")),

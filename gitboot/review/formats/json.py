@@ -19,6 +19,7 @@ from gitboot.review.decision_changes import Changes
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange
 from gitboot.review.formats import phrases
 from gitboot.review.guards import format_ack_line
+from gitboot.review.image_provenance import FileClaim
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk
@@ -184,12 +185,77 @@ class ServerFacts:
 
 
 @structure
+class FileClaimFacts:
+    """A file of a new or edited image, and where its digest comes from, as the image claims."""
+
+    file: str = Field(description="The architecture and the field, such as x86_64.kernel.")
+    sha256: str
+    claim: Literal["signed", "published", "firstSeen"] | None = Field(
+        description="Where the digest comes from, as the image claims; null: not stated."
+    )
+    key: str | None = Field(description="The key that signed, as the image claims.")
+    url: str | None = Field(description="The list, index or signature that has the digest, as the image claims.")
+    before: Literal["signed", "published", "firstSeen"] | None = Field(
+        description="The claim of the old commit; for a new file as `claim`."
+    )
+    names_signature: bool = Field(description="Whether the image names a signature for the file.")
+    verified_by: str | None = Field(description="The trusted key that signed the file; null: not verified.")
+    signer: str | None = Field(description="The name of this key.")
+    fault: str | None = Field(description='Why a check of the signature failed, after "it is".')
+    text: str = Field(description="The claim and the check, as people see them.")
+
+
+@structure
+class ProvenanceFacts:
+    """A BootImage that was added, or whose files or provenance were edited."""
+
+    image: str
+    fate: Literal["added", "edited"]
+    path: str
+    line: int
+    column: int
+    files: tuple[FileClaimFacts, ...]
+
+
+@structure
 class ImageFacts:
     """A BootImage that was added, removed or edited."""
 
     image: str
     fate: Literal["added", "removed", "edited"]
     servers: int = Field(description="Servers that can boot it, before or after.")
+
+
+@structure
+class StreamRuleFacts:
+    """A changed field of a stream: `follow` or `requireProvenance`."""
+
+    stream: str
+    field: str
+    old: Any
+    new: Any
+    lowers: bool = Field(description="Whether the stream no longer requires signed images.")
+
+
+@structure
+class SourceFacts:
+    """An ImageSource that was added, removed or edited."""
+
+    source: str
+    fate: Literal["added", "removed", "edited"]
+    replaces_built_in: bool = Field(description="Whether it is new and replaces a source that gitboot ships.")
+    fields: tuple[FieldFacts, ...] = Field(description="The changed fields of an edited source.")
+
+
+@structure
+class ProvenanceRiskFacts:
+    """A way in which images may newly boot without the signatures that a stream requires."""
+
+    stream: str
+    reason: str
+    path: str | None
+    line: int | None
+    column: int | None
 
 
 @structure
@@ -265,6 +331,14 @@ class DiffFacts:
     access: tuple[AccessFacts, ...] = Field(description="Changed settings that control which clients may fetch.")
     images: tuple[ImageFacts, ...]
     claims: tuple[ClaimFacts, ...] = Field(description="Images that newly claim to write no disk.")
+    provenance: tuple[ProvenanceFacts, ...] = Field(
+        description="New and edited images: where the digests of their files come from, as the images claim."
+    )
+    streams: tuple[StreamRuleFacts, ...] = Field(description="Changes of follow and requireProvenance.")
+    sources: tuple[SourceFacts, ...] = Field(description="Changed sources of images.")
+    provenance_risks: tuple[ProvenanceRiskFacts, ...] = Field(
+        description="Ways in which images may newly boot without the signatures that a stream requires."
+    )
     groups: tuple[GroupFacts, ...]
     servers: tuple[ServerFacts, ...]
     documents: tuple[DocumentFacts, ...] = Field(description="Changed documents that change no decision.")
@@ -307,6 +381,29 @@ def as_json(review: Review) -> str:
         else (),
         claims=tuple(
             _copy_fields(ClaimFacts, each, author=each.writer, **_place_facts(each.place)) for each in review.claims
+        ),
+        provenance=tuple(
+            _copy_fields(
+                ProvenanceFacts, each, files=tuple(map(_file_claim_facts, each.files)), **_place_facts(each.place)
+            )
+            for each in review.provenance.images
+        ),
+        streams=tuple(
+            StreamRuleFacts(
+                stream=each.stream,
+                field=each.change.dotted_path,
+                old=each.change.old,
+                new=each.change.new,
+                lowers=each.lowers,
+            )
+            for each in review.provenance.rules
+        ),
+        sources=tuple(
+            _copy_fields(SourceFacts, each, fields=_field_facts(each.fields)) for each in review.provenance.sources
+        ),
+        provenance_risks=tuple(
+            ProvenanceRiskFacts(stream=each.stream, reason=each.reason, **_place_facts(each.place))
+            for each in phrases.list_provenance_risks(review.provenance)
         ),
         groups=tuple(map(_group_facts, review.groups)),
         servers=_server_facts(review.groups),
@@ -351,6 +448,22 @@ def _count_facts(changes: Changes) -> CountFacts:
     )
 
 
+def _file_claim_facts(claim: FileClaim) -> FileClaimFacts:
+    claimed = claim.claimed
+    return _copy_fields(
+        FileClaimFacts,
+        claim,
+        claim=claimed.digest.value if claimed is not None else None,
+        key=claimed.key if claimed is not None else None,
+        url=claimed.url if claimed is not None else None,
+        before=claim.before.digest.value if claim.before is not None else None,
+        verified_by=claim.verified_by.key if claim.verified_by is not None else None,
+        signer=claim.verified_by.name if claim.verified_by is not None else None,
+        fault=claim.result.fault if claim.result is not None else None,
+        text=phrases.format_file_claim(claim),
+    )
+
+
 def _group_facts(group: Group) -> GroupFacts:
     causes = (
         _copy_fields(
@@ -378,7 +491,7 @@ def _group_facts(group: Group) -> GroupFacts:
     )
 
 
-def _place_facts(place: tuple[str, int, int] | None) -> dict[str, str | int | None]:
+def _place_facts(place: tuple[str, int, int] | None) -> dict[str, Any]:
     return dict(zip(("path", "line", "column"), place or (None, None, None), strict=True))
 
 

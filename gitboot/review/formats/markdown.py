@@ -15,6 +15,7 @@ from gitboot.problems import Code, Problem, Severity
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard
+from gitboot.review.image_provenance import Place
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk
@@ -59,7 +60,8 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
     """
     markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
     head = (*markers, *_render_verdict(review, folder))
-    begin = "\n".join((*head, *_render_areas(review), *_render_guards(review), *_render_dangers(review)))
+    summary = (*_render_areas(review), *_render_guards(review), *_render_dangers(review), *_render_provenance(review))
+    begin = "\n".join((*head, *summary))
     end = "\n".join(
         (*_render_effects(review), *_render_documents(review), *_render_problems(review), *_render_next_steps(review))
     )
@@ -68,7 +70,7 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
     if left:
         number = format_count(left, "group")
         notice = f"\n**{number} of changes not shown.** To see all, run {format_code(review.command)}"
-        begin = "\n".join((*head, notice, *_render_areas(review), *_render_guards(review), *_render_dangers(review)))
+        begin = "\n".join((*head, notice, *summary))
     return "\n".join(part for part in (begin, "\n".join(lines), end) if part) + "\n"
 
 
@@ -153,6 +155,29 @@ def _render_dangers(review: Review) -> Iterator[str]:
         yield from (f"  - {format_code(reason)}" for reason in danger.reasons[:5])
         if left := format_rest(len(danger.reasons) - 5, "reason"):
             yield f"  - {left}"
+
+
+def _render_provenance(review: Review) -> Iterator[str]:
+    lines = []
+    for image in review.provenance.images:
+        at = ":".join(map(str, image.place))
+        lines.append(f"- {format_code(f'BootImage/{image.image}')} {image.fate} at {format_code(at)}")
+        lines += (f"  - {format_code(files)}: {format_code(text)}" for files, text in phrases.list_image_claims(image))
+    for rule in review.provenance.rules:
+        at = f" at {format_code(':'.join(map(str, rule.place)))}" if rule.place is not None else ""
+        lines.append(
+            f"- {format_code(f'ImageStream/{rule.stream}')}{at}: {format_code(phrases.format_rule_change(rule))}"
+        )
+    for source in review.provenance.sources:
+        at = f" at {format_code(':'.join(map(str, source.place)))}" if source.place is not None else ""
+        text = phrases.format_source_change(source)
+        lines.append(f"- {format_code(f'ImageSource/{source.source}')}{at}: {format_code(text)}")
+    if not lines:
+        return
+    yield "\n### Provenance\n"
+    yield from _limit_lines(lines, "line")
+    if any(map(phrases.has_unverified_claims, review.provenance.images)):
+        yield f"\n{phrases.CLAIMS_NOTE}"
 
 
 # Groups
@@ -279,18 +304,20 @@ def _render_next_steps(review: Review) -> Iterator[str]:
         return
     if lines := review.ack_lines:
         yield "\nTo accept it after you have checked it, add to the message of the last commit:\n"
-        yield _format_code_block(list(lines))
+        yield format_code_block(list(lines))
         if review.steps:
             yield "\nOr acknowledge each commit in a later message:\n"
             for step in review.steps:
                 yield f"{format_code(step.commit[:12])}\n"
-                yield _format_code_block(list(step.lines))
+                yield format_code_block(list(step.lines))
     yield f"\n{review.approval_note}:\n"
-    yield _format_code_block([review.approval])
+    yield format_code_block([review.approval])
 
 
-def _format_code_block(lines: list[str]) -> str:
-    return "\n".join(["```text", *lines, "```"])
+def format_code_block(lines: list[str]) -> str:
+    """Return a code block that its lines cannot end."""
+    fence = _make_fence("\n".join(lines), 3)
+    return "\n".join([f"{fence}text", *lines, fence])
 
 
 # Escaping
@@ -340,7 +367,17 @@ def as_problems(review: Review) -> tuple[Problem, ...]:
         _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
         for each in review.ignored_lines
     )
-    return (*_trip_problems(review), *_danger_problems(review), *unheeded, *review.head.problems)
+    claims = (
+        _make_annotation(
+            review,
+            [image.place],
+            Code.UNVERIFIED_PROVENANCE,
+            f"BootImage/{image.image}: " + "; ".join(map(": ".join, phrases.list_image_claims(image))),
+        )
+        for image in review.provenance.images
+        if any(each.claimed is not None and each.verified_by is None for each in image.files)
+    )
+    return (*_trip_problems(review), *_danger_problems(review), *claims, *unheeded, *review.head.problems)
 
 
 def _trip_problems(review: Review) -> Iterator[Problem]:
@@ -374,9 +411,9 @@ def _danger_problems(review: Review) -> Iterator[Problem]:
     for change in review.changes.access if review.changes is not None else ():
         message = f"{Risk.ACCESS}: {phrases.format_access_change(change)}"
         yield _make_annotation(review, [_locate_in_fleet(review, *change.field.split("."))], Code.DANGEROUS, message)
-
-
-Place = tuple[str, int, int]  # (path, line, column)
+    for risk in phrases.list_provenance_risks(review.provenance):
+        places = [risk.place] if risk.place is not None else []
+        yield _make_annotation(review, places, Code.DANGEROUS, f"{Risk.PROVENANCE}: {risk.reason}")
 
 
 def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:

@@ -6,10 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
+from gitboot.model.boot_image import DigestOrigin, Provenance
+from gitboot.resolve.explanation import describe_origin
 from gitboot.review.change_groups import ChangeCause, Group, Outlier
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange, UnknownCause, UnknownReason
 from gitboot.review.document_changes import (
@@ -19,6 +21,14 @@ from gitboot.review.document_changes import (
     FieldChange,
 )
 from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, Area, Guard, Limits, Trip
+from gitboot.review.image_provenance import (
+    FileClaim,
+    ImageProvenance,
+    Place,
+    ProvenanceChanges,
+    SourceChange,
+    StreamRuleChange,
+)
 from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets
 from gitboot.review.risks import Effect, EffectTime, Risk
 from gitboot.text import format_count, format_names, format_rest
@@ -261,6 +271,107 @@ def format_claim(image: str, place: tuple[str, int, int], writer: str | None) ->
     path, line, _ = place
     author = f"written by {writer}" if writer is not None else "not committed yet"
     return f"BootImage/{image} claims for the first time to write no disk ({path}:{line}, {author})"
+
+
+# Provenance of images
+
+
+def format_origin(provenance: Provenance | None) -> str:
+    """Return where a digest comes from, with the URL of its list or signature."""
+    origin = describe_origin(provenance)
+    return f"{origin} ({provenance.url})" if provenance is not None and provenance.url is not None else origin
+
+
+def format_file_claim(claim: FileClaim) -> str:
+    """Return what an image claims about the digest of a file, and the result of a check of the signature."""
+    origin, claimed = format_origin(claim.claimed), claim.claimed
+    shown = f"claims: {origin}" if claimed is not None else origin
+    is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED
+    if is_signed and not claim.names_signature:
+        shown += ", but the image names no signature"
+    if claim.before != claimed:
+        shown += f"; before: {format_origin(claim.before)}"
+    if (signer := claim.verified_by) is not None:
+        is_same_key = claimed is not None and _fold_key(claimed.key or "") == _fold_key(signer.key)
+        return f"verified: signed by {signer}" + ("" if is_same_key else f"; {shown}")
+    if claim.result is not None and (claim.result.fault is not None or is_signed):
+        fault = f"it is {claim.result.fault}" if claim.result.fault is not None else "it has no signature"
+        return f"not verified: {fault}; {shown}"
+    return shown
+
+
+def _fold_key(key: str) -> str:
+    """Return a key to compare. People write fingerprints in groups of digits, in either case."""
+    return "".join(key.split()).upper().removeprefix("0X")
+
+
+def list_image_claims(image: ImageProvenance) -> list[tuple[str, str]]:
+    """Return the claims about the files of an image, with the files to which each claim applies."""
+    files_by_text: dict[str, list[str]] = {}
+    for claim in image.files:
+        files_by_text.setdefault(format_file_claim(claim), []).append(claim.file)
+    return [(format_names(files), text) for text, files in files_by_text.items()]
+
+
+def has_unverified_claims(image: ImageProvenance) -> bool:
+    """Return whether an image claims signatures that no check has verified."""
+    return any(
+        each.verified_by is None and each.claimed is not None and each.claimed.digest is DigestOrigin.SIGNED
+        for each in image.files
+    )
+
+
+CLAIMS_NOTE: Final = (
+    "A claim is a statement of the document. To verify claims, run `gitboot artifacts signatures -o json=FILE`, and "
+    "pass FILE to `gitboot diff --verified`."
+)
+
+
+def format_rule_change(rule: StreamRuleChange) -> str:
+    """Return the old and the new value of a rule of a stream."""
+    return format_change(rule.change._replace(old=_join_rules(rule.change.old), new=_join_rules(rule.change.new)))
+
+
+def _join_rules(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return ", ".join(f"{name}: {format_value(each)}" for name, each in value.items() if each != [])
+
+
+def format_source_change(source: SourceChange) -> str:
+    """Return the changed fields of a source of images, or that it was added or removed."""
+    if source.fields:
+        shown = "; ".join(map(format_change, source.fields[:_MAX_SOURCE_FIELDS]))
+        return " ".join(filter(None, (shown, format_rest(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
+    return f"{source.fate} in place of the built-in source" if source.replaces_built_in else source.fate
+
+
+_MAX_SOURCE_FIELDS: Final = 4
+
+
+class ProvenanceRisk(NamedTuple):
+    """A way in which images may newly boot without the signatures that a stream requires."""
+
+    stream: str
+    reason: str
+    place: Place | None  # None: the stream was removed
+
+
+def list_provenance_risks(provenance: ProvenanceChanges) -> Iterator[ProvenanceRisk]:
+    """Yield the ways in which images may newly boot without the signatures that a stream requires."""
+    for rule in provenance.lowered:
+        reason = f"ImageStream/{rule.stream} no longer requires signed images: {format_rule_change(rule)}"
+        yield ProvenanceRisk(rule.stream, reason, rule.place)
+    for left in provenance.left:
+        boots = "boots" if len(left.servers) == 1 else "boot"
+        reason = f"{format_names(left.servers, 3)} {boots} BootProfile/{left.profile}"
+        reason += f" without the signatures that ImageStream/{left.stream} requires"
+        yield ProvenanceRisk(left.stream, reason, left.place)
+    for boot, place in provenance.uncovered:
+        by = f" by BootProfile/{boot.profile}" if boot.document.kind != "BootProfile" else ""
+        reason = f"{boot.document} boots BootImage/{boot.image}{by} without ImageStream/{boot.stream}"
+        reason += ", which requires signatures of this image only while it is in the stream"
+        yield ProvenanceRisk(boot.stream, reason, place)
 
 
 # Groups

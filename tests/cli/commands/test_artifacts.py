@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +196,37 @@ def test_a_directory_is_read_instead_of_the_url_that_serves_it(work: Work, web: 
     assert found[f"{web.url}/assets/initrd"]["presence"] == "Missing"
     assert found[f"{web.url}/fra/assets/initrd"]["presence"] == "Verified"
     assert web.asked["HEAD", "/assets/vmlinuz"] == 0
+
+
+def test_files_of_an_archive_are_verified_and_downloaded(web: ArtifactServer, tmp_path: Path) -> None:
+    written_archive = io.BytesIO()
+    with tarfile.open(fileobj=written_archive, mode="w:xz") as archive:
+        for name, content in (("./amd64/linux", KERNEL), ("./amd64/initrd", INITRD)):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    web.put("/netboot.tar.xz", written_archive.getvalue())
+    url = f"{web.url}/netboot.tar.xz"
+    files = (
+        f"kernel: {{url: '{url}#amd64/linux', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}}}, "
+        f"initrds: [{{url: '{url}#amd64/initrd', sha256: {digest_of(INITRD)}}}]"
+    )
+    linux = document("BootImage", "linux-1", f"version: 1, architectures: {{x86_64: {{{files}}}}}")
+    outputs = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
+    made = (server("web01", "role: web"), linux, profile("web", "linux-1"), policy("web", "{matchLabels: {role: web}}"))
+    path, out = written(tmp_path / "fleet", outputs, *made), tmp_path / "boot"
+
+    verified = typed("artifacts", "verify", path, "--sources", "-o", "json", "--no-cache")
+    assert {each["presence"] for each in json.loads(verified.out)["items"]} == {"Verified"}
+    for _ in range(2):
+        assert typed("artifacts", "download", path, "--out", out).code == 0
+    assert (out / "o" / digest_of(KERNEL) / "kernel").read_bytes() == KERNEL
+    assert (out / "o" / digest_of(INITRD) / "initrd").read_bytes() == INITRD
+
+    other = written(tmp_path / "other", outputs, *(each.replace("amd64/linux", "arm64/linux") for each in made))
+    failed = typed("artifacts", "download", other, "--out", tmp_path / "none", "-o", "json")
+    assert failed.code == Exit.PARTIAL
+    assert "it has no file arm64/linux" in failed.out
 
 
 def test_an_interrupted_verification_continues_at_the_same_place(

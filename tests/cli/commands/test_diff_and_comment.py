@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,9 +12,10 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
+from tests.helpers.artifact_servers import artifact_server, digest_of
 from tests.helpers.evaluations import FLEET
-from tests.helpers.fleets import document, image, maintenance, policy, server
-from tests.helpers.git_repositories import Person, Work, allowed, ssh_person
+from tests.helpers.fleets import SHA, document, image, maintenance, policy, server
+from tests.helpers.git_repositories import Person, Work, allowed, by_gpg, gpg_people, ssh_person
 from tests.helpers.instance_with_bmcs import Done, typed
 
 BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
@@ -50,6 +52,74 @@ def facts(*arguments: str | Path) -> Any:
 
 def changed(*arguments: str | Path) -> list[str]:
     return [each["server"] for each in facts(*arguments)["servers"]]
+
+
+# Signatures of images
+
+
+def test_verified_signatures_are_shown_beside_the_claims(work: Work, tmp_path: Path) -> None:
+    claim = f"sha256: {SHA}, provenance: {{digest: signed, key: {'F' * 40}}}"
+    work.commit({"images/3.yaml": image("new-3", artifacts="kernel").replace(f"sha256: {SHA}", claim)})
+    (kernel,) = facts("main..topic")["provenance"][0]["files"]
+    assert (kernel["claim"], kernel["verifiedBy"]) == ("signed", None)
+    file = tmp_path / "signatures.json"
+    signer = {"key": "F" * 40, "name": "Vendor"}
+    file.write_text(json.dumps({"files": [{"image": "new-3", "sha256": SHA, "signer": signer, "fault": None}]}))
+    found = diff("main..topic", "--verified", file)
+    assert f"x86_64.kernel: verified: signed by Vendor ({'F' * 40})" in found.out
+    assert f"--verified {file}" in found.out  # the command that shows the review again
+    (kernel,) = facts("main..topic", "--verified", file)["provenance"][0]["files"]
+    assert (kernel["claim"], kernel["verifiedBy"]) == ("signed", "F" * 40)
+
+
+def test_the_check_of_signatures_feeds_the_review(work: Work, tmp_path: Path) -> None:
+    """A real signature, first of the file that the server has, then of another file."""
+    keys, kernel, results = tmp_path / "keys", tmp_path / "kernel", tmp_path / "signatures.json"
+    keys.mkdir()
+    kernel.write_bytes(b"kernel" * 1000)
+    with gpg_people("vendor") as people, artifact_server() as web:
+        (keys / "vendor.asc").write_bytes(people["vendor"].public.read_bytes())
+        web.put("/kernel", kernel.read_bytes())
+        web.put("/kernel.sig", by_gpg(people["vendor"], kernel))
+        signature = f"signature: {{openpgp: '{web.url}/kernel.sig'}}"
+        file = f"url: '{web.url}/kernel', sha256: {digest_of(kernel.read_bytes())}, {signature}"
+
+        def review(claim: str, code: int) -> str:
+            text = f"version: '3', architectures: {{x86_64: {{kernel: {{{file}, provenance: {claim}}}}}}}"
+            work.commit({"images/3.yaml": document("BootImage", "new-3", text)})
+            options = ("--image-keys", keys, "--since", "main", "-o", f"json={results}")
+            assert typed("artifacts", "signatures", work.path, *options).code == code
+            (files,) = (each["files"] for each in facts("main..topic", "--verified", results)["provenance"])
+            return str(files[0]["text"])
+
+        found = review("{digest: published}", 0)
+        key = found.partition("(")[2].partition(")")[0]
+        assert found == f"verified: signed by vendor <vendor@example.net> ({key}); claims: published"
+        true = f"{{digest: signed, key: {key}}}"
+        assert review(true, 0) == f"verified: signed by vendor <vendor@example.net> ({key})"
+        web.put("/kernel.sig", by_gpg(people["vendor"], keys / "vendor.asc"))
+        found = review(true, 3)
+        assert re.fullmatch(rf"not verified: it is .*changed after it was signed.*; claims: signed by {key}", found)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("{", "has no results of signatures"),
+        (" " * (64 << 20) + "{}", "has more than 67,108,864 bytes"),
+        (None, "No such"),
+    ],
+    ids=["malformed", "too large", "missing"],
+)
+def test_a_file_without_results_of_signatures_is_a_usage_error(
+    work: Work, tmp_path: Path, content: str | None, fault: str
+) -> None:
+    file = tmp_path / "signatures.json"
+    if content is not None:
+        file.write_text(content)
+    found = diff("main", "--verified", file)
+    assert (found.code, found.out) == (64, "")
+    assert fault in found.err and str(file) in found.err
 
 
 # Ranges

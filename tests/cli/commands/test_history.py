@@ -13,7 +13,7 @@ from gitboot import files
 from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
 from gitboot.resolve.provisioning_record import Record, encode_records
-from tests.helpers.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.fleets import SEED, SHA, document, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import typed
 
@@ -271,6 +271,50 @@ def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typ
     assert facts["items"][0]["provisioned"] is None and facts["revision"] == "WORKTREE"
     assert sorted(name for each in facts["streams"][0]["joining"] for name in each["servers"]) == [
         *("web01", "web11", "web12", "web13", "web14", "web15")
+    ]
+
+
+def test_images_show_claims_followed_sources_and_boots_without_a_required_signature(gitboot: Typed, work: Work) -> None:
+    key, url = "F" * 40, "https://vendor.test/kernel"
+    claims = f"{{kernel: {{url: '{url}', sha256: {SHA}, provenance: {{digest: signed, key: {key}}}}}, "
+    claims += f"initrds: [{{url: 'assets:a', sha256: {SHA}, provenance: {{digest: firstSeen}}}}, "
+    claims += f"{{url: 'assets:b', sha256: {SHA}}}]}}"
+    follow = (
+        "follow: {source: flatcar, channel: lts, minimumVersion: '2', belowVersion: '4', minimumAge: 3d, percent: 5}"
+    )
+    work.commit(
+        {
+            "s.yaml": document("ImageStream", "stable", f"current: flatcar-2, requireProvenance: signed, {follow}"),
+            "i.yaml": document("BootImage", "flatcar-2", f"version: '2', architectures: {{x86_64: {claims}}}"),
+            "p.yaml": profile("direct", "flatcar-2"),
+        }
+    )
+    _, out, _ = gitboot("images", work.path)
+    tables = [table.splitlines() for table in out.split("\n\n")]
+    (row,) = (line for line in tables[1] if line.startswith("flatcar-2"))
+    assert row.split()[1:7] == ["not", "stated:", "1", "file,", "first", "seen:"]
+    assert f"signed by {key}: 1 file" in " ".join(" ".join(tables[1]).split()).replace("assets, vendor.test ", "")
+    assert "assets, vendor.test" in row
+    assert " ".join(tables[3][1].split()) == (
+        "stable flatcar, channel lts, from 2, below 4, after 3d, begins at 5 % signed"
+    )
+    assert tables[4][1].split() == ["BootProfile/direct", "flatcar-2", "stable"]
+    facts = json.loads(gitboot("images", work.path, "-o", "json")[1])
+    (files,) = (each["files"] for each in facts["items"] if each["name"] == "flatcar-2")
+    assert files == {
+        "x86_64.kernel": {"digest": "signed", "key": key, "url": None},
+        "x86_64.initrds[0]": {"digest": "firstSeen", "key": None, "url": None},
+        "x86_64.initrds[1]": None,
+    }
+    (stream,) = facts["streams"]
+    assert (stream["follow"]["source"], stream["requireProvenance"]) == ("flatcar", "signed")
+    assert facts["uncovered"] == [
+        {
+            "document": {"kind": "BootProfile", "name": "direct"},
+            "profile": "direct",
+            "image": "flatcar-2",
+            "stream": "stable",
+        }
     ]
 
 

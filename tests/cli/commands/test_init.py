@@ -36,6 +36,7 @@ from gitboot.problems import Code, Severity
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import encode_records
+from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.fleets import at, server
 from tests.helpers.forges import (
     HARMLESS,
@@ -51,7 +52,7 @@ from tests.helpers.forges import (
     programs_of,
     shell,
 )
-from tests.helpers.git_repositories import Minisign, Work
+from tests.helpers.git_repositories import Minisign, Work, by_gpg, find_fingerprint, gpg_people
 
 ROOT = Path(__file__).parents[3]
 
@@ -194,11 +195,13 @@ def test_each_fleet_of_a_repository_has_its_own_ci(
     jobs = [yaml.safe_load((tmp_path / place_ci_file(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]
     assert jobs[0].keys() & jobs[1].keys() == {"variables"}
     for folder, own in (("infra/boot", "INFRA_BOOT"), ("lab", "LAB")):
-        workflows = [(tmp_path / place_ci_file(name, folder)).read_text() for name in (CI[0], CI[3])]
-        assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * 2
+        names = [name for name in CI if "workflows" in name]
+        workflows = [(tmp_path / place_ci_file(name, folder)).read_text() for name in names]
+        assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * len(names)
         assert {each.removeprefix("vars.") for each in re.findall(r"vars\.\w+", "".join(workflows))} == {
             *(f"GITBOOT_ACCEPTED_{own}", f"GITBOOT_IMAGE_KEYS_{own}", f"GITBOOT_ROLLOUT_{own}"),
-            *(f"GITBOOT_ROLLOUT_STEPS_{own}", f"GITBOOT_ROLLOUT_AFTER_{own}"),
+            f"GITBOOT_SIGNATURES_{own}",
+            *(f"GITBOOT_ROLLOUT_STEPS_{own}", f"GITBOOT_ROLLOUT_AFTER_{own}", f"GITBOOT_UPDATE_IMAGES_{own}"),
         }
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("GITBOOT_SUBPATH", folder)
@@ -408,6 +411,39 @@ def test_an_unsigned_image_fails_if_the_runner_has_keys(
     ran = job(fleet, host, programs, keys=str(keys))
     assert ran.failed[step] == 3, ran.out
     assert "GB4006" in ran.out
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_comment_shows_which_claims_about_signatures_are_verified(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    with artifact_server() as server, gpg_people("vendor") as people:
+        key = find_fingerprint(people["vendor"])
+        kernel = tmp_path / "vmlinuz"
+        kernel.write_bytes(b"kernel")
+        file: dict[str, Any] = {"url": f"{server.url}/vmlinuz", "sha256": server.put("/vmlinuz", b"kernel").sha256}
+        server.put("/vmlinuz.sig", by_gpg(people["vendor"], kernel))
+        file |= {"signature": {"openpgp": f"{server.url}/vmlinuz.sig"}, "provenance": {"digest": "signed", "key": key}}
+        image: dict[str, Any] = {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "kind": "BootImage",
+            "metadata": {"name": "metalos-1"},
+        }
+        image["spec"] = {"version": "1", "architectures": {"x86_64": {"kernel": file}}}
+        fleet.work.commit({"images/metalos-1.yaml": yaml.safe_dump(image)})
+        assert job(fleet, host, programs).failed == {}
+        assert f"claims: signed by {key}" in host.comments[0]["body"]
+        (keys / "vendor.asc").write_bytes(people["vendor"].public.read_bytes())
+        ran = job(fleet, host, programs, keys=str(keys))
+        assert ran.failed == {}, ran.out
+        assert f"claims: signed by {key}" not in host.comments[0]["body"]
+        assert re.search(rf"verified: signed by .*{key}", host.comments[0]["body"])
+        (keys / "vendor.asc").unlink()
+        ran = job(fleet, host, programs, signatures="true")  # the key is not one that gitboot ships
+        assert set(ran.failed.values()) == {3}
+        assert f"claims: signed by {key}" in host.comments[0]["body"]
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -649,7 +685,10 @@ def test_ci_installs_the_gitboot_version_that_wrote_it(path: str) -> None:
     assert 'pip install --quiet "$GITBOOT"' in text
 
 
-@pytest.mark.parametrize(("schema", "path"), [("github-workflows", CI[0]), ("gitlab-ci", CI[1])])
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [("gitlab-ci", CI[1]), *(("github-workflows", path) for path in CI if "workflows" in path)],
+)
 def test_the_ci_files_are_valid_for_their_host(schema: str, path: str) -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     checked = subprocess.run([*check, str(ROOT / "example-repo" / path)], capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import sys
@@ -320,16 +321,16 @@ def test_finding_s17_a_hash_recorded_by_pip_is_in_the_packages_file() -> None:
         pytest.param("gitboot/other", {"a.yaml": "1"}, "", id="another name"),
     ],
 )
-@pytest.mark.parametrize("is_github", [True, False], ids=["GitHub", "GitLab"])
+@pytest.mark.parametrize("forge", ["GitHub", "GitLab", "Gitea"])
 def test_the_job_that_pushes_a_rollout_checks_its_input(
-    branch: str, changed: dict[str, str], subpath: str, is_github: bool, fleet: Fleet, tmp_path: Path
+    branch: str, changed: dict[str, str], subpath: str, forge: str, fleet: Fleet, tmp_path: Path
 ) -> None:
     main = fleet.work.git("rev-parse", "main")
     fleet.work.git("switch", "--quiet", "--create", branch)
     fleet.work.commit(changed)
     temporary = fresh(tmp_path / "temporary")
     fleet.begin_job()
-    if is_github:
+    if forge == "GitHub":
         fleet.checkout(merged=True)
         (step,) = (
             each
@@ -337,6 +338,9 @@ def test_the_job_that_pushes_a_rollout_checks_its_input(
             if each.get("name") == "Propose"
         )
         script, bundle = step["run"], temporary / "gitboot" / "rollout.bundle"
+    elif forge == "Gitea":
+        (step,) = yaml.safe_load(build_seed_file(CI[7]))["jobs"]["propose"]["steps"]
+        script, bundle = step["run"], temporary / "made" / "rollout.bundle"
     else:
         script = "\n".join(yaml.safe_load(build_seed_file(CI[1]))["gitboot:propose"]["script"])
         bundle = fleet.job / "rollout" / f"{PIPELINE}.bundle"
@@ -356,6 +360,15 @@ def test_the_job_that_pushes_a_rollout_checks_its_input(
         "CI_DEFAULT_BRANCH": "main",
         **dict.fromkeys(("CI_SERVER_PROTOCOL", "CI_SERVER_HOST", "CI_SERVER_PORT", "CI_PROJECT_PATH"), "x"),
         "GITBOOT_TOKEN": "secret",
+        "TOKEN": "secret",
+        "TMPDIR": str(temporary),
+        "GITHUB_API_URL": "http://127.0.0.1:1",  # never called
+        "GITHUB_REF": "refs/heads/main",
+        "GITHUB_REF_NAME": "main",
+        "GITHUB_REPOSITORY": fleet.remote.stem,
+        "GITHUB_SERVER_URL": f"file://{fleet.remote.parent}",
+        "GITHUB_SHA": main,
+        "BUNDLE": base64.b64encode(bundle.read_bytes()).decode(),
     }
     code, out = shell(fleet.job, script, environment)
     assert code == 1, out

@@ -6,8 +6,11 @@ import json
 import re
 from dataclasses import replace
 
+import click
 import pytest
 
+from gitboot.cli.commands.diff_and_comment import format_review_text
+from gitboot.cli.problem_formats import format_github
 from gitboot.fleet.revision import Message
 from gitboot.problems import Code, Severity
 from gitboot.resolve.server_decision import Boot
@@ -66,6 +69,49 @@ def test_no_text_from_yaml_is_markdown_or_html() -> None:
     assert "script" not in outside
     assert "@" not in outside
     assert outside.count("<details>") == outside.count("</details>") == shown.count("<details><summary>")
+
+
+def test_no_text_of_a_vendor_is_markdown_html_or_a_command() -> None:
+    """The version, the kernel arguments, the URLs and the keys of an image may come from a vendor's server."""
+    hostile = HOSTILE.replace("\u202e", "")
+    quoted = json.dumps(hostile)
+    url = "https://vendor.test/@everyone/**x**/![x](http://x)/::error::/%0A"
+    text = image("flatcar-3", "userData: CloudInit").replace("version: '3'", f"version: {quoted}")
+    text = text.replace("}, initrds", f", provenance: {{digest: signed, key: {quoted}, url: '{url}'}}}}, initrds")
+    arguments = f"kernelArguments: ['a=`@everyone</details><script>', {json.dumps('b=' + hostile.replace(' ', ''))}]"
+    rollout = "current: flatcar-1, rollout: {image: flatcar-3, percent: 100}"
+    new = {
+        "images/3.yaml": text.replace("userData: CloudInit", f"userData: CloudInit, {arguments}"),
+        "stream.yaml": document(
+            "ImageStream",
+            "stable",
+            f"{rollout}, follow: {{source: flatcar, channel: {quoted}, belowVersion: {quoted}}}",
+        ),
+    }
+    review = reviewed(new)
+    shown = as_markdown(review)
+    assert shown.count("everyone") >= 4
+    outside = outside_code(shown)
+    assert not re.search("everyone|script|@|http|error|\\*\\*x", outside)
+    assert outside.count("<details>") == outside.count("</details>") == shown.count("<details><summary>")
+    commands = format_github(as_problems(review)).splitlines()
+    assert any("GB6004" in line and "everyone" in line for line in commands)
+    assert all(re.match("::(?:warning|error|notice) ", line) for line in commands)
+
+
+@for_each("text", ["a\x1b]0;owned\x07", "a\x9b31m", "a\u202eb", "a\n::error::owned", "a\r"])
+def test_no_format_contains_a_control_character_of_a_vendor(text: str) -> None:
+    claim = f", provenance: {{digest: signed, key: {json.dumps(text)}}}}}, initrds"
+    given = image("new-3").replace("version: '3'", f"version: {json.dumps(text)}").replace("}, initrds", claim)
+    review = reviewed({"images/3.yaml": given})
+    assert review.provenance.images
+    for shown in (
+        as_markdown(review),
+        as_json(review),
+        format_review_text(review, ""),
+        format_github(as_problems(review)),
+    ):
+        assert all(line.isprintable() and not line.startswith("::error::") for line in click.unstyle(shown).split("\n"))
 
 
 def test_no_problem_is_markdown_or_html() -> None:

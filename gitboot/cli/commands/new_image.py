@@ -1,0 +1,293 @@
+"""`gitboot new image`: write the document of a vendor's release, an image in a registry, or single files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from gitboot.artifacts.image_keys import VendorKeys
+from gitboot.artifacts.oci import OciReference
+from gitboot.child_processes import lift_processor_limit
+from gitboot.cli.commands.new_server import new_command
+from gitboot.cli.completion import complete_sources
+from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.main import Exit
+from gitboot.cli.options import (
+    VARIABLES,
+    OutputOption,
+    open_registries,
+    output_option,
+    path_option,
+    registry_options,
+    write_outputs,
+)
+from gitboot.cli.terminal import format_table, show_downloads, wrap_text
+from gitboot.errors import UsageError
+from gitboot.files import create_output_file
+from gitboot.fleet.resources import FleetRepository
+from gitboot.image_sources.find_releases import describe_local_files, describe_oci_image, describe_urls, find_source
+from gitboot.image_sources.image_builder import BuiltImage, ReleaseFinder, build_image, find_image_name, format_origin
+from gitboot.image_sources.releases import FileRole, Release, ReleaseFiles
+from gitboot.image_sources.vendor_sources import list_vendor_sources
+from gitboot.jsonio import format_document, to_json_value
+from gitboot.model.image_source import ImageSource
+from gitboot.model.scalars import Malformed, build_document_name, parse_name
+from gitboot.model.server import Architecture
+from gitboot.text import did_you_mean, format_names, quote_words
+
+image_keys_option = click.option(
+    "--image-keys",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory with more keys to accept: *.asc and *.gpg of OpenPGP, *.pub of minisign, *.toml of sigstore. "
+    "Default: only the keys that gitboot ships.",
+)
+
+
+@contextmanager
+def open_image_keys(directory: Path | None) -> Iterator[VendorKeys]:
+    """Yield the keys that gitboot ships, and those in a directory."""
+    with TemporaryDirectory(prefix="gitboot-") as scratch:
+        yield VendorKeys(directory, Path(scratch))
+
+
+_ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # of a single file, by the end of its name
+
+
+def _file_options(command: Any) -> Any:
+    texts = {
+        FileRole.KERNEL: "A Linux kernel",
+        FileRole.INITRD: "An initial ramdisk. Repeat the option for several ramdisks, in order",
+        FileRole.ROOTFS: "A root file system (squashfs)",
+        FileRole.UKI: "A unified kernel image",
+        FileRole.ISO: "A bootable ISO image",
+    }
+    for role, text in reversed(texts.items()):
+        name = str(role).removesuffix("s") if role is FileRole.INITRD else str(role)
+        is_list = role is FileRole.INITRD
+        option = click.option(
+            f"--{name}", str(role), multiple=is_list, metavar="URL|FILE", help=f"{text}. Default: none."
+        )
+        command = option(command)
+    return command
+
+
+@new_command.command(
+    "image",
+    context_settings=VARIABLES,
+    example="gitboot new image flatcar --channel stable --dry-run",
+    exit_codes={
+        Exit.FINE: "gitboot wrote or printed the document, or listed the sources",
+        Exit.INVALID: "the fleet has errors",
+        Exit.SOURCE: "the source did not respond, or its index or a file is wrong",
+        Exit.USAGE: "an option is wrong, or the image has a document already",
+    },
+    sections={
+        "Files, instead of a source": (*map(str, FileRole), "assets"),
+        "Registries and TLS": ("registries", "registry_credentials", "ca_bundle", "allow_token_over_http"),
+        "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
+    },
+)
+@click.argument("source", required=False, shell_complete=complete_sources)
+@click.argument("version", required=False)
+@path_option
+@click.option("--channel", metavar="NAME", help="The channel of the source. Default: the first channel of the source.")
+@click.option(
+    "--architecture",
+    "architectures",
+    multiple=True,
+    type=click.Choice([each.value for each in Architecture]),
+    help="Only this architecture. Repeat the option for several architectures. Default: all architectures of the "
+    "source, or x86_64 for single files.",
+)
+@click.option("--name", metavar="NAME", help="The name of the document. Default: SOURCE-VERSION.")
+@_file_options
+@click.option(
+    "--assets",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The directory that is served at baseURL/assets/, for files of this host. Each FILE must be below it.",
+)
+@image_keys_option
+@click.option("--dry-run", is_flag=True, help="Print the document. Write nothing.")
+@registry_options
+@output_option("text", "json")
+@evaluator_command
+def image(
+    source: str | None,
+    version: str | None,
+    path: Path,
+    channel: str | None,
+    architectures: tuple[str, ...],
+    name: str | None,
+    assets: Path | None,
+    image_keys: Path | None,
+    dry_run: bool,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    outputs: tuple[OutputOption, ...],
+    **roles: Any,
+) -> None:
+    """Write the document of a new image.
+
+    SOURCE is the name of an image source, or oci://HOST/NAME:TAG. Without SOURCE, gitboot lists the sources. VERSION is
+    a release of the source. Default: the newest release of the channel.
+
+    gitboot downloads and verifies all files, and writes images/NAME.yaml in the fleet, for a pull request. The document
+    states for each file where its digest comes from: from a signature of the vendor, from a published digest, or from
+    this first download. gitboot does not overwrite a document.
+
+    For an image without a source, name its files with --kernel, --initrd, --rootfs, --uki and --iso. SOURCE is then
+    the first part of the name. An https:// URL of an ISO image or of a UKI can be SOURCE too. gitboot looks for
+    checksum files beside each URL.
+    """
+    from gitboot.cli.commands.artifacts import build_fetchers
+    from gitboot.cli.evaluated_fleet import load_fleet
+
+    fleet = load_fleet(path, None)
+    lift_processor_limit()  # downloads need processor time too
+    if source is None:
+        sources = {each.metadata.name: each for each in list_vendor_sources()} | dict(fleet.image_sources)
+        _list_sources(dict(sorted(sources.items())), outputs)
+        return
+    registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
+    fetcher = build_fetchers(fleet.fleet.spec.base_url, assets, registry)
+    wanted = tuple(Architecture(each) for each in dict.fromkeys(architectures))
+    files = [(role, each) for role in FileRole for each in _list_values(roles[role])]
+    with open_image_keys(image_keys) as keys, show_downloads() as progress:
+        reader = ReleaseFinder(fetcher, keys, registry)
+        is_url = source.startswith(("http://", "https://"))
+        if is_url and not files:
+            files, source = [(_guess_role(source), source)], PurePosixPath(urlsplit(source).path).stem
+        is_image = source.startswith("oci://")
+        if channel is not None and (files or is_image):
+            raise UsageError("only an image source has channels: remove --channel")
+        if files:
+            if version is None:
+                raise UsageError("add VERSION: gitboot cannot find the version of single files")
+            default = source if version in source else f"{source}-{version}"
+            chosen = _check_name(fleet, path, name or build_document_name(default))
+            described = _describe_files(files, wanted, version, assets, reader)
+        elif is_image:
+            reference = OciReference.parse(source)
+            if version is not None:
+                raise UsageError("the tag of an image is its version: remove VERSION")
+            default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
+            chosen = _check_name(fleet, path, name or build_document_name(default))
+            described = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
+        else:
+            found = find_source(source, fleet.image_sources)
+            release = _find_release(reader, found, channel, version)
+            chosen = _check_name(fleet, path, name or find_image_name(release.source, release.version))
+            described = reader.describe_release(found, release, wanted)
+        built = build_image(described, fetcher, keys, progress, name=chosen)
+    file = path / "images" / f"{chosen}.yaml"
+    if not dry_run and not create_output_file(file, built.text.encode(), make_folders=True):
+        raise UsageError(f"{file} exists already: move the file, or choose another name with --name")
+    listed = {
+        "name": built.name,
+        "version": built.image.spec.version,
+        "file": None if dry_run else str(file),
+        "files": to_json_value(built.files),
+        "document": built.text,
+    }
+    text = partial(str, built.text) if dry_run else partial(_format_text, built, file, path)
+    write_outputs(outputs, json=partial(format_document, **listed), text=text)
+
+
+def _list_values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return given if isinstance(given, tuple) else (given,) if given is not None else ()
+
+
+def _guess_role(url: str) -> FileRole:
+    suffix = PurePosixPath(urlsplit(url).path).suffix.lower()
+    if suffix not in _ROLES:
+        raise UsageError(f"{url}: the name of the file does not end with .iso or .efi: use --kernel, --uki or --iso")
+    return _ROLES[suffix]
+
+
+def _check_name(fleet: FleetRepository, path: Path, name: str) -> str:
+    """Return the name of a new image. Raises `UsageError` before gitboot downloads files that it cannot use."""
+    try:
+        chosen = parse_name(name)
+    except Malformed as error:
+        raise UsageError(f"{error.message}; {error.hint}") from None
+    if chosen in fleet.images:
+        raise UsageError(f"BootImage/{chosen} exists already: choose another version, or another name with --name")
+    file = path / "images" / f"{chosen}.yaml"
+    if file.exists():
+        raise UsageError(f"{file} exists already: move the file, or choose another name with --name")
+    return chosen
+
+
+def _find_release(reader: ReleaseFinder, source: ImageSource, channel: str | None, version: str | None) -> Release:
+    releases = reader.list_releases(source, channel)
+    found = [each for each in releases if version in (None, each.version)]
+    if found:
+        return found[-1]
+    name, known = source.metadata.name, [each.version for each in reversed(releases)]
+    if version is None:
+        raise UsageError(f"{name} has no releases in this channel: choose another channel with --channel")
+    hint = did_you_mean(version, known, f"the newest releases are {format_names(known)}")
+    raise UsageError(f"{name} has no release {version!r}; {hint}")
+
+
+def _describe_files(
+    files: Sequence[tuple[FileRole, str]],
+    architectures: Sequence[Architecture],
+    version: str,
+    assets: Path | None,
+    reader: ReleaseFinder,
+) -> ReleaseFiles:
+    if len(architectures) > 1:
+        raise UsageError("single files have one architecture: remove the other --architecture options")
+    architecture = architectures[0] if architectures else Architecture.X86_64
+    urls = [(architecture, role, each) for role, each in files if each.startswith(("http://", "https://"))]
+    if len(urls) == len(files):
+        return describe_urls(urls, version, reader.fetcher)
+    if urls:
+        raise UsageError("name either URLs or files of this host, and not both")
+    if assets is None:
+        raise UsageError("files of this host need --assets: the directory that is served at baseURL/assets/")
+    local = []
+    for role, each in files:
+        file = Path(each).resolve()
+        if not file.is_relative_to(assets.resolve()):
+            raise UsageError(f"{each} is not below {assets}, so machines cannot fetch it: copy it there")
+        local.append((architecture, role, file, f"assets:{file.relative_to(assets.resolve()).as_posix()}"))
+    return describe_local_files(local, version)
+
+
+def _list_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOption]) -> None:
+    rows, items = [], []
+    for name, each in sources.items():
+        spec = each.spec
+        signed = "yes" if spec.keys else "no"
+        rows.append((name, spec.description or "-", signed, ", ".join(spec.channels) or "-"))
+        items.append(
+            {
+                "name": name,
+                "description": spec.description,
+                "channels": list(spec.channels),
+                "architectures": sorted(spec.architectures),
+                "keys": list(spec.keys),
+            }
+        )
+    header = ("SOURCE", "DESCRIPTION", "SIGNED", "CHANNELS")
+    text = partial(format_table, header, rows, shrinkable=[3])
+    write_outputs(outputs, json=partial(format_document, items=items), text=text)
+
+
+def _format_text(built: BuiltImage, file: Path, path: Path) -> str:
+    lines = [
+        wrap_text(f"{'.'.join(map(str, each.at))}: {format_origin(each)}", "", continuation="    ")
+        for each in built.files
+    ]
+    return "\n".join((*lines, f"wrote {file}; next step: gitboot validate {quote_words(path)}"))

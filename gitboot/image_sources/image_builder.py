@@ -1,0 +1,415 @@
+"""Image builder: download and verify the files of a release, and write its BootImage document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from hashlib import sha256, sha512
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from gitboot.artifacts.archives import ArchiveFetcher
+from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
+from gitboot.artifacts.fetchers import CHUNK
+from gitboot.artifacts.image_keys import ImageSigner, VendorKeys
+from gitboot.artifacts.oci import Registries
+from gitboot.artifacts.signatures import SignatureCheck
+from gitboot.errors import (
+    ArtifactMissing,
+    AssetError,
+    HostUnreachable,
+    IncompleteRelease,
+    MalformedIndex,
+    SourceUnavailable,
+    UntrustedRelease,
+)
+from gitboot.fleet.documents import read_resource, render_document
+from gitboot.fleet.yaml import parse
+from gitboot.image_sources.find_releases import describe_release, list_releases
+from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
+from gitboot.jsonio import Digest
+from gitboot.model.boot_image import BootImage, DigestOrigin, Provenance
+from gitboot.model.fields import InvalidDocument, to_yaml_value
+from gitboot.model.image_source import ImageSource
+from gitboot.model.scalars import (
+    NAME,
+    ArtifactUrl,
+    Malformed,
+    build_document_name,
+    parse_artifact_url,
+    quote_value,
+    split_member_url,
+)
+from gitboot.model.scalars import Path as FieldPath
+from gitboot.model.server import Architecture
+
+SOURCE: Final = "gitboot.dev/source"  # annotations of BootImages that gitboot wrote
+CHANNEL: Final = "gitboot.dev/channel"
+
+
+class DownloadProgress(Protocol):
+    """Shows the download of one file after the other."""
+
+    def begin(self, name: str, size: int | None) -> None:
+        """Show the download of another file. ``size`` is in bytes, or None if the server does not report it."""
+
+    def advance(self, size: int) -> None:
+        """Add bytes that were downloaded."""
+
+
+class ReleaseFinder(NamedTuple):
+    """Finds the releases of image sources, with the keys that may sign."""
+
+    fetcher: Fetcher
+    keys: VendorKeys
+    registries: Registries
+
+    def list_releases(self, source: ImageSource, channel: str | None) -> tuple[Release, ...]:
+        """Return the releases of a channel in ascending order, without prereleases."""
+        return list_releases(source, channel, self.fetcher, self.keys, registries=self.registries)
+
+    def describe_release(
+        self, source: ImageSource, release: Release, architectures: Collection[Architecture]
+    ) -> ReleaseFiles:
+        """Return the files of a release for these architectures, or for all architectures of the source if empty."""
+        options = {"registries": self.registries}
+        return describe_release(source, release, architectures, self.fetcher, self.keys, **options)
+
+
+class BuiltFile(Struct, frozen=True, kw_only=True):
+    """A file of a new BootImage, which gitboot has downloaded and verified."""
+
+    at: FieldPath  # the path below spec.architectures, such as ("x86_64", "initrds", 0)
+    url: str
+    sha256: Digest
+    size: int
+    provenance: Provenance
+
+
+class BuiltImage(Struct, frozen=True, kw_only=True):
+    """A new BootImage, as a value and as the text of its file."""
+
+    image: BootImage
+    text: str
+    files: tuple[BuiltFile, ...]
+
+    @property
+    def name(self) -> str:
+        return self.image.metadata.name
+
+
+def find_image_name(source: str, version: str) -> str:
+    """Return the name of the BootImage of a release: SOURCE-VERSION."""
+    return build_document_name(f"{source}-{version}")
+
+
+def build_image(
+    release_files: ReleaseFiles,
+    fetcher: Fetcher,
+    keys: VendorKeys,
+    progress: DownloadProgress,
+    *,
+    name: str | None = None,
+    settings: ImageSettings | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> BuiltImage:
+    """Download and verify all files of a release, and return its BootImage. The same files give the same text.
+
+    A signature has precedence over a published digest. A file of a vendor that signs must have a signature by one of
+    the vendor's keys. ``settings`` replace those of the source.
+
+    Raises `SourceUnavailable`, `IncompleteRelease`, `UntrustedRelease`, `MalformedIndex` and `AssetError`.
+    """
+    release = release_files.release
+    if not _VERSION.fullmatch(release.version):
+        cause = f"the version {quote_value(release.version)} has characters that gitboot does not accept"
+        raise MalformedIndex(release.index_url, cause, "versions have letters, digits, and any of . _ + ~ : -")
+    name = name or find_image_name(release.source, release.version)
+    for file in release_files.files:
+        _check_url(release_files, file)
+    for file in release_files.files:
+        _check_exists(fetcher, file)
+    with TemporaryDirectory(prefix="gitboot-") as folder:
+        downloads = _Downloads(fetcher, Path(folder), progress)
+        measured = [(file, _measure(downloads, file)) for file in release_files.files]
+        draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
+        progress.begin("signatures", None)
+        check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
+        with closing(check), _convert_errors(draft.title):
+            signers = _find_signers(draft, check, release_files)
+    origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
+    image = draft.read(origins)
+    return BuiltImage(
+        image=image,
+        text=draft.render(origins),
+        files=tuple(
+            BuiltFile(at=at, url=file.url, sha256=facts.sha256, size=facts.size, provenance=origins[at])
+            for at, file, facts in draft.list_files()
+        ),
+    )
+
+
+_VERSION: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}")
+
+
+# Downloads
+
+
+class _Facts(Struct, frozen=True, kw_only=True):
+    sha256: Digest
+    sha512: str
+    size: int
+
+
+class _Downloads:
+    """A fetcher that keeps each file in a folder, so that a second read needs no network.
+
+    `measure` stores a file. Other URLs, such as lists and signatures, are read from their server each time.
+    """
+
+    def __init__(self, fetcher: Fetcher, folder: Path, progress: DownloadProgress) -> None:
+        self._fetcher, self._folder, self._progress = fetcher, folder, progress
+        self._known: dict[str, tuple[Path, ArtifactHead, _Facts]] = {}
+
+    def head(self, url: str) -> ArtifactHead:
+        return self._known[url][1] if url in self._known else self._fetcher.head(url)
+
+    @contextmanager
+    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+        if url not in self._known:
+            with self._fetcher.read(url, offset) as content:
+                yield content
+            return
+        path, head, _ = self._known[url]
+        with path.open("rb") as stored:
+            stored.seek(offset)
+            yield Content(head, offset, iter(lambda: stored.read(CHUNK), b""))
+
+    def measure(self, url: str, most_bytes: int) -> _Facts:
+        """Download a file, and return its digests and its size."""
+        if url not in self._known:
+            path = self._folder / str(len(self._known))
+            digests, size = (sha256(), sha512()), 0
+            source = ArchiveFetcher(self) if split_member_url(url) is not None else self._fetcher
+            with source.read(url) as content, path.open("wb") as stored:
+                self._progress.begin(url.rpartition("/")[2], content.head.size)
+                for chunk in content.chunks:
+                    size += len(chunk)
+                    if size > most_bytes:
+                        raise IncompleteRelease(url, f"the file has more than {most_bytes:,} bytes", _REPORT)
+                    for digest in digests:
+                        digest.update(chunk)
+                    stored.write(chunk)
+                    self._progress.advance(len(chunk))
+            facts = _Facts(sha256=Digest(digests[0].hexdigest()), sha512=digests[1].hexdigest(), size=size)
+            self._known[url] = path, content.head, facts
+        return self._known[url][2]
+
+
+_REPORT: Final = "the vendor's files and its index differ: try again later, and report it to the vendor"
+
+
+def _check_url(release_files: ReleaseFiles, file: ReleaseFile) -> None:
+    try:
+        parse_artifact_url(file.url)
+    except Malformed as error:
+        raise MalformedIndex(release_files.release.index_url, error.message, error.hint) from None
+
+
+def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
+    """Find a missing file before gigabytes of other files are downloaded."""
+    if _is_local(file):
+        return
+    try:
+        with _convert_errors(file.url):
+            head = fetcher.head(file.url)
+    except SourceUnavailable:  # some servers refuse HEAD: the download shows whether they have the file
+        return
+    if None not in (file.size, head.size) and file.size != head.size:
+        raise IncompleteRelease(file.url, f"the index states {file.size} bytes, and the server {head.size}", _REPORT)
+
+
+def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
+    if _is_local(file) and file.sha256 is not None and file.size is not None:
+        return _Facts(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
+    most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
+    with _convert_errors(file.url):
+        if (member := split_member_url(file.url)) is None:
+            facts = downloads.measure(file.url, most_bytes)
+        else:
+            archive = downloads.measure(member[0], LARGEST_ARTIFACT)
+            _check_digests(member[0], archive, file.archive_sha256, file.archive_sha512, file.digest_url)
+            facts = downloads.measure(file.url, most_bytes)
+    _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
+    if file.size is not None and file.size != facts.size:
+        raise IncompleteRelease(file.url, f"it has {facts.size} bytes, and the index states {file.size}", _REPORT)
+    return facts
+
+
+def _check_digests(url: str, facts: _Facts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
+    for algorithm, given, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
+        if given not in (None, found):
+            cause = f"its {algorithm} is {found}, and {digest_url or 'the index'} states {given}"
+            raise UntrustedRelease(url, cause, _REPORT)
+
+
+def _is_local(file: ReleaseFile) -> bool:
+    """Return whether a file is one of this host, which gitboot has read already."""
+    return file.url.startswith("assets:")
+
+
+@contextmanager
+def _convert_errors(place: str) -> Iterator[None]:
+    try:
+        yield
+    except ArtifactMissing as error:
+        hint = "the release may be incomplete: try again later, or choose another version"
+        raise IncompleteRelease(place, str(error), hint) from error
+    except HostUnreachable as error:
+        raise SourceUnavailable(place, str(error)) from error
+    except OSError as error:
+        raise AssetError(
+            f"{place}: a download cannot be stored: {error.strerror}; set TMPDIR to a folder with more space"
+        ) from error
+
+
+# Provenance
+
+
+def _find_signers(draft: _Document, check: SignatureCheck, release_files: ReleaseFiles) -> dict[FieldPath, ImageSigner]:
+    """Return the signer of each signed file. Raises `UntrustedRelease` if a signature is wrong or missing."""
+    found: dict[FieldPath, ImageSigner] = {}
+    declared_unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned}
+    for each in check.files(draft.read()):
+        at = each.at[2:]
+        place = f"{draft.title}, {'.'.join(map(str, at))}"
+        if each.by is not None:
+            found[at] = each.by
+        elif each.fault is not None and at not in declared_unsigned:
+            hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
+            raise UntrustedRelease(place, f"the file is {each.fault}", hint)
+        elif release_files.keys and at not in declared_unsigned:
+            hint = "this source requires a signature of each file: check the index, and ask the vendor"
+            raise UntrustedRelease(place, "the file has no signature", hint)
+    return found
+
+
+def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSigner | None) -> Provenance:
+    if signer is not None:
+        checksums = release_files.checksums.get(file.architecture)
+        signature = to_yaml_value(file.signature).values() if file.signature is not None else ()
+        at = next(iter(signature), checksums.url if checksums is not None else None)
+        return Provenance(digest=DigestOrigin.SIGNED, key=signer.key, url=ArtifactUrl(at) if at else None)
+    if file.digest_url is not None:
+        return Provenance(digest=DigestOrigin.PUBLISHED, url=ArtifactUrl(file.digest_url))
+    return Provenance(digest=DigestOrigin.FIRST_SEEN)
+
+
+def format_origin(file: BuiltFile) -> str:
+    """Return where the digest of a file comes from, in words."""
+    origin = file.provenance
+    match origin.digest:
+        case DigestOrigin.SIGNED:
+            return f"signed by {origin.key} ({origin.url})"
+        case DigestOrigin.PUBLISHED:
+            return f"published without a signature ({origin.url})"
+        case DigestOrigin.FIRST_SEEN:
+            return "no digest is published; gitboot computed it at the first download"
+
+
+# Document
+
+
+class _Document:
+    """The BootImage document of a release, with or without the provenance of its files."""
+
+    def __init__(
+        self,
+        release_files: ReleaseFiles,
+        settings: ImageSettings,
+        name: str,
+        labels: Mapping[str, str],
+        measured: list[tuple[ReleaseFile, _Facts]],
+    ) -> None:
+        self._files, self._settings, self._name, self._labels = release_files, settings, name, labels
+        self._measured = measured
+
+    @property
+    def title(self) -> str:
+        """The source and the version, or the name of an image without a source."""
+        release = self._files.release
+        return f"{release.source} {release.version}" if release.source else self._name
+
+    def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _Facts]]:
+        """Yield each file with the path of its field below spec.architectures."""
+        initrds: dict[Architecture, int] = {}
+        for file, facts in self._measured:
+            at: FieldPath = (str(file.architecture), str(file.role))
+            if file.role is FileRole.INITRD:
+                number = initrds.get(file.architecture, 0)
+                initrds[file.architecture], at = number + 1, (*at, number)
+            yield at, file, facts
+
+    def read(self, origins: Mapping[FieldPath, Provenance] | None = None) -> BootImage:
+        """Return the document as gitboot reads it. Raises `MalformedIndex` if it is invalid."""
+        place = self._files.release.index_url
+        parsed = parse(self.render(origins or {}).encode(), self._name)
+        try:
+            if parsed.problems:
+                raise MalformedIndex(place, parsed.problems[0].message, _REPORT)
+            image = read_resource(parsed.documents[0].value)
+        except InvalidDocument as error:
+            fault = error.faults[0]
+            message, hint = fault.error.describe(".".join(map(str, fault.path)))
+            raise MalformedIndex(place, message, hint) from None
+        assert isinstance(image, BootImage)  # noqa: S101 - `render` writes this kind
+        return image
+
+    def render(self, origins: Mapping[FieldPath, Provenance]) -> str:
+        release, settings = self._files.release, self._settings
+        architectures: dict[str, dict[str, Any]] = {}
+        unsigned = []
+        for at, file, facts in self.list_files():
+            artifact = {"url": file.url, "sha256": facts.sha256, "size": facts.size}
+            if file.signature is not None:
+                artifact["signature"] = to_yaml_value(file.signature)
+            if (origin := origins.get(at)) is not None:
+                artifact["provenance"] = to_yaml_value(origin)
+                unsigned += [".".join(map(str, at))] if origin.digest is DigestOrigin.FIRST_SEEN else []
+            fields = architectures.setdefault(str(file.architecture), {})
+            if file.role is FileRole.INITRD:
+                fields.setdefault(str(file.role), []).append(artifact)
+            else:
+                fields[str(file.role)] = artifact
+        for architecture, checksums in self._files.checksums.items():
+            architectures.setdefault(str(architecture), {})["checksums"] = to_yaml_value(checksums)
+        default = ImageSettings()
+        chosen = {
+            "userData": (settings.user_data, default.user_data),
+            "configFrom": (settings.config_from, default.config_from),
+            "writesDisk": (settings.writes_disk, default.writes_disk),
+            "boots": (settings.boots, default.boots),
+            "kernelArguments": (list(settings.kernel_arguments), []),
+        }
+        spec = {"version": release.version, **{key: value for key, (value, usual) in chosen.items() if value != usual}}
+        channel = f", channel {release.channel}" if release.channel is not None else ""
+        dated = f", published {release.published:%Y-%m-%d}" if release.published is not None else ""
+        comments = [f"{self.title}{channel}{dated}. Written by gitboot from {release.index_url}"]
+        if unsigned:
+            comments.append(
+                f"The vendor publishes no digest of these files, so gitboot computed it: {', '.join(unsigned)}"
+            )
+        comments.append("yaml-language-server: $schema=../.gitboot/schemas/BootImage.json")
+        annotations = {SOURCE: release.source, **({CHANNEL: release.channel} if release.channel is not None else {})}
+        return render_document(
+            comments,
+            "BootImage",
+            self._name,
+            {**spec, "architectures": dict(sorted(architectures.items()))},
+            labels=self._labels,
+            annotations=annotations if NAME.fullmatch(release.source) else None,
+        )

@@ -1,0 +1,440 @@
+"""Formats of vendors' indexes: parse the list of releases, the files of a release, and lists of digests.
+
+Vendors are strangers. No pattern of a document runs on a vendor's text, and each function raises only `MalformedIndex`.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urljoin, urlsplit
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from gitboot.artifacts.checksum_lists import read_checksum_list
+from gitboot.errors import MalformedIndex
+from gitboot.jsonio import Digest, build_json_decoder
+from gitboot.model.image_source import FilesFormat, IndexFormat
+from gitboot.model.scalars import Malformed, parse_artifact_url, version_key
+from gitboot.text import printable
+
+
+class IndexQuery(Struct, frozen=True, kw_only=True):
+    """What to look for in an index: the entries of one channel and one architecture."""
+
+    url: str  # of the index
+    match: str = "{version}"  # the template of an entry's name; only {version} is left to fill
+    channel: str = ""
+    architecture: str = ""  # the vendor's word
+
+
+class IndexedFile(Struct, frozen=True, kw_only=True):
+    """A file as an index describes it."""
+
+    url: str
+    sha256: Digest | None = None
+    sha512: str | None = None
+    size: int | None = None
+    signature: str | None = None  # the URL of a detached OpenPGP signature
+
+
+class IndexEntry(Struct, frozen=True, kw_only=True):
+    """A release in an index."""
+
+    version: str
+    published: datetime | None = None
+    files: Mapping[str, IndexedFile] = {}  # by the name in the index; empty for formats that describe no files
+
+
+class ListedDigest(Struct, frozen=True, kw_only=True):
+    """The digests of one name in a list of digests."""
+
+    sha256: Digest | None = None
+    sha512: str | None = None
+
+
+def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) -> tuple[IndexEntry, ...]:
+    """Return the releases in an index, in ascending order. Raises `MalformedIndex`."""
+    found: dict[str, IndexEntry] = {}
+    for entry in _PARSERS[index_format](content, query):
+        found.setdefault(entry.version, entry)
+        if len(found) > _MOST_ENTRIES:
+            raise _malformed(query.url, f"the index lists more than {_MOST_ENTRIES:,} releases")
+    return tuple(sorted(found.values(), key=lambda entry: (version_key(entry.version), entry.version)))
+
+
+def parse_files(files_format: FilesFormat, content: bytes, url: str) -> Mapping[str, IndexedFile]:
+    """Return the files that a document about one release describes, by name. Raises `MalformedIndex`."""
+    match files_format:
+        case FilesFormat.TREEINFO:
+            return _parse_treeinfo(content, url)
+
+
+MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
+    **dict.fromkeys(IndexFormat, 8 << 20),
+    IndexFormat.ALPINE_RELEASES: 1 << 20,
+    IndexFormat.DIRECTORY_LISTING: 2 << 20,
+    IndexFormat.TEXT: 1 << 20,
+    FilesFormat.TREEINFO: 1 << 20,
+}
+MAX_LIST_BYTES: Final = 8 << 20  # of a list of digests
+_MOST_ENTRIES: Final = 10_000
+_PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
+_LETTERS: Final = re.compile(r"[a-z]+")
+
+
+def is_prerelease(version: str) -> bool:
+    """Return whether a version names a prerelease, such as 1.12.0-beta.0 or 3.25.0_rc1."""
+    return not _PRERELEASE.isdisjoint(_LETTERS.findall(version.lower()))
+
+
+_VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.+~_-]{0,63}")
+
+
+def match_version(name: str, template: str) -> str | None:
+    """Return the version in a name, or None if the name does not match the template."""
+    prefix, _, suffix = template.partition("{version}")
+    if len(name) <= len(prefix) + len(suffix) or not name.startswith(prefix) or not name.endswith(suffix):
+        return None
+    version = name[len(prefix) : len(name) - len(suffix)]
+    return version if _VERSION.fullmatch(version) else None
+
+
+# Lists of digests
+
+
+_MOST_LINES: Final = 200_000
+
+
+def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[str, ListedDigest]:
+    """Return the digests in a list by name. Names lose a leading ``./``. Other lines are ignored.
+
+    A digest without a name counts for ``bare_name``. Raises `MalformedIndex` if the list has no digest, or two
+    different digests for a name.
+    """
+    if content.count(b"\n") > _MOST_LINES:
+        raise _malformed(url, f"the list has more than {_MOST_LINES:,} lines")
+    found: dict[str, dict[str, str]] = {}
+    for each in read_checksum_list(content):
+        if name := (each.name.strip() or bare_name).removeprefix("./"):
+            known = found.setdefault(name, {})
+            if known.setdefault(each.algorithm, each.digest) != each.digest:
+                raise _malformed(url, f"the list has two digests for {_quote(name)}")
+    if not found:
+        raise _malformed(url, "the file is not a list of SHA-256 or SHA-512 digests")
+    return {
+        name: ListedDigest(sha256=Digest(each["sha256"]) if "sha256" in each else None, sha512=each.get("sha512"))
+        for name, each in found.items()
+    }
+
+
+def find_listed(digests: Mapping[str, ListedDigest], file_url: str) -> ListedDigest | None:
+    """Return the digests of a file: of the longest listed name with which the path of its URL ends."""
+    names = unquote(urlsplit(file_url).path).split("/")
+    for first in range(len(names)):
+        if (found := digests.get("/".join(names[first:]))) is not None:
+            return found
+    return None
+
+
+# JSON
+
+_decode_json: Final[Callable[[bytes], Any]] = build_json_decoder(Any)
+
+
+def _read_json(content: bytes, url: str) -> Any:
+    try:
+        return _decode_json(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise _malformed(url, f"the index is not JSON: {_quote(str(error))}") from None
+
+
+T = TypeVar("T")
+
+
+def _get(value: Any, kind: type[T], *steps: str) -> T | None:
+    """Return the value at a path of mappings if it has this type, or None."""
+    for step in steps:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else None
+
+
+def _need(value: Any, kind: type[T], url: str, *steps: str) -> T:
+    found = _get(value, kind, *steps)
+    if found is None:
+        raise _malformed(url, f"the index has no {_WORDS[kind]} at {'.'.join(map(_shorten, steps)) or 'its top'}")
+    return found
+
+
+_WORDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list", str: "text", int: "number"}
+
+
+def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse stream metadata of Fedora CoreOS and RHCOS (coreos/stream-metadata-go). Names are PLATFORM/FORMAT/FILE."""
+    stream = _need(_read_json(content, query.url), dict, query.url)
+    platforms = _need(stream, dict, query.url, "architectures", query.architecture, "artifacts")
+    release = _need(platforms, str, query.url, "metal", "release")
+    if (version := match_version(release, query.match)) is None:
+        raise _malformed(query.url, f"{_quote(release)} is not a version")
+    files = {}
+    for platform, artifact in platforms.items():
+        if _get(artifact, str, "release") != release:
+            continue  # another build
+        for name, several in (_get(artifact, dict, "formats") or {}).items():
+            for file, described in several.items() if isinstance(several, dict) else ():
+                files[f"{platform}/{name}/{file}"] = IndexedFile(
+                    url=_read_url(_need(described, str, query.url, "location"), query.url),
+                    sha256=_read_sha256(_need(described, str, query.url, "sha256"), query.url),
+                    signature=_read_optional_url(_get(described, str, "signature"), query.url),
+                )
+    published = parse_time(_get(stream, str, "metadata", "last-modified"))
+    yield IndexEntry(version=version, published=published, files=files)
+
+
+def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse releases-CHANNEL.json of www.flatcar.org: a mapping of versions, in any order."""
+    for name, described in _need(_read_json(content, query.url), dict, query.url).items():
+        version, architectures = match_version(name, query.match), _get(described, list, "architectures")
+        is_other = query.architecture and architectures is not None and query.architecture not in architectures
+        if version is None or is_other or _get(described, str, "channel") not in (None, query.channel):
+            continue
+        yield IndexEntry(version=version, published=parse_time(_get(described, str, "release_date")))
+
+
+def _parse_github_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse a page of GitHub's list of releases. Names are those of the assets."""
+    for release in _need(_read_json(content, query.url), list, query.url):
+        version = match_version(_need(release, str, query.url, "tag_name"), query.match)
+        if version is None or _get(release, bool, "draft") or _get(release, bool, "prerelease"):
+            continue
+        files = {}
+        for asset in _get(release, list, "assets") or ():
+            digest = (_get(asset, str, "digest") or "").removeprefix("sha256:")
+            files[_need(asset, str, query.url, "name")] = IndexedFile(
+                url=_read_url(_need(asset, str, query.url, "browser_download_url"), query.url),
+                sha256=_read_sha256(digest, query.url) if digest else None,
+                size=_read_size(_get(asset, int, "size")),
+            )
+        yield IndexEntry(version=version, published=parse_time(_get(release, str, "published_at")), files=files)
+
+
+def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse products:1.0 of simplestreams. Entries are named PRODUCT/VERSION, and files by their item."""
+    index = _need(_read_json(content, query.url), dict, query.url)
+    if _get(index, str, "format") != "products:1.0":
+        raise _malformed(query.url, "the index is not in the format products:1.0 of simplestreams")
+    root = f"{query.url.partition('/streams/')[0]}/"
+    for product, described in _need(index, dict, query.url, "products").items():
+        for serial, release in (_get(described, dict, "versions") or {}).items():
+            if (version := match_version(f"{product}/{serial}", query.match)) is None:
+                continue
+            files = {}
+            for name, item in _need(release, dict, query.url, "items").items():
+                path = _need(item, str, query.url, "path")
+                digest = _get(item, str, "sha256")
+                files[name] = IndexedFile(
+                    url=_read_url(_join(root, path.lstrip("/")), query.url),
+                    sha256=_read_sha256(digest, query.url) if digest is not None else None,
+                    size=_read_size(_get(item, int, "size")),
+                )
+            yield IndexEntry(version=version, files=files)
+
+
+def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse distributions.json of get.opensuse.org: lists by product. Entries are named PRODUCT/VERSION."""
+    for product, releases in _need(_read_json(content, query.url), dict, query.url).items():
+        for release in releases if isinstance(releases, list) else ():
+            version = match_version(f"{product}/{_get(release, str, 'version')}", query.match)
+            if version is not None and _get(release, str, "state") == "Stable":
+                yield IndexEntry(version=version)
+
+
+def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse a list of versions, such as https://factory.talos.dev/versions, or of objects with a field version."""
+    for each in _need(_read_json(content, query.url), list, query.url):
+        name = each if isinstance(each, str) else _need(each, str, query.url, "version")
+        if (version := match_version(name, query.match)) is not None:
+            yield IndexEntry(version=version, published=parse_time(_get(each, str, "date")))
+
+
+# Other formats
+
+
+def _parse_alpine_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse latest-releases.yaml of Alpine: a list of files. Names are those of the files."""
+    for each in _read_flat_mappings(content, query.url):
+        name, sha256 = each.get("file", ""), each.get("sha256")
+        if (version := match_version(name, query.match)) is None:
+            continue
+        file = IndexedFile(
+            url=_read_url(_join(query.url, name), query.url),
+            sha256=_read_sha256(sha256, query.url) if sha256 is not None else None,
+            size=int(size) if (size := each.get("size", "")).isascii() and size.isdigit() and len(size) < 16 else None,
+        )
+        date = parse_time(" ".join(filter(None, (each.get("date"), each.get("time")))))
+        yield IndexEntry(version=version, published=date, files={name: file})
+
+
+def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
+    """Yield the mappings in a YAML list, with their scalars as text. Events of a parser need no recursion."""
+    found: dict[str, str] = {}
+    depth, key = 0, None
+    try:
+        for event in yaml.parse(content, Loader=yaml.CSafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                if (isinstance(event, yaml.SequenceStartEvent), depth) == (False, 0):
+                    raise _malformed(url, "expected a list, found a mapping")
+                depth, key = depth + 1, None
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth, key = depth - 1, None
+                if depth == 1:
+                    yield found
+                    found = {}
+            elif isinstance(event, yaml.ScalarEvent) and depth == 2:
+                if key is None:
+                    key = event.value
+                else:
+                    found[key], key = event.value, None
+            elif isinstance(event, yaml.AliasEvent):
+                key = None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise _malformed(url, f"the index is not YAML: {_quote(' '.join(str(error).split()))}") from None
+
+
+def _parse_checksum_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    for name in parse_digest_list(content, query.url):
+        if (version := match_version(name, query.match)) is not None:
+            yield IndexEntry(version=version)
+
+
+_MOST_LINKS: Final = 20_000
+_LINK: Final = re.compile(rb"href=[\"']?([^\"'<>\s]{1,300})", re.IGNORECASE)
+
+
+def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse the page of a web server about a folder: Apache, nginx and others. Names are the entries of the folder."""
+    folder = query.url if query.url.endswith("/") else f"{query.url}/"
+    links = _LINK.findall(content)
+    if not 0 < len(links) <= _MOST_LINKS:
+        raise _malformed(query.url, f"the page has {len(links):,} links, and gitboot expects 1 to {_MOST_LINKS:,}")
+    for link in links:
+        target = _join(folder, html.unescape(link.decode(errors="replace")))
+        if target.startswith(folder):
+            name = unquote(target.removeprefix(folder).partition("/")[0])
+            if (version := match_version(name, query.match.removesuffix("/"))) is not None:
+                yield IndexEntry(version=version)
+
+
+def _parse_text(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    for line in content.decode(errors="replace").split("\n"):
+        if (version := match_version(line.strip(), query.match)) is not None:
+            yield IndexEntry(version=version)
+
+
+def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
+    """Parse .treeinfo (productmd, treeinfo-1.0). Names are paths relative to its folder."""
+    files, section, is_treeinfo = {}, "", False
+    for line in map(str.strip, content.decode(errors="replace").split("\n")):
+        if line.startswith("[") and line.endswith("]"):
+            section = line[1:-1].strip()
+            is_treeinfo = is_treeinfo or section == "checksums"
+        elif section == "checksums" and not line.startswith((";", "#")):
+            name, _, value = map(str.strip, line.partition("="))
+            algorithm, _, digest = map(str.strip, value.partition(":"))
+            if algorithm == "sha256":
+                sha256 = _read_sha256(digest, url)
+                files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=sha256)
+    if not is_treeinfo:
+        raise _malformed(url, "the file is not a .treeinfo: it has no section [checksums]")
+    return files
+
+
+def _join(base: str, name: str) -> str:
+    """Return the URL of a name that is relative to a document, or a text that is no URL."""
+    try:
+        return urljoin(base, name)
+    except ValueError:
+        return name
+
+
+_PARSERS: Final[Mapping[IndexFormat, Callable[[bytes, IndexQuery], Iterable[IndexEntry]]]] = {
+    IndexFormat.COREOS_STREAM: _parse_coreos_stream,
+    IndexFormat.FLATCAR_RELEASES: _parse_flatcar_releases,
+    IndexFormat.GITHUB_RELEASES: _parse_github_releases,
+    IndexFormat.SIMPLESTREAMS: _parse_simplestreams,
+    IndexFormat.ALPINE_RELEASES: _parse_alpine_releases,
+    IndexFormat.OPENSUSE_DISTRIBUTIONS: _parse_opensuse_distributions,
+    IndexFormat.JSON_LIST: _parse_json_list,
+    IndexFormat.CHECKSUM_LIST: _parse_checksum_list,
+    IndexFormat.DIRECTORY_LISTING: _parse_directory_listing,
+    IndexFormat.TEXT: _parse_text,
+}
+
+
+# Values
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """Return a time of an index in UTC, in whole seconds, or None for an absent or another text.
+
+    A time without an offset counts as UTC.
+    """
+    if not text or len(text) > _LONGEST_TIME:
+        return None
+    try:
+        found = datetime.fromisoformat(text.strip().replace(" +", "+").replace(" Z", "Z"))
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC).replace(microsecond=0)
+    except (ValueError, OverflowError):
+        return None
+
+
+_LONGEST_TIME: Final = 40
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_MOST_BYTES: Final = 1 << 50
+
+
+def _read_sha256(text: str, url: str) -> Digest:
+    if not _SHA256.fullmatch(text):
+        raise _malformed(url, f"{_quote(text)} is not a SHA-256 digest")
+    return Digest(text)
+
+
+def _read_size(size: int | None) -> int | None:
+    return size if size is not None and 0 <= size < _MOST_BYTES else None
+
+
+def _read_url(text: str, url: str) -> str:
+    """Return a URL in an index. It must be one that a document may have, without a fragment."""
+    try:
+        found = parse_artifact_url(text)
+    except Malformed as error:
+        raise _malformed(url, f"the index has a URL that gitboot does not use: {error.message}") from None
+    if not found.startswith(("https://", "http://")) or "#" in found:
+        raise _malformed(url, f"the index has a URL that gitboot does not use: {_quote(found)}")
+    if urlsplit(url).scheme == "https" and not found.startswith("https://"):
+        raise _malformed(url, f"the index is on https, but the file {_quote(found)} is not")
+    return found
+
+
+def _read_optional_url(text: str | None, url: str) -> str | None:
+    return _read_url(text, url) if text is not None else None
+
+
+def _shorten(text: str) -> str:
+    return printable(text[:60])
+
+
+def _quote(text: str) -> str:
+    return f'"{printable(text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…")}"'
+
+
+_LONGEST_QUOTE: Final = 120
+
+
+def _malformed(url: str, cause: str) -> MalformedIndex:
+    return MalformedIndex(url, cause, "open the URL in a browser, and adapt the ImageSource if the format has changed")

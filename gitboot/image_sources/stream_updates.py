@@ -1,0 +1,478 @@
+"""Stream updates: find the release that an ImageStream follows, and propose the commit that begins its rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from msgspec import Struct, structs
+
+from gitboot.errors import GitbootError, MalformedIndex, StaleIndex, UntrustedRelease, UsageError
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import Snapshot
+from gitboot.fleet.yaml import insert_mapping
+from gitboot.git.branch_writer import find_proposal, propose
+from gitboot.git.snapshots import find_fleet_folder
+from gitboot.image_sources.find_releases import describe_settings
+from gitboot.image_sources.image_builder import (
+    CHANNEL,
+    SOURCE,
+    BuiltFile,
+    BuiltImage,
+    DownloadProgress,
+    ReleaseFinder,
+    build_image,
+    find_image_name,
+    format_origin,
+)
+from gitboot.image_sources.releases import ImageSettings, Release
+from gitboot.model.boot_image import BootImage, DigestOrigin, Follow, ImageStream, RequiredProvenance, Rollout
+from gitboot.model.image_source import ImageSource
+from gitboot.model.scalars import Name, version_key
+from gitboot.model.server import Architecture
+from gitboot.text import (
+    did_you_mean,
+    format_age,
+    format_names,
+    one_line,
+    parse_duration,
+    printable,
+    printable_lines,
+)
+
+_CURRENT: Final = ("spec", "current")  # the field behind which spec.rollout is written
+
+
+class UpdateOutcome(StrEnum):
+    PROPOSED = "Proposed"  # a branch has the commit that begins the rollout
+    WAITS = "Waits"  # the stream has an unfinished rollout, or the release is too young
+    CURRENT = "Current"  # there is no newer release within the bounds
+    FAILED = "Failed"  # the source, the release or the fleet has an error; gitboot changed nothing
+
+
+class StreamUpdate(Struct, frozen=True, kw_only=True):
+    """The result of `gitboot update-images` for one stream."""
+
+    stream: str
+    outcome: UpdateOutcome
+    why: str
+    source: str
+    channel: str | None = None
+    version: str | None = None
+    image: str | None = None
+    branch: str | None = None  # None: there is no proposal
+    commit: str | None = None  # None: a dry run
+    new: bool = False  # whether this run made the commit
+    ready: bool = False  # whether a pull request may be opened now
+    supersedes: tuple[str, ...] = ()  # branches that propose older releases for the stream
+    title: str = ""  # of the commit and of its pull request
+    message: str = ""  # the rest of the commit message
+    files: tuple[BuiltFile, ...] = ()  # empty: the image exists already, or an earlier run made the commit
+    document: str = ""  # the text of the new BootImage; "" if there are no files
+
+
+class FollowedStream(Struct, frozen=True, kw_only=True):
+    """A stream with spec.follow, its source, and the images in the fleet with which releases are compared."""
+
+    name: str
+    stream: ImageStream
+    follow: Follow
+    source: ImageSource
+    channel: str | None
+    current: BootImage
+    images: Mapping[str, BootImage]  # all images of the fleet
+    used: frozenset[str]  # images that other streams boot or roll out
+
+    @property
+    def architectures(self) -> tuple[Architecture, ...]:
+        return self.follow.architectures or tuple(sorted(self.current.spec.architectures))
+
+    @property
+    def minimum_age(self) -> timedelta:
+        return parse_duration(self.follow.minimum_age) or timedelta()
+
+    def find_fleet_images(self) -> dict[str, BootImage]:
+        """Return the images of the source and the channel that the fleet has, by name."""
+        found = {
+            name: image
+            for name, image in self.images.items()
+            if is_from_source(image, self.follow.source, self.channel)
+        }
+        if SOURCE not in self.current.metadata.annotations:  # a person wrote the document
+            found[self.current.metadata.name] = self.current
+        return found
+
+    def is_within_bounds(self, version: str) -> bool:
+        key, low, high = version_key(version), self.follow.minimum_version, self.follow.below_version
+        return (low is None or key >= version_key(low)) and (high is None or key < version_key(high))
+
+
+def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
+    """Return whether an image is a release of a source and a channel.
+
+    Images that gitboot wrote name their source in annotations. Other images count if their name is SOURCE-VERSION.
+    """
+    notes = image.metadata.annotations
+    if (named := notes.get(SOURCE)) is not None:
+        return named == source and notes.get(CHANNEL, channel) == channel
+    return image.metadata.name == find_image_name(source, image.spec.version)
+
+
+def list_followed_streams(
+    repository: FleetRepository, names: Sequence[str], find_source: Callable[[str], ImageSource]
+) -> tuple[FollowedStream, ...]:
+    """Return the streams with these names, or all streams with spec.follow. Raises `UsageError`."""
+    following = {name: each for name, each in repository.streams.items() if each.spec.follow is not None}
+    for name in names:
+        if name not in repository.streams:
+            hint = did_you_mean(name, repository.streams, "`gitboot images` lists the streams")
+            raise UsageError(f"there is no ImageStream {name!r}; {hint}")
+        if name not in following:
+            path = repository.origins[Id("ImageStream", name)].path
+            raise UsageError(f"{path}: ImageStream {name} has no spec.follow: add it, with the name of a source")
+    found = []
+    for name in sorted({*names} or following):
+        stream, follow = following[name], following[name].spec.follow
+        assert follow is not None  # noqa: S101 - `following` has only such streams
+        source = find_source(follow.source)
+        channel = _find_channel(source, follow)
+        others = (other for other in repository.streams.values() if other is not stream)
+        used = frozenset(image for each in others for image in _list_images(each))
+        found.append(
+            FollowedStream(
+                name=name,
+                stream=stream,
+                follow=follow,
+                source=source,
+                channel=channel,
+                current=repository.images[stream.spec.current],
+                images=repository.images,
+                used=used,
+            )
+        )
+    return tuple(found)
+
+
+def _find_channel(source: ImageSource, follow: Follow) -> str | None:
+    return follow.channel or next(iter(source.spec.channels), None)
+
+
+def _list_images(stream: ImageStream) -> Iterable[str]:
+    yield stream.spec.current
+    if stream.spec.rollout is not None:
+        yield stream.spec.rollout.image
+
+
+# The choice of a release
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """The release to propose for a stream, or the reason for not proposing a release."""
+
+    outcome: UpdateOutcome
+    why: str
+    release: Release | None = None
+    older: tuple[Release, ...] = ()  # older releases that an earlier run may have proposed
+
+
+def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
+    """Return why the stream waits for its rollout, or None if it has no rollout."""
+    rollout = followed.stream.spec.rollout
+    if rollout is None:
+        return None
+    why = f"the rollout of {rollout.image} at {rollout.percent} % is not finished: move current, and remove rollout"
+    return Choice(outcome=UpdateOutcome.WAITS, why=why)
+
+
+def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> Choice:
+    """Return the newest release that is within the bounds, old enough, and newer than the images of the stream.
+
+    ``releases`` are in ascending order. A release without a date counts as old enough here: the age of its commit
+    decides later. Raises `MalformedIndex` if there are no releases, and `StaleIndex` if the fleet has a newer image of
+    the channel.
+    """
+    if not releases:
+        raise MalformedIndex(followed.follow.source, "the index lists no releases", "check channel, or try again later")
+    newest, in_fleet = releases[-1], followed.find_fleet_images()
+    latest = max(in_fleet.values(), key=lambda image: version_key(image.spec.version), default=None)
+    if latest is not None and version_key(newest.version) < version_key(latest.spec.version):
+        cause = (
+            f"the newest release is {printable(newest.version)}, and BootImage/{latest.metadata.name} of the fleet has "
+            f"the version {latest.spec.version}"
+        )
+        hint = f"try again later. If that image is not of this channel, name its channel in the annotation {CHANNEL}"
+        raise StaleIndex(newest.index_url, cause, hint)
+    own = [image.spec.version for image in in_fleet.values() if _blocks(followed, image)]
+    if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
+        own.append(followed.current.spec.version)  # of any channel
+    own_newest = max(own, key=version_key, default=None)
+    newer = [
+        each
+        for each in releases
+        if followed.is_within_bounds(each.version)
+        and (own_newest is None or version_key(each.version) > version_key(own_newest))
+    ]
+    if not newer:
+        within = [each.version for each in releases if followed.is_within_bounds(each.version)]
+        if not within:
+            why = f"no release is within the bounds of spec.follow; the newest release is {printable(newest.version)}"
+        elif own_newest is not None and own_newest != followed.current.spec.version:
+            why = f"the fleet has {own_newest} already, and the stream does not use it: begin its rollout yourself"
+        else:
+            why = f"no release within the bounds is newer than {followed.current.metadata.name}"
+        return Choice(outcome=UpdateOutcome.CURRENT, why=why)
+    old_enough = [each for each in newer if each.published is None or each.published + followed.minimum_age <= now]
+    if not old_enough:
+        youngest = newer[0]
+        why = (
+            f"{printable(youngest.version)} is {_format_public_age(youngest, now)}, and minimumAge is "
+            f"{followed.follow.minimum_age}"
+        )
+        return Choice(outcome=UpdateOutcome.WAITS, why=why)
+    chosen = old_enough[-1]
+    older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
+    return Choice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
+
+
+def _blocks(followed: FollowedStream, image: BootImage) -> bool:
+    """Return whether a release must be newer than an image of the fleet.
+
+    An image that another stream with the same source uses does not block this stream: it may follow.
+    """
+    return followed.is_within_bounds(image.spec.version) and image.metadata.name not in followed.used
+
+
+def _format_public_age(release: Release, now: datetime) -> str:
+    assert release.published is not None  # noqa: S101 - releases without a date are old enough
+    if release.published > now:
+        return "dated in the future"
+    return f"public for {format_age((now - release.published).total_seconds())}"
+
+
+# The change
+
+
+def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> ImageSettings:
+    """Return the settings of the new image: those of the stream's current image if it has the same source.
+
+    The settings of the source may contain the version. They therefore replace settings of the current image that are
+    those of the source for the current version.
+    """
+    current, spec = followed.current, followed.current.spec
+    own = ImageSettings(
+        user_data=spec.user_data,
+        config_from=str(spec.config_from),
+        writes_disk=spec.writes_disk,
+        boots=spec.boots,
+        kernel_arguments=spec.kernel_arguments,
+    )
+    channel = current.metadata.annotations.get(CHANNEL, followed.channel)
+    is_of_source = is_from_source(current, followed.follow.source, channel)
+    if not is_of_source or own == describe_settings(followed.source, spec.version, channel):
+        return from_source
+    return own
+
+
+def check_provenance(followed: FollowedStream, image: BootImage) -> None:
+    """Raise `UntrustedRelease` if the stream requires signed files, and a file of the image has no signature."""
+    if followed.stream.spec.require_provenance is not RequiredProvenance.SIGNED:
+        return
+    weak = [
+        ".".join(map(str, (architecture, *at)))
+        for architecture, artifacts in sorted(image.spec.architectures.items())
+        for at, file in artifacts.files()
+        if file.provenance is None or file.provenance.digest is not DigestOrigin.SIGNED
+    ]
+    if weak:
+        cause = (
+            f"ImageStream/{followed.name} requires signed files, and these files are not signed: {format_names(weak)}"
+        )
+        raise UntrustedRelease(image.metadata.name, cause, "use a source whose vendor signs its files")
+
+
+def build_files(
+    followed: FollowedStream, repository: FleetRepository, image: str, built: BuiltImage | None
+) -> dict[str, bytes]:
+    """Return the changed file of the stream, and the file of the new image, if there is one. Raises `UsageError`.
+
+    All other bytes of the stream's file stay the same.
+    """
+    origin = repository.origins[Id("ImageStream", followed.name)]
+    fields = {"image": image, "percent": str(followed.follow.percent)}
+    try:
+        changed = insert_mapping(repository.read(origin.blob), origin.document, _CURRENT, "rollout", fields)
+    except KeyError:
+        raise UsageError(
+            f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: remove an empty rollout"
+        ) from None
+    files = {origin.path: changed}
+    if built is not None:
+        files[f"images/{built.name}.yaml"] = built.text.encode()
+    return files
+
+
+def format_message(followed: FollowedStream, release: Release, built: BuiltImage | None) -> tuple[str, str]:
+    """Return the subject and the body of the commit. Text of the vendor is escaped, and never begins a line."""
+    image = built.name if built is not None else find_image_name(release.source, release.version)
+    title = f"Begin the rollout of {image} to {followed.follow.percent} % of {followed.name}"
+    channel = f", channel {release.channel}" if release.channel is not None else ""
+    dated = f"{release.published:%Y-%m-%d %H:%M} UTC" if release.published is not None else "the index has no date"
+    lines = [
+        f"Source: {release.source}{channel}",
+        f"Version: {release.version}, current: {followed.current.spec.version}",
+        f"Published: {dated}",
+        f"Index: {release.index_url}",
+        f"Index signed by: {release.index_signer or 'the vendor does not sign it'}",
+    ]
+    if built is None:
+        lines.append(f"BootImage/{image} is in the fleet already.")
+    for file in built.files if built is not None else ():
+        lines += ["", f"{'.'.join(map(str, file.at))}: {format_origin(file)}", f"  {file.url}"]
+        lines += [f"  sha256 {file.sha256}, {file.size:,} bytes"]
+    return printable(title), "".join(f"{printable(line)}\n" for line in lines)
+
+
+# Proposals
+
+
+class UpdatedFleet(Protocol):
+    """The fleet whose streams gitboot updates."""
+
+    path: Path
+    snapshot: Snapshot  # the parent of the new commits
+    repository: FleetRepository
+
+    def validate(self, changed: Snapshot) -> FleetRepository:
+        """Return a changed fleet. Raises `InvalidRepository` if it has errors."""
+
+
+class StreamUpdater:
+    """Proposes releases for the streams of a fleet. A release for several streams is downloaded once."""
+
+    def __init__(
+        self,
+        fleet: UpdatedFleet,
+        sources: ReleaseFinder,
+        progress: DownloadProgress,
+        *,
+        branch_prefix: str,
+        now: datetime,
+        dry_run: bool = False,
+    ) -> None:
+        self._fleet, self._sources, self._progress = fleet, sources, progress
+        self._now, self._dry_run = now, dry_run
+        folder = find_fleet_folder(fleet.path).replace("/", "-")
+        self._prefix = f"{branch_prefix}{folder}{'-' if folder else ''}"
+        self._built: dict[str, tuple[object, BuiltImage]] = {}  # by name, with the data from which it was built
+
+    def update(self, followed: FollowedStream) -> tuple[StreamUpdate, GitbootError | None]:
+        """Propose the newest release for a stream. Return the result, and the error if the stream failed."""
+        start = StreamUpdate(
+            stream=followed.name,
+            outcome=UpdateOutcome.FAILED,
+            why="",
+            source=followed.follow.source,
+            channel=followed.channel,
+        )
+        try:
+            return self._update(followed, start), None
+        except GitbootError as error:
+            return structs.replace(start, why=one_line(str(error))), error
+
+    def _update(self, followed: FollowedStream, start: StreamUpdate) -> StreamUpdate:
+        choice = find_unfinished_rollout(followed)
+        if choice is None:
+            releases = self._sources.list_releases(followed.source, followed.channel)
+            choice = choose_release(followed, releases, self._now)
+        if (release := choice.release) is None:
+            return structs.replace(start, outcome=choice.outcome, why=choice.why)
+        image = find_image_name(release.source, release.version)
+        branch = self._name_branch(followed, release)
+        is_in_fleet = image in self._fleet.repository.images
+        start = structs.replace(start, version=release.version, image=image, branch=branch)
+        found = find_proposal(self._fleet.path, branch, None if is_in_fleet else f"images/{image}.yaml")
+        if found is None:
+            update, committed = self._propose(followed, start, release, is_in_fleet=is_in_fleet), self._now
+        else:
+            title, _, message = found.message.partition("\n")
+            texts = {"title": printable(title), "message": printable_lines(message.strip("\n"))}
+            update, committed = structs.replace(start, commit=found.commit, **texts), found.committed
+        older = (self._name_branch(followed, each) for each in choice.older)
+        superseded = tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
+        update = structs.replace(update, supersedes=superseded)
+        if release.published is None and committed + followed.minimum_age > self._now:
+            why = (
+                f"{image} has no date in its index. Its commit is from {committed:%Y-%m-%d %H:%M} UTC, and minimumAge "
+                f"is {followed.follow.minimum_age}"
+            )
+            return structs.replace(update, outcome=UpdateOutcome.WAITS, why=why)
+        why = f"{image} is the newest release within the bounds"
+        return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, ready=not self._dry_run)
+
+    def _name_branch(self, followed: FollowedStream, release: Release) -> str:
+        return f"{self._prefix}{followed.name}-{find_image_name(release.source, release.version)}"
+
+    def _propose(
+        self, followed: FollowedStream, start: StreamUpdate, release: Release, *, is_in_fleet: bool
+    ) -> StreamUpdate:
+        built = None if is_in_fleet else self._build(followed, release)
+        if is_in_fleet:
+            self._check_existing(followed, release)
+        image = find_image_name(release.source, release.version)
+        files = build_files(followed, self._fleet.repository, image, built)
+        if built is not None and f"images/{image}.yaml" in self._fleet.snapshot.blobs:
+            raise UsageError(f"images/{image}.yaml exists already, without BootImage/{image}: move the file")
+        changed = self._fleet.validate(self._fleet.snapshot.replace_files(files, f"update of {followed.name}"))
+        before, after = followed.stream, changed.streams[followed.name]
+        rollout = Rollout(image=Name(image), percent=followed.follow.percent)
+        if after != replace(before, spec=replace(before.spec, rollout=rollout)):
+            raise UsageError(f"gitboot cannot add spec.rollout to ImageStream {followed.name}: write it yourself")
+        title, message = format_message(followed, release, built)
+        commit = None
+        if not self._dry_run:
+            branch, text = str(start.branch), f"{title}\n\n{message}"
+            commit = propose(self._fleet.path, self._fleet.snapshot.revision, branch, files, text, self._now)
+        return structs.replace(
+            start,
+            commit=commit,
+            new=commit is not None,
+            title=title,
+            message=message.rstrip("\n"),
+            files=built.files if built is not None else (),
+            document=built.text if built is not None else "",
+        )
+
+    def _check_existing(self, followed: FollowedStream, release: Release) -> None:
+        """Raise `UsageError` unless the fleet has the release with the architectures of a stream."""
+        image = self._fleet.repository.images[find_image_name(release.source, release.version)]
+        if image.spec.version != release.version:
+            raise UsageError(f"BootImage/{image.metadata.name} exists already, with the version {image.spec.version}")
+        if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
+            raise UsageError(
+                f"BootImage/{image.metadata.name} has no files for {missing[0]}, and images do not change: list all "
+                "architectures in spec.follow of each stream with this source"
+            )
+        check_provenance(followed, image)
+
+    def _build(self, followed: FollowedStream, release: Release) -> BuiltImage:
+        files = self._sources.describe_release(followed.source, release, followed.architectures)
+        settings, labels = choose_settings(followed, files.settings), followed.current.metadata.labels
+        name = find_image_name(release.source, release.version)
+        data = (files, settings, labels)
+        if name not in self._built:
+            built = build_image(
+                files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
+            )
+            self._built[name] = data, built
+        other, built = self._built[name]
+        if other != data:
+            raise UsageError(
+                f"gitboot already proposes BootImage/{name} with other settings or architectures for another stream: "
+                "merge that proposal first"
+            )
+        check_provenance(followed, built.image)
+        return built

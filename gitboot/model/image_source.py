@@ -1,0 +1,497 @@
+"""ImageSource: where a vendor lists its releases, and which files a release has."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+from gitboot.model.boot_image import ConfigFrom, ImageFormatField
+from gitboot.model.fields import (
+    Boolean,
+    Document,
+    Field,
+    Positive,
+    Scalar,
+    Text,
+    check,
+    structure,
+)
+from gitboot.model.scalars import (
+    Malformed,
+    Path,
+    parse_artifact_url,
+    parse_kernel_argument,
+    parse_nonempty,
+    quote_value,
+    require,
+    require_match,
+    text,
+)
+from gitboot.model.server import Architecture
+from gitboot.problems import Code
+from gitboot.text import did_you_mean
+
+# The sources that gitboot ships (gitboot/image_sources/vendors). A fleet may replace one by a source of the same name.
+BUILT_IN_SOURCES: Final = (
+    "almalinux",
+    "alpine",
+    "centos-stream",
+    "debian",
+    "fedora-coreos",
+    "flatcar",
+    "opensuse-leap",
+    "rhcos",
+    "rocky",
+    "talos",
+    "talos-factory",
+    "ubuntu",
+    "ubuntu-maas",
+)
+
+# Templates
+
+_PLACEHOLDERS: Final = {
+    "version": "1.2.3",
+    "channel": "stable",
+    "arch": "amd64",
+    "base": "https://host.example",
+    "major": "1",
+    "minor": "2",
+    "url": "https://host.example/file",
+    "name": "file",
+}
+_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+
+
+def _require_placeholders(value: object, allowed: Collection[str]) -> str:
+    found = parse_nonempty(value)
+    for match in _PLACEHOLDER.finditer(found):
+        if match[1] not in allowed:
+            words = ", ".join(f"{{{name}}}" for name in allowed)
+            raise Malformed(
+                Code.SOURCE_TEMPLATE,
+                f"there is no placeholder {quote_value(match[0])} here",
+                did_you_mean(match[1], allowed, f"use {words}"),
+            )
+    return found
+
+
+def fill_template(template: str, values: Mapping[str, str]) -> str:
+    """Replace each placeholder of a template by its value. Other text in braces stays."""
+    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
+
+
+_IN_URL: Final = ("version", "channel", "arch", "base", "major", "minor")
+_IN_INDEX_URL: Final = ("channel", "arch", "base")
+_IN_BASE_URL: Final = ("version", "channel", "arch", "major", "minor")
+
+
+def parse_url_template(value: object) -> str:
+    """Read a URL with placeholders. The URL must be valid after gitboot has replaced them."""
+    return _parse_url_template(value, _IN_URL)
+
+
+def parse_index_url_template(value: object) -> str:
+    return _parse_url_template(value, _IN_INDEX_URL)
+
+
+def parse_base_url_template(value: object) -> str:
+    return _parse_url_template(value, _IN_BASE_URL).rstrip("/")
+
+
+def parse_derived_url_template(value: object) -> str:
+    return _parse_url_template(value, (*_IN_URL, "url"))
+
+
+def _parse_url_template(value: object, allowed: Collection[str]) -> str:
+    found = _require_placeholders(value, allowed)
+    filled = fill_template(found, _PLACEHOLDERS)
+    if re.fullmatch(r"oci://[a-z0-9.:/_-]+", filled):
+        return found
+    require(not filled.startswith("assets:"), found, Code.URL, "a URL of a web server or registry", "write https://…")
+    parse_artifact_url(filled)
+    return found
+
+
+_IN_NAME: Final = ("version", "channel", "arch", "major", "minor")
+_IN_ARGUMENT: Final = ("version", "channel", "major", "minor")  # all architectures have the same arguments
+
+
+def parse_name_template(value: object) -> str:
+    return _require_placeholders(value, _IN_NAME)
+
+
+def parse_match_template(value: object) -> str:
+    found = _require_placeholders(value, ("version", "channel", "arch"))
+    return require(
+        found.count("{version}") == 1,
+        found,
+        Code.SOURCE_TEMPLATE,
+        "a template with {version}",
+        "write {version} once, at the place of the version",
+    )
+
+
+def parse_key_fingerprint(value: object) -> str:
+    hint = "copy the full fingerprint that `gpg --show-keys FILE` prints, without spaces"
+    expected = "the fingerprint of an OpenPGP key: 40 or 64 hexadecimal digits"
+    return require_match(value, _FINGERPRINT, Code.SOURCE_KEY, expected, hint).upper()
+
+
+_FINGERPRINT: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}")
+
+
+def parse_argument_template(value: object) -> str:
+    """Read a kernel argument. Braces of Jinja2 templates, such as {{ image.artifacts.iso.url }}, stay in the image."""
+    found = text(value)
+    plain = re.sub(r"\{\{.{0,200}?\}\}", "", found)
+    _require_placeholders(plain or "x", _IN_ARGUMENT)
+    return parse_kernel_argument(found)
+
+
+_SCHEMA: Final = {"type": "string", "minLength": 1}
+UrlTemplate = Annotated[str, Scalar(parse_url_template, _SCHEMA)]
+IndexUrl = Annotated[str, Scalar(parse_index_url_template, _SCHEMA)]
+BaseTemplate = Annotated[str, Scalar(parse_base_url_template, _SCHEMA)]
+DerivedUrl = Annotated[str, Scalar(parse_derived_url_template, _SCHEMA)]
+NameTemplate = Annotated[str, Scalar(parse_name_template, _SCHEMA)]
+MatchTemplate = Annotated[str, Scalar(parse_match_template, _SCHEMA)]
+KeyFingerprint = Annotated[
+    str, Scalar(parse_key_fingerprint, {"type": "string", "pattern": f"^(?:{_FINGERPRINT.pattern})$"})
+]
+ArgumentTemplate = Annotated[str, Scalar(parse_argument_template, {"type": ["string", "number"], "minLength": 1})]
+
+
+class IndexFormat(StrEnum):
+    """The formats in which vendors list their releases."""
+
+    COREOS_STREAM = "CoreOSStream"  # stream metadata: one release, with its files
+    FLATCAR_RELEASES = "FlatcarReleases"  # releases-CHANNEL.json of www.flatcar.org
+    GITHUB_RELEASES = "GitHubReleases"  # GitHub's API: a list of releases, with their files
+    SIMPLESTREAMS = "Simplestreams"  # products:1.0, with the files of each version
+    ALPINE_RELEASES = "AlpineReleases"  # latest-releases.yaml
+    OPENSUSE_DISTRIBUTIONS = "OpenSUSEDistributions"  # distributions.json of get.opensuse.org
+    JSON_LIST = "JSONList"  # a JSON list of versions, or of objects with a field version
+    CHECKSUM_LIST = "ChecksumList"  # a list of digests; the names of its files contain the version
+    DIRECTORY_LISTING = "DirectoryListing"  # a page of a web server with a link for each entry of a folder
+    TEXT = "Text"  # a text with the version on a line of its own
+    OCI_TAGS = "OCITags"  # the tags of a repository in a registry
+
+
+class FilesFormat(StrEnum):
+    """The formats of documents that describe the files of one release."""
+
+    TREEINFO = "TreeInfo"  # .treeinfo: names and digests of the boot files
+
+
+_MATCHING: Final = frozenset({IndexFormat.CHECKSUM_LIST, IndexFormat.DIRECTORY_LISTING, IndexFormat.TEXT})
+_WITH_FILES: Final = frozenset(
+    {
+        IndexFormat.COREOS_STREAM,
+        IndexFormat.GITHUB_RELEASES,
+        IndexFormat.SIMPLESTREAMS,
+        IndexFormat.ALPINE_RELEASES,
+        IndexFormat.OCI_TAGS,
+    }
+)
+
+
+@structure
+class SignatureTemplate:
+    """The URL of a detached signature, of one type."""
+
+    openpgp: DerivedUrl | None = Field(default=None, description="An OpenPGP signature. Default: none.")
+    minisign: DerivedUrl | None = Field(default=None, description="A minisign signature. Default: none.")
+    sigstore: DerivedUrl | None = Field(default=None, description="A sigstore bundle. Default: none.")
+
+    @check
+    def _one_kind(self) -> None:
+        if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
+            raise Malformed(
+                Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "set exactly one of these fields"
+            )
+
+
+@structure
+class ReleaseIndex:
+    """The index in which the vendor lists releases."""
+
+    format: IndexFormat = Field(description="The format of the index.")
+    url: IndexUrl = Field(
+        description="The URL of the index: https://…, or oci://HOST/NAME for OCITags. {channel}, {arch} and {base} "
+        "stand for the channel, the vendor's name of the architecture, and its base URL."
+    )
+    match: MatchTemplate | None = Field(
+        default=None,
+        description="The name of an entry, with {version} at the place of the version, such as v{version} or "
+        "image-{version}-{arch}.iso. ChecksumList, DirectoryListing and Text need it. Default: {version}.",
+    )
+    starts_with: NameTemplate | None = Field(
+        default=None,
+        description="gitboot ignores versions that do not begin with this text, such as {channel}. Default: all "
+        "versions count.",
+    )
+    signature: DerivedUrl | None = Field(
+        default=None,
+        description="The URL of the detached OpenPGP signature of the index, such as {url}.gpg. {url} is the URL of "
+        "the index. Default: none.",
+    )
+    clear_signed: Boolean = Field(
+        default=False,
+        description="Whether the index is clear-signed with OpenPGP. Only its signed part counts. Default: false.",
+    )
+
+    @check
+    def _goes_together(self) -> None:
+        if self.signature is not None and self.clear_signed:
+            raise Malformed(Code.COMBINATION, "expected signature or clearSigned, found both", "remove one of the two")
+        if self.format in _MATCHING and self.match is None:
+            raise Malformed(
+                Code.COMBINATION, f"an index of the format {self.format} needs match", "add match: with {version}"
+            )
+        if (self.format is IndexFormat.OCI_TAGS) != self.url.startswith("oci://"):
+            raise Malformed(
+                Code.COMBINATION, "only an index of the format OCITags has a URL oci://HOST/NAME", "correct the URL"
+            )
+        if self.format is IndexFormat.OCI_TAGS and (self.signature is not None or self.clear_signed):
+            raise Malformed(Code.COMBINATION, "tags of a registry have no signature here", "remove the signature")
+
+
+@structure
+class FilesIndex:
+    """A document that describes the files of one release and one architecture."""
+
+    format: FilesFormat = Field(description="The format of the document.")
+    url: UrlTemplate = Field(description="The URL of the document, with placeholders such as {version} and {arch}.")
+
+
+@structure
+class SourceFile:
+    """One file of a release: its URL, its name in the index, or both."""
+
+    url: UrlTemplate | None = Field(
+        default=None,
+        description="The URL of the file, with placeholders: {version}, {major}, {minor}, {channel}, {arch}, {base}. "
+        "Default: the URL in the index.",
+    )
+    name: NameTemplate | None = Field(
+        default=None,
+        description="The name of the file in the index, such as images/pxeboot/vmlinuz. The index has its digest, and "
+        "its URL unless url is set. Default: the index does not describe the file.",
+    )
+    member: NameTemplate | None = Field(
+        default=None,
+        description="The path of the file in the archive at url, such as amd64/linux. Default: it is no archive.",
+    )
+    signature: SignatureTemplate | None = Field(
+        default=None, description="The signature of the file or of its archive. {url} is its URL. Default: none."
+    )
+    signed: Boolean = Field(
+        default=True,
+        description="Use false if the vendor signs other files, but not this one. gitboot then accepts the file "
+        "without a signature. Default: true.",
+    )
+
+    @check
+    def _is_somewhere(self) -> None:
+        if self.url is None and self.name is None:
+            raise Malformed(Code.COMBINATION, "the file has neither a url nor a name", "add url or name")
+        if self.signature is not None and not self.signed:
+            raise Malformed(Code.COMBINATION, "a file with a signature is signed", "remove signed: false")
+
+
+@structure
+class SourceFiles:
+    """The files of a release, for each architecture."""
+
+    kernel: SourceFile | None = Field(default=None, description="A Linux kernel. Default: none.")
+    initrds: tuple[SourceFile, ...] = Field(default=(), description="The initial ramdisks, in order. Default: none.")
+    rootfs: SourceFile | None = Field(default=None, description="A root file system (squashfs). Default: none.")
+    uki: SourceFile | None = Field(default=None, description="A unified kernel image. Default: none.")
+    iso: SourceFile | None = Field(default=None, description="A bootable ISO image. Default: none.")
+
+    @check
+    def _boots(self) -> None:
+        if not (self.kernel or self.uki or self.iso):
+            raise Malformed(
+                Code.COMBINATION, "the source has no file that a machine can boot", "add a kernel, a uki or an iso"
+            )
+        if not self.kernel and (self.initrds or self.rootfs):
+            raise Malformed(Code.COMBINATION, "initrds and rootfs need a kernel", "add a kernel")
+
+    def list_files(self) -> Iterator[tuple[Path, SourceFile]]:
+        """Yield each file with the path of its field."""
+        for name in ("kernel", "rootfs", "uki", "iso"):
+            if (found := getattr(self, name)) is not None:
+                yield (name,), found
+        for number, initrd in enumerate(self.initrds):
+            yield ("initrds", number), initrd
+
+
+@structure
+class SignedListTemplate:
+    """A signed list that contains the digest of another list, such as InRelease of a Debian archive."""
+
+    url: UrlTemplate = Field(description="The URL of the signed list.")
+    signature: SignatureTemplate | None = Field(
+        default=None,
+        description="The detached signature of the list. {url} is its URL. Default: the list is clear-signed.",
+    )
+
+
+@structure
+class ChecksumsTemplate:
+    """A list of digests of a release's files, such as SHA256SUMS."""
+
+    url: UrlTemplate = Field(description="The URL of the list, with placeholders such as {version} and {arch}.")
+    signature: SignatureTemplate | None = Field(
+        default=None, description="The detached signature of the list. {url} is its URL. Default: none."
+    )
+    clear_signed: Boolean = Field(
+        default=False,
+        description="Whether the list is clear-signed with OpenPGP. Only its signed part counts. Default: false.",
+    )
+    listed_in: SignedListTemplate | None = Field(
+        default=None, description="A signed list that has the digest of this list. Default: none."
+    )
+
+    @check
+    def _at_most_one_signature(self) -> None:
+        if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) > 1:
+            raise Malformed(
+                Code.COMBINATION, "expected one of signature, clearSigned, listedIn", "set at most one of these fields"
+            )
+
+    @property
+    def is_signed(self) -> bool:
+        return self.signature is not None or self.clear_signed or self.listed_in is not None
+
+
+@structure
+class SourceImage:
+    """The fields of new BootImages, besides their files."""
+
+    user_data: ImageFormatField = Field(
+        default="None",
+        description="The format of user data that the image reads at its first boot. Default: None.",
+    )
+    config_from: ConfigFrom = Field(
+        default=ConfigFrom.KERNEL_ARGUMENTS, description="How the image finds its user data. Default: KernelArguments."
+    )
+    writes_disk: Boolean = Field(default=True, description="Whether a boot of the image writes disks. Default: true.")
+    boots: Positive = Field(
+        default=1, description="How often the installer boots from the network until it is done. Default: 1."
+    )
+    kernel_arguments: tuple[ArgumentTemplate, ...] = Field(
+        default=(),
+        description="Kernel arguments. gitboot replaces {version}, {major}, {minor} and {channel}, and keeps "
+        "expressions such as {{ image.artifacts.rootfs.url }}. Default: none.",
+    )
+
+
+@structure
+class ImageSourceSpec:
+    """Where a vendor lists releases, and the files of a release."""
+
+    description: Text | None = Field(default=None, description="The product, for people. Default: none.")
+    channels: tuple[Text, ...] = Field(
+        default=(), description="The channels of the vendor. The first one is the default. Default: no channels."
+    )
+    architectures: dict[Architecture, Text] = Field(
+        min_length=1, description="The vendor's name of each architecture, which {arch} stands for."
+    )
+    base_urls: dict[Architecture, BaseTemplate] = Field(
+        default_factory=dict,
+        alias="baseURLs",
+        description="A URL for each architecture, which {base} stands for. It may contain {version}, {channel} and "
+        "{arch}. Default: none.",
+    )
+    releases: ReleaseIndex = Field(description="The index that lists releases.")
+    described_by: FilesIndex | None = Field(
+        default=None,
+        description="A document that describes the files of one release. Default: releases describes them, or files "
+        "has their URLs.",
+    )
+    files: SourceFiles = Field(description="The files of a release, by their use.")
+    checksums: ChecksumsTemplate | None = Field(
+        default=None, description="A list of the digests of the files. Default: none."
+    )
+    keys: tuple[KeyFingerprint, ...] = Field(
+        default=(),
+        description="The full fingerprints of the OpenPGP keys that may sign. gitboot ships the keys of the built-in "
+        "sources; other keys come from --image-keys, never from the fleet. Default: the vendor signs nothing.",
+    )
+    image: SourceImage = Field(
+        default_factory=SourceImage, description="The fields of new BootImages, besides their files. Default: defaults."
+    )
+
+    @check
+    def _uses_what_it_has(self) -> None:
+        has_names = self.releases.format in _WITH_FILES or self.described_by is not None
+        for at, file in self.files.list_files():
+            if file.name is not None and not has_names:
+                raise Malformed(
+                    Code.COMBINATION,
+                    f"an index of the format {self.releases.format} does not describe files",
+                    "write url instead of name, or add describedBy",
+                    ("files", *at, "name"),
+                )
+            if file.url is not None and self.releases.format is IndexFormat.OCI_TAGS:
+                raise Malformed(
+                    Code.COMBINATION,
+                    "the files of an image in a registry have names",
+                    "write the role of the layer as its name, such as kernel",
+                    ("files", *at, "url"),
+                )
+        templates = list(_list_templates(self))
+        for placeholder, field, given in (
+            ("{channel}", "channels", self.channels),
+            ("{base}", "baseURLs", self.base_urls),
+        ):
+            if not given and any(placeholder in template for template in templates):
+                raise Malformed(
+                    Code.COMBINATION, f"{placeholder} needs {field}", f"add {field}, or remove {placeholder}"
+                )
+        if "{base}" in self.releases.url and any("{version}" in each for each in self.base_urls.values()):
+            raise Malformed(
+                Code.COMBINATION,
+                "{base} contains {version}, which is unknown until gitboot has read the index",
+                "write the URL of the index without {base}",
+                ("releases", "url"),
+            )
+        if self.base_urls and (missing := sorted(self.architectures.keys() - self.base_urls.keys())):
+            raise Malformed(
+                Code.COMBINATION, f"baseURLs has no URL for {missing[0]}", f"add {missing[0]}", ("baseURLs",)
+            )
+
+    @check
+    def _names_its_keys(self) -> None:
+        is_signed = (
+            self.releases.clear_signed
+            or self.releases.signature is not None
+            or (self.checksums is not None and self.checksums.is_signed)
+            or any(file.signature is not None for _, file in self.files.list_files())
+        )
+        if is_signed and not self.keys:
+            raise Malformed(
+                Code.COMBINATION, "a signature needs keys", "add the full fingerprints of the vendor's keys"
+            )
+
+
+def _list_templates(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield str(value)
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _list_templates(each)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from _list_templates(getattr(value, name))
+
+
+@structure
+class ImageSource(Document):
+    """A vendor's releases, from which gitboot makes BootImages. An ImageSource does not change what servers boot."""
+
+    kind: Literal["ImageSource"] = Field(description="The kind of this document.")
+    spec: ImageSourceSpec = Field(description="Where the vendor lists releases, and the files of a release.")

@@ -1,0 +1,203 @@
+"""Archives: files that a vendor publishes in them, and archives that gitboot refuses to unpack."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot.artifacts import archives
+from gitboot.artifacts.archives import read_member
+from gitboot.artifacts.fetchers import PrefixFetcher, WebFetcher
+from gitboot.errors import ArtifactMissing, HostUnreachable
+from tests.helpers.artifact_servers import artifact_server
+
+KERNEL, INITRD = b"kernel" * 100_000, os.urandom(300_000)
+FILES = {"amd64/linux": KERNEL, "amd64/initrd": INITRD, "README": b""}
+LONG = f"{'folder/' * 30}{'n' * 120}"
+
+
+def tar(
+    files: Mapping[str, bytes] = FILES,
+    mode: str = "w",
+    form: int = tarfile.PAX_FORMAT,
+    change: Callable[[tarfile.TarInfo], object] = lambda _: None,
+) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode=cast("Any", mode), format=form) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 1.5  # pax writes an extended header for this time
+            change(info)
+            archive.addfile(info, io.BytesIO(content))
+    return written.getvalue()
+
+
+def zipped(files: Mapping[str, bytes] = FILES, method: int = zipfile.ZIP_DEFLATED, mode: int = 0) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", method) as archive:
+        for name, content in files.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr, info.compress_type = mode << 16, method
+            archive.writestr(info, content)
+    return written.getvalue()
+
+
+def read(content: bytes, name: str, path: str, chunk: int = 10_000) -> bytes:
+    chunks = (content[at : at + chunk] for at in range(0, len(content), chunk))
+    return b"".join(read_member(chunks, f"https://vendor.test/{name}", path))
+
+
+GOOD = {
+    "plain.tar": tar(),
+    "gnu.tar": tar(form=tarfile.GNU_FORMAT),
+    "ustar.tar": tar(form=tarfile.USTAR_FORMAT),
+    "dots.tar": tar({f"./{name}": content for name, content in FILES.items()}),
+    "a.tar.gz": tar(mode="w:gz"),
+    "two-streams.tgz": b"".join(
+        zlib.compress(part, wbits=31) for part in (tar()[:100_000], tar()[100_000:])
+    ),  # as pigz and bgzip write them
+    "padded.tgz": tar(mode="w:gz") + bytes(1000),
+    "a.tar.xz": tar(mode="w:xz"),
+    "two-streams.txz": lzma.compress(tar()[:100_000]) + bytes(8) + lzma.compress(tar()[100_000:]),
+    "stored.zip": zipped(method=zipfile.ZIP_STORED),
+    "unix.zip": zipped(mode=stat.S_IFREG | 0o644),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_file_of_an_archive_is_read_as_a_stream(name: str) -> None:
+    for path, content in FILES.items():
+        assert read(GOOD[name], name, path) == content
+        assert read(GOOD[name], name, path, chunk=7_777_777) == content
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_long_path_is_found(form: int) -> None:
+    assert read(tar({LONG: KERNEL, "other": b"o"}, form=form), "a.tar", LONG) == KERNEL
+    assert read(tar({LONG: KERNEL, "other": b"o"}, form=form), "a.tar", "other") == b"o"
+
+
+def set_type(kind: bytes) -> Callable[[tarfile.TarInfo], object]:
+    def change(info: tarfile.TarInfo) -> None:
+        if info.name == "amd64/linux":
+            info.type, info.linkname, info.size = kind, "initrd", 0
+
+    return change
+
+
+def zeros(size: int) -> Iterator[bytes]:
+    compressor, other = zlib.compressobj(9, wbits=31), tarfile.TarInfo("other")
+    other.size = size
+    yield compressor.compress(other.tobuf())
+    for _ in range(size >> 20):
+        yield compressor.compress(bytes(1 << 20))
+    yield compressor.flush()
+
+
+EXTENDED = tarfile.TarInfo("header")
+EXTENDED.type, EXTENDED.size = tarfile.XHDTYPE, 1 << 40
+
+BAD = {
+    "missing": (tar({"other": b""}), "a.tar", "it has no file amd64/linux"),
+    "missing in zip": (zipped({"other": b""}), "a.zip", "it has no file amd64/linux"),
+    "symbolic link": (tar(change=set_type(tarfile.SYMTYPE)), "a.tar", "not a regular file"),
+    "hard link": (tar(change=set_type(tarfile.LNKTYPE)), "a.tar", "not a regular file"),
+    "device": (tar(change=set_type(tarfile.CHRTYPE)), "a.tar", "not a regular file"),
+    "folder": (tar(change=set_type(tarfile.DIRTYPE)), "a.tar", "not a regular file|no file"),
+    "sparse": (tar(change=set_type(tarfile.GNUTYPE_SPARSE)), "a.tar", "not a regular file"),
+    "link in zip": (zipped(mode=stat.S_IFLNK | 0o777), "a.zip", "not a regular file"),
+    "bzip2 in zip": (zipped(method=zipfile.ZIP_BZIP2), "a.zip", "compression of zip"),
+    "large extended header": (
+        EXTENDED.tobuf(tarfile.GNU_FORMAT),
+        "a.tar",
+        "extended header of 1,099,511,627,776 bytes",
+    ),
+    "cut off": (tar()[:200_000], "a.tar", "damaged: it ends too early"),
+    "cut off gzip": (tar({"amd64/linux": INITRD}, mode="w:gz")[:-1000], "a.tar.gz", "damaged"),
+    "cut off xz": (tar({"amd64/linux": INITRD}, mode="w:xz")[:-1000], "a.tar.xz", "damaged"),
+    "cut off zip": (zipped()[:-10], "a.zip", "damaged"),
+    "not gzip": (tar(), "a.tar.gz", "damaged"),
+    "not a tar": (KERNEL, "a.tar", "damaged"),
+    "empty": (b"", "a.tar.xz", "damaged"),
+    "a zip bomb": (zipped({"amd64/linux": bytes(600 << 20)}), "a.zip", "more than 200 times its size"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_another_archive_is_refused(name: str) -> None:
+    content, archive, says = BAD[name]
+    with pytest.raises(ArtifactMissing, match=says):
+        read(content, archive, "amd64/linux")
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused() -> None:
+    with pytest.raises(ArtifactMissing, match="more than 200 times its size"):
+        list(read_member(zeros(1 << 30), "a.tar.gz", "amd64/linux"))
+
+
+def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value, archive, content in [
+        ("_MOST_MEMBERS", 1, "a.tar", tar()),
+        ("LARGEST_ARTIFACT", 50_000, "a.tar.xz", tar(mode="w:xz")),
+        ("_LARGEST_ZIP", 50_000, "a.zip", zipped()),
+        ("_LARGEST_ZIP_READ", 100, "a.zip", zipped()),
+    ]:
+        with monkeypatch.context() as changed:
+            changed.setattr(archives, limit, value)
+            with pytest.raises(ArtifactMissing, match=r"it has more than|directory|damaged"):
+                read(content, archive, "amd64/initrd")
+
+
+SMALL = {"a": b"1" * 2000, LONG: b"2"}
+ARCHIVES = {
+    "a.tar": tar(SMALL),
+    "b.tar": tar(SMALL, form=tarfile.GNU_FORMAT),
+    "a.tar.gz": tar(SMALL, mode="w:gz"),
+    "a.tar.xz": tar(SMALL, mode="w:xz"),
+    "a.zip": zipped(SMALL),
+}
+
+
+@settings(max_examples=400)
+@given(
+    name=st.sampled_from(sorted(ARCHIVES)),
+    path=st.sampled_from([*SMALL, "missing"]),
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
+    end=st.floats(0.5, 1),
+)
+def test_a_damaged_archive_raises_no_other_error(
+    name: str, path: str, changes: list[tuple[float, int]], end: float
+) -> None:
+    content = bytearray(ARCHIVES[name])
+    for place, value in changes:
+        content[int(place * len(content))] = value
+    with suppress(ArtifactMissing):
+        read(bytes(content[: int(end * len(content))]), name, path, chunk=100)
+
+
+def test_a_fetcher_reads_a_file_of_an_archive_by_its_fragment() -> None:
+    with artifact_server() as web:
+        fetcher = PrefixFetcher({"http://": WebFetcher()})
+        web.put("/a.tar.gz", tar(mode="w:gz"))
+        for path, content in (("amd64/linux", KERNEL), ("amd64%2Finitrd", INITRD)):
+            with fetcher.read(f"{web.url}/a.tar.gz#{path}", 10) as found:
+                assert (found.offset, b"".join(found.chunks)) == (0, content)
+        head = fetcher.head(f"{web.url}/a.tar.gz#amd64/linux")
+        assert (head.size, head.version) == (None, fetcher.head(f"{web.url}/a.tar.gz").version)
+        assert ("GET", "/a.tar.gz#amd64/linux") not in web.asked
+        with pytest.raises(ArtifactMissing, match="404"):
+            fetcher.head(f"{web.url}/other.zip#amd64/linux")
+        with pytest.raises((ArtifactMissing, HostUnreachable)), fetcher.read(f"{web.url}/kernel#amd64/linux"):
+            pass
