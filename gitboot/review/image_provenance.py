@@ -20,7 +20,7 @@ from gitboot.model.scalars import ArtifactUrl
 from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.explanation import find_requiring_stream
 from gitboot.resolve.secret_scan import is_secret_argument
-from gitboot.resolve.server_decision import Boot, Decision
+from gitboot.resolve.server_decision import Boot
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
 from gitboot.review.rendered_diffs import hide_secret_lines
@@ -330,10 +330,6 @@ def _find_left_streams(
         field = "stream" if new.profiles[profile].spec.stream is not None else "image"
         place = _find_place(new, Id("BootProfile", profile), "spec", field)
         yield LeftStream(stream=stream, servers=tuple(names), profile=profile, place=place)
-
-
-def _find_policy_boot(decision: Decision | None) -> Boot | None:
-    return decision.policy.boot if decision is not None and decision.policy is not None else None
 
 
 def _needs_signatures(boot: Boot) -> bool:
