@@ -281,7 +281,7 @@ class Code(StrEnum):
     VARIABLE = (
         "GB1046",
         "The name of the variable is not valid",
-        "Templates read a variable as vars.NAME, so its name must be an identifier of Jinja2.",
+        "Templates read a variable as vars.NAME, so its name must be a valid Jinja2 identifier.",
         "Use letters, digits and '_', and do not begin with a digit.",
     )
     OCI_TAG = (
@@ -799,7 +799,7 @@ class DatedProblem(Struct, frozen=True, kw_only=True):
 
 
 def find_problems_at(dated_problems: Iterable[DatedProblem], at: datetime) -> tuple[Problem, ...]:
-    """Return the sorted problems that hold at an instant."""
+    """Return the problems that exist at an instant, sorted."""
     return tuple(sorted(each.problem for each in dated_problems if each.holds(at)))
 
 

@@ -303,8 +303,9 @@ def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
     """Return whether gitboot withholds the boots that need a file. ``sightings`` is None if artifact checks are off.
 
-    An artifact of unknown state does not withhold boots. A mirrored artifact withholds boots until a check finds it. An
-    artifact that must be signed withholds boots until a trusted key has verified it, also without artifact checks.
+    If the state of an artifact is unknown, gitboot does not withhold its boots. There are two exceptions. gitboot
+    withholds the boots of a mirrored artifact until a check has found the artifact. It withholds the boots of an
+    artifact that must be signed until a trusted key has verified the artifact, even without artifact checks.
     """
     if sightings is None:
         return file.proof is not None

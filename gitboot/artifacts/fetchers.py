@@ -83,7 +83,7 @@ class WebFetcher:
     ) -> None:
         """By default, ignore proxies, because boot loaders do not use a proxy either.
 
-        The deadline applies to the response up to its body. The body must arrive at least at ``rate``.
+        The deadline applies to the response up to its body. The body must arrive at ``rate`` or faster.
         """
         self._client = HttpClient(uses_proxies=uses_proxies, connections_per_host=per_host)
         self._deadline_s, self._rate = deadline_s, rate

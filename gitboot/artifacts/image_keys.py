@@ -148,7 +148,7 @@ class VendorKeys:
             else:
                 if only is None or found.key in only:
                     return ImageSigner(found.key, printable(found.person))
-                faults.append(UnlistedKey(f"signed by the key {found.key}, which may not sign it"))
+                faults.append(UnlistedKey(f"signed by the key {found.key}, which is not allowed to sign it"))
         faults = faults or [UntrustedSignature("not signed: the OpenPGP signature is empty")]
         raise next((each for each in faults if not isinstance(each, UnlistedKey)), faults[0])
 

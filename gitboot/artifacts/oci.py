@@ -47,7 +47,7 @@ class Registries:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """Limit each response to ``deadline_s``, except the body of a blob, which must arrive at least at ``rate``."""
+        """Limit each response to ``deadline_s``, except the body of a blob, which must arrive at ``rate`` or faster."""
         self._allowed, self._client, self._credentials = tuple(allowed_registries), client, credentials
         self._deadline_s, self._rate = deadline_s, rate
         self._tokens: dict[tuple[str, str], str] = {}  # Authorization headers, by origin and repository

@@ -228,7 +228,7 @@ shared_ledger_options = combine_options(
     click.option(
         "--ledger-password",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="The file with the password of the database. Default: libpq uses its own methods, for example a "
+        help="The file with the database password. Default: libpq uses its own methods, for example a "
         "client certificate.",
     ),
 )

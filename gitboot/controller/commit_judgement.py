@@ -104,7 +104,7 @@ class Advance(Struct, frozen=True, kw_only=True):
     def newer(self) -> tuple[Commit, ...]:
         """The valid commits after `reached`, oldest first.
 
-        If `reached` is None, the valid commits after the accepted commit.
+        If `reached` is None, these are all valid commits after the accepted commit.
         """
         at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
         return self.valid[at:]

@@ -151,7 +151,7 @@ class OperatorAccess:
         return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Return whether operators have a separate socket, and ``server`` is the socket for machines."""
+        """Return whether operators have a separate socket, so that ``server`` is for machines only."""
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:

@@ -29,7 +29,7 @@ _TOKEN_HEADER: Final = b"x-gitlab-token"
 
 
 class PushSecret:
-    """The file with the secret of webhooks, which gitboot reads for each request."""
+    """The file with the webhook secret. gitboot reads it for each request."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

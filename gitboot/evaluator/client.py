@@ -324,7 +324,7 @@ class _Assembly:
         base, gone = self._base, result.removed_servers
         shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
-            raise ValueError("a commit without a base lacks its fleet-wide part")
+            raise ValueError("the result of a commit without a base has no fleet-wide part")
         before = base or shared
         written, locations = before.written, before.locations
         if shared.shown is None:  # pages are not published

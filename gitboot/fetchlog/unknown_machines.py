@@ -134,7 +134,7 @@ def _parse_serial(text: object) -> str | None:
 
 
 class UnknownMachines:
-    """A size-limited table of unknown machines, which merges all requests of the same machine."""
+    """A size-limited table of unknown machines, with one entry for all requests from the same machine."""
 
     def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
         self.unkept = unkept  # requests of machines that did not fit into the table

@@ -214,7 +214,7 @@ def find_changed_uuids(
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
     """Return the machines in ``after`` that share an identity with a machine in ``before`` but have a different UUID.
 
-    The result maps the new UUID to the kind and value of the identity and the earlier machine. A replaced board has a
+    Each new UUID has the kind and the value of the shared identity, and the earlier machine. A replacement board has a
     new UUID, but the disks in the same chassis may contain an installed system.
     """
     # gitboot never installs a machine whose UUID is unknown.

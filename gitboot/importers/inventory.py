@@ -414,7 +414,7 @@ class Supplement(Struct, frozen=True, kw_only=True):
         return machine.uuid or next(filter(None, found), None)
 
     def digest(self, url: str) -> str | None:
-        """Return the digest of the file whose path the URL ends with, or None. The longest matching path wins."""
+        """Return the digest of the file with the longest path that is a suffix of the URL, or None."""
         path = url.partition("assets:")[2] if url.startswith("assets:") else urlsplit(url).path
         parts = path.strip("/").split("/")
         endings = ("/".join(parts[first:]) for first in range(len(parts)))

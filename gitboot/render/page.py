@@ -107,7 +107,7 @@ def list_plan_changes(
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
     """Yield the transitions that change what the server boots, its phase, or the maintenance that selects the boot.
 
-    Skip plans that only take effect if no instance renders the server again before their time.
+    Skip the plans that take effect only if no instance renders the server again in time.
     """
     from gitboot.resolve.server_plan import Cause  # imported here, because endpoints start without the model
 

@@ -457,7 +457,7 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         if not is_read or not (not kind or (isinstance(kind, str) and "/" in kind)):
             raise make_user_data_fault(
                 f"{name} stops cloud-init: its content or a header is not a text, or its type has no slash",
-                "write content: with a text, and type: such as text/cloud-config",
+                "add content: with the text of the part, and type:, for example text/cloud-config",
                 part.first_line,
             )
         if not kind:

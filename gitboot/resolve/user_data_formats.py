@@ -357,7 +357,7 @@ def _read_node(node: yaml.Node, levels: int = 3) -> object:
     for key, value in node.value if levels else ():
         name = key.value if isinstance(key, yaml.ScalarNode) else ""
         if name in found:
-            raise yaml.MarkedYAMLError(None, None, f"the key {quote_value(name)} is there twice", key.start_mark)
+            raise yaml.MarkedYAMLError(None, None, f"the key {quote_value(name)} appears twice", key.start_mark)
         found[name] = _read_node(value, levels - 1)
     return found
 

@@ -35,7 +35,7 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
     @property
     def place_prefix(self) -> str:
-        """The words between the cause and its location, which is that of the first document if there are several."""
+        """The words between the cause and its location. The location is in the first document if there are several."""
         return ", the first at" if self.number > 1 else " at"
 
     def __str__(self) -> str:

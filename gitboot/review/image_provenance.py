@@ -203,7 +203,7 @@ def _find_place(repository: FleetRepository, document: Id, *path: str | int) -> 
 
 
 def _hide(value: Any) -> Any:
-    """Return a YAML value without texts that look like secrets."""
+    """Return a YAML value, with HIDDEN in place of strings that look like secrets."""
     if isinstance(value, str):
         return f"{value.partition('=')[0]}=HIDDEN" if is_secret_argument(value) else hide_secret_lines(value)
     if isinstance(value, Mapping):

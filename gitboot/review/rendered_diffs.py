@@ -47,7 +47,7 @@ class RenderedChanges:
         self._keys: dict[Digest, Digest] = {}  # by the digest of both texts, which most servers share
 
     def make_key(self, change: ServerChange) -> Digest:
-        """Return a digest of the diffs of a server's files, in which names replace the server's own values.
+        """Return a digest of the diffs of a server's files, with names in place of the server's own values.
 
         Two servers have the same digest if and only if their diffs contain the same lines at the same positions. Lines
         that look like secrets are included.
@@ -77,7 +77,7 @@ class RenderedChanges:
         )
 
     def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
-        """Return the added and removed lines in a server's diffs, in which names replace the server's own values."""
+        """Return the added and removed lines in a server's diffs, with names in place of the server's own values."""
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
         return [_mask_values(line, was if line.startswith("-") else now) for line in lines]

@@ -310,7 +310,7 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
         (_other_sha256, UntrustedRelease, "its sha256 is"),
         (_other_sha512, UntrustedRelease, "its sha512 is"),
         (_changed_after_signing, UntrustedRelease, r"x86_64\.iso: the file is not valid: it was changed"),
-        (_by_a_stranger, UntrustedRelease, "which may not sign it"),
+        (_by_a_stranger, UntrustedRelease, "which is not allowed to sign it"),
         (_signature_gone, UntrustedRelease, "unavailable"),
         (_signature_left_out, UntrustedRelease, "has no signature; this source requires a signature"),
         (_cut, SourceUnavailable, "ended too early"),

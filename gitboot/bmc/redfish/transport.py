@@ -74,7 +74,7 @@ class ConnectionPolicy(Struct):
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
-        """Mark the requests in the block as only ending something, so that they do not need the ledger's database."""
+        """Mark the requests in the block as ending an override, so that they do not need the database."""
         self.is_ending = True
         try:
             yield

@@ -218,7 +218,9 @@ def _compare_server(
             )
         if boot is None:
             if answer.kernel is None:
-                return BootComparison(server=asker.name, verdict=Verdict.EQUAL, message="both systems boot its disk")
+                return BootComparison(
+                    server=asker.name, verdict=Verdict.EQUAL, message="the server boots from its disk with both systems"
+                )
             return BootComparison(
                 server=asker.name, verdict=Verdict.NOTHING, message="no policy boots the server from the network"
             )
@@ -226,7 +228,9 @@ def _compare_server(
         installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
         if answer.kernel is None and answer.chain is None and not installs:
             return BootComparison(
-                server=asker.name, verdict=Verdict.EQUAL, message="both systems boot its disk, because it is installed"
+                server=asker.name,
+                verdict=Verdict.EQUAL,
+                message="the server boots from its disk with both systems, because it is installed",
             )
         data, url = None, answer.user_data_url
         if url is not None and _is_same_host(url, old):

@@ -89,8 +89,7 @@ def show(state: Path) -> None:
     "--ledger-password",
     "password",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the password of the database. Default: libpq uses its own methods, for example a "
-    "client certificate.",
+    help="The file with the database password. Default: libpq uses its own methods, for example a client certificate.",
 )
 def copy(state: Path, to: str, password: Path | None) -> None:
     """Copy the ledger to another location, and use it there.
@@ -140,8 +139,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     "--ledger-password",
     "password",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the password of the database. Default: libpq uses its own methods, for example a "
-    "client certificate.",
+    help="The file with the database password. Default: libpq uses its own methods, for example a client certificate.",
 )
 @click.option(
     "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."

@@ -161,7 +161,7 @@ class Standby:
         return (_STANDING_BY, f"the instance {other} is active for {looking.name}") if other is not None else None
 
     def _end_windows(self) -> float:
-        """End the windows that are over in this host's output tree. Return the seconds until the next window ends."""
+        """Remove boots whose windows are over from the output tree. Return the seconds until the next window ends."""
         _, events = self._windows.end_windows(self._clock())
         for event in events:
             self._tell(event)

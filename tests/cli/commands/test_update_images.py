@@ -312,7 +312,7 @@ def _endless_index(site: Site) -> None:
         (_empty, Exit.SOURCE, "lists no release"),
         (_behind, Exit.SOURCE, "the newest release is 1.1.0, and BootImage/someos-1.2.0 of the fleet has the version"),
         (_tampered, Exit.SOURCE, "x86_64.initrds.0: the file is not valid: it was changed after it was signed"),
-        (_by_a_stranger, Exit.SOURCE, "which may not sign it"),
+        (_by_a_stranger, Exit.SOURCE, "which is not allowed to sign it"),
         (_endless_index, Exit.SOURCE, "stable.json: "),
         (_signature_gone, Exit.SOURCE, "x86_64.kernel: the file is not verified"),
         (_file_gone, Exit.SOURCE, "answers 404; the release may be incomplete"),
