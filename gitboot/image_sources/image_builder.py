@@ -386,7 +386,8 @@ class _Document:
             else:
                 fields[str(file.role)] = artifact
         for architecture, checksums in self._files.checksums.items():
-            architectures.setdefault(str(architecture), {})["checksums"] = to_yaml_value(checksums)
+            given = {field: value for field, value in to_yaml_value(checksums).items() if value is not False}
+            architectures.setdefault(str(architecture), {})["checksums"] = given
         default = ImageSettings()
         chosen = {
             "userData": (settings.user_data, default.user_data),
