@@ -58,6 +58,7 @@ COMMANDS = {
     "explain": "web01 --path W",
     "history": "web01 --path W",
     "images": "W",
+    "new image": "--path W",
     "new server": "web09 --path W --mac 02:00:00:00:00:99",
     "plan": "W",
     "records begin": "fresh --state S --yes",
@@ -70,6 +71,7 @@ COMMANDS = {
     "rollout advance": "stable --steps 10,50 --records E --path W",
     "secret check": "W --secret-keys A",
     "secret fetches": "--state S",
+    "update-images": "--path W",
     "validate": "W",
 }
 
