@@ -17,9 +17,7 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock
-from gitboot.controller.stages.learn import build_batch, select_ready
-from gitboot.controller.stages.take_in import take_inputs
-from gitboot.controller.stages.write_ledger import apply_changes
+from gitboot.controller.stages.update_ledger import apply_changes, build_batch, select_ready, take_inputs
 from gitboot.errors import LedgerError
 from gitboot.model.scalars import SystemUuid
 

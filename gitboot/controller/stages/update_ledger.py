@@ -1,0 +1,194 @@
+"""Update the ledger: take the inputs, compute the changes that they cause, and write these changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from msgspec import structs
+
+from gitboot.bmc.identity import AnotherMachine, IdentityChanged
+from gitboot.controller.bmcs.schedule import (
+    build_override_events,
+    build_power_events,
+    find_machines_without_task,
+    record_results,
+    reschedule_now,
+)
+from gitboot.controller.commit_acceptance import Attempt
+from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
+from gitboot.controller.instance_state import InstanceState, plans_by
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.reconcile_inputs import Inbox, Intake
+from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_changes, ledger_snapshot
+from gitboot.controller.records.evidence import BmcEvidence
+from gitboot.controller.records.ledger_changes import Batch, BatchResult
+from gitboot.controller.records.ledger_snapshot import Knowledge, find_unoffered_boots, match_fetches, read_knowledge
+from gitboot.controller.records.ledger_trust import find_unverified_reason
+from gitboot.ledger import instance_tables
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import SystemUuid
+from gitboot.status.conditions import Event, merge_events_by_server
+
+
+def take_in(state: InstanceState, this: Pass) -> InstanceState:
+    """Take the inputs from the inbox.
+
+    If a write to the ledger may be lost, first read the ledger again. Raises `LedgerError`.
+    """
+    store = this.components.store
+    if (start := state.before_resume) is not None:
+        # The ledger is writable again, so the instance continues as after a start. It publishes all files again,
+        # because the modification times of published files may be missing from the ledger.
+        state = structs.replace(
+            state,
+            knowledge=start.knowledge,
+            attempt=start.attempt,
+            plans=start.plans,
+            publication=structs.replace(start.publication, complete=False),
+            unplanned=start.unplanned,
+        )
+    if store.is_suspect:
+        store.read_back()
+        state = structs.replace(
+            state, knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.published_records)
+        )
+    state, this.taken = take_inputs(state, store, this.components.inbox, this.at)
+    return state
+
+
+def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) -> tuple[InstanceState, Intake]:
+    """Return the state and the inputs.
+
+    If the inputs show that the ledger is an older copy, mark the ledger as unverified. The ledger is an older copy if
+    the forge knows a later change number, or if an endpoint served a boot that the ledger never offered. If the boot
+    was served before an operator initialized the ledger, only the record of its server becomes unverified.
+    """
+    taken = inbox.take(state.knowledge.spool_offsets, at)
+    if taken.spooled:
+        taken = structs.replace(taken, given=find_unoffered_boots(store, taken.spooled))
+    if not state.knowledge.is_trusted:
+        return state, taken
+    forge_changes = state.telling.known_changes if state.telling is not None else None
+    is_behind = state.opened is not None and forge_changes is not None and forge_changes > state.opened
+    begun = state.knowledge.facts.begun
+    if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
+        return state, taken
+    instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
+    doubted = structs.replace(read_knowledge(store), published_records=state.knowledge.records)
+    everyone = state.unplanned | state.knowledge.accepted_machines
+    return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
+
+
+def learn(state: InstanceState, this: Pass) -> InstanceState:
+    """Compute the changes to the ledger, without writing them."""
+    knowledge = this.requested.knowledge
+    this.ready = select_ready(this.taken, this.attempt, knowledge)
+    batch = build_batch(state, this.attempt, this.ready, this.events, this)
+    this.learnt = ledger_changes.apply_batch(knowledge, batch, this.at)
+    return state
+
+
+def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
+    """Return the part of the inputs that this reconcile can process.
+
+    BMC results and fetches wait until this instance plans from the accepted commit. Fetches also wait while the ledger
+    is unverified.
+    """
+    without_fetches = structs.replace(intake, spooled=(), spool=knowledge.spool_offsets)
+    if attempt.accepted is None or not plans_by(knowledge, attempt.accepted):
+        return structs.replace(without_fetches, results=())
+    return intake if find_unverified_reason(knowledge.facts, attempt.accepted.decisions) is None else without_fetches
+
+
+def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass) -> Batch:
+    """Build the batch for `ledger_changes.apply_batch` from an attempt and the ready inputs."""
+    accepted, knowledge, at, components = attempt.accepted, state.knowledge, this.at, this.components
+    if accepted is None:
+        return Batch(events=events)
+    done = (
+        event
+        for result in ready.results
+        for event in (
+            *build_override_events(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
+            *build_power_events(result, accepted.revision, at),
+        )
+    )
+    is_fetched = state.fetched is not None and not state.fetched.failed
+    batch = Batch(
+        clock_state=state.keeping,
+        uptime=ready.up,
+        attempt=attempt,
+        is_caught_up=knowledge.facts.gap and is_fetched and components.accepting.is_newest(attempt),
+        events=(*events, *done),
+        sightings=ready.sightings,
+    )
+    if not plans_by(knowledge, accepted):
+        return batch
+    settled = state.plans.commit if knowledge.recorded_commit is not None else None
+    unplanned = accepted.select_server_names(state.unplanned)
+    return structs.replace(
+        batch,
+        commit=accepted,
+        requests=tuple(each for each in ready.requests if each.action == BEGIN),
+        changed=find_changed_servers(settled, attempt.offered or accepted) | unplanned,
+        removed_machines=find_departed_machines(settled, accepted) if knowledge.recorded_commit else None,
+        installing=state.plans.begun.keys() | unplanned,
+        fetches=match_fetches(components.store, ready.spooled, state.keys),
+        spool_offsets=ready.spool,
+        unoffered_boots=ready.given,
+        bmc_evidence=tuple(_list_readings(ready, state)),
+        pins=tuple((each.uuid, each.pinned) for each in ready.results if each.pinned is not None),
+        machines_without_task=find_machines_without_task(state.schedule, knowledge)
+        if knowledge.pending
+        else frozenset(),
+    )
+
+
+def _list_readings(ready: Intake, state: InstanceState) -> Iterator[BmcEvidence]:
+    for each in ready.results:
+        if each.observed is not None:
+            server, bmc = state.plans.servers.get(each.server), state.schedule.bmcs.get(each.uuid)
+            yield BmcEvidence(
+                uuid=each.uuid,
+                state=server if server is not None and server.decision.uuid == each.uuid else None,
+                observed=each.observed,
+                pending_ids=bmc.pending_ids if bmc is not None else frozenset(),
+                open_intents=bmc.open_intents if bmc is not None else frozenset(),
+                decision_number=state.knowledge.facts.sequence,
+                is_own_machine=not isinstance(each.identity_result, AnotherMachine | IdentityChanged),
+            )
+
+
+def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
+    """Write the changes to the ledger, then adopt the accepted commit. Raises `LedgerError`."""
+    attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
+    changes = this.requested, this.learnt
+    ledger_snapshot.write_updates(this.components.store, [each.update for each in changes])
+    if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
+        # All fetches from before the publication are processed now.
+        attempt = structs.replace(attempt, read=attempt.stands)
+    attempt = this.components.accepting.adopt(attempt)
+    return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
+
+
+def apply_changes(state: InstanceState, changes: tuple[BatchResult, ...], ready: Intake, this: Pass) -> InstanceState:
+    """Return the state after these ledger changes, and report their events.
+
+    ``ready`` are the inputs that caused them.
+    """
+    this.components.inbox.forget(ready)
+    for event in merge_events_by_server(event for each in changes for event in each.update.events):
+        this.components.tell(event)
+    knowledge, schedule = changes[-1].knowledge, state.schedule
+    if ready.results:
+        schedule = record_results(schedule, ready.results, changes[-1].update.judged_machines, knowledge, this.at)
+    if hurried := frozenset[SystemUuid]().union(*(each.update.due_now for each in changes)):
+        schedule = reschedule_now(schedule, hurried, this.at)
+    return structs.replace(
+        state,
+        knowledge=knowledge,
+        schedule=schedule,
+        unplanned=state.unplanned.union(*(each.changed for each in changes)),
+    )
