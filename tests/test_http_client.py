@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitboot import http_client
-from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.artifacts.downloads import WebFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.redfish.client import BmcConnection

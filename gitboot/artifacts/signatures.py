@@ -15,7 +15,7 @@ from msgspec import Struct
 from gitboot.artifacts.archives import read_member
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.checksum_lists import ListedFile, read_checksum_list
-from gitboot.artifacts.fetchers import CHUNK
+from gitboot.artifacts.downloads import CHUNK
 from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.git.signatures import UntrustedSignature

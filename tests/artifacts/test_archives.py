@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gitboot.artifacts import archives
 from gitboot.artifacts.archives import read_member
-from gitboot.artifacts.fetchers import PrefixFetcher, WebFetcher
+from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from tests.helpers.artifact_servers import artifact_server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.artifacts.availability import FileSigner, Presence, Sighting, ThreadedArtifactWatch
-from gitboot.artifacts.fetchers import PrefixFetcher, WebFetcher
+from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher
 from gitboot.artifacts.required_signatures import BootFileVerifier
 from gitboot.controller.instance.assembly import watch_artifacts
 from gitboot.controller.instance.settings import ArtifactSettings, GitSettings, Settings

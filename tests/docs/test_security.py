@@ -292,7 +292,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Serve another image": (
         "artifacts/test_image_keys.py::test_other_openpgp_signatures_are_rejected",
-        "artifacts/test_local_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
+        "artifacts/test_downloads_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
     ),
     "Hold a fetch": (
         "git/test_fetch.py::test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next",
@@ -310,7 +310,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Large downloads": (
         "git/test_fetch.py::test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected",
-        "artifacts/test_local_copies.py::test_a_file_of_an_image_without_a_size_is_read_to_a_limit",
+        "artifacts/test_downloads_copies.py::test_a_file_of_an_image_without_a_size_is_read_to_a_limit",
     ),
     "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_an_end_is_read_to_its_limit",),
     "Redirected passwords": (

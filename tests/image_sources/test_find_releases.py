@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.artifacts.downloads import WebFetcher
 from gitboot.artifacts.oci import AllowedRegistry, OciReference, Registries
 from gitboot.errors import (
     GitbootError,

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from msgspec import structs
 
-from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.artifacts.downloads import WebFetcher
 from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.child_processes import limit_file_size
 from gitboot.errors import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.artifacts.fetchers import PrefixFetcher, WebFetcher
+from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import SignatureCheck
 from gitboot.errors import UnusableSource

@@ -25,7 +25,7 @@ from gitboot.artifacts.availability import (
     group_by_source,
     list_artifacts,
 )
-from gitboot.artifacts.fetchers import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import SignatureCheck, VouchedFile
@@ -60,7 +60,7 @@ from gitboot.standard_streams import style
 from gitboot.text import did_you_mean, format_count, printable
 
 if TYPE_CHECKING:
-    from gitboot.artifacts.local_copies import MirroredArtifact
+    from gitboot.artifacts.downloads import MirroredArtifact
 
 
 @click.group(cls=Group, example="gitboot artifacts verify fleet")
@@ -136,7 +136,7 @@ def download(
     A file is complete as soon as it exists. If you stop the command and start it again, it continues. gitboot deletes
     files that no decision needs any more, but not the files in assets/.
     """
-    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirror_path, prune
+    from gitboot.artifacts.downloads import MirroredArtifact, Mirroring, mirror_all, mirror_path, prune
 
     decisions, found = load_artifacts(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct, structs
 
-from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.artifacts.downloads import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, credential_use
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit

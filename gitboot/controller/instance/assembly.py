@@ -560,7 +560,7 @@ def watch_artifacts(
         yield None
         return
     from gitboot.artifacts.availability import Fetcher
-    from gitboot.artifacts.fetchers import FallbackFetcher, FolderFetcher, PrefixFetcher, WebFetcher
+    from gitboot.artifacts.downloads import FallbackFetcher, FolderFetcher, PrefixFetcher, WebFetcher
     from gitboot.artifacts.required_signatures import BootFileVerifier
 
     web = WebFetcher()

@@ -18,7 +18,7 @@ from gitboot.artifacts.availability import (
     check_artifacts,
     find_firmware_obstacle,
 )
-from gitboot.artifacts.fetchers import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import AllowedRegistry, Registries
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.http_client import HttpClient

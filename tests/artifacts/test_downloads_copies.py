@@ -124,7 +124,7 @@ def test_a_file_with_a_wrong_digest_is_not_placed(web: ArtifactServer, tmp_path:
 def test_a_file_of_an_image_without_a_size_is_read_to_a_limit(
     web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gitboot.artifacts.local_copies.LARGEST_ARTIFACT", 4 << 20)
+    monkeypatch.setattr("gitboot.artifacts.downloads.LARGEST_ARTIFACT", 4 << 20)
 
     def answer(client: StrangeClient) -> None:
         client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10737418240\r\n\r\n")
