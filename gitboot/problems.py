@@ -74,8 +74,7 @@ class Code(StrEnum):
     ALIAS = (
         "GB1007",
         "The document uses an alias (*name)",
-        "A reviewer must see each value where it is used, and chains of aliases can exhaust memory. So gitboot "
-        "rejects aliases.",
+        "A reviewer must see each value where it is used, and chains of aliases can exhaust the memory of a parser.",
         "Repeat the value, or use inherits, variables or templates.",
     )
     ANCHOR = (
@@ -123,8 +122,7 @@ class Code(StrEnum):
     TOO_MANY_PROBLEMS = (
         "GB1015",
         "The file has more problems than gitboot shows",
-        "For each file, gitboot shows at most 100 errors and 100 warnings. The other problems often have the same "
-        "causes.",
+        "gitboot shows at most 100 errors and 100 warnings for each file. The others often have the same causes.",
         "Fix the problems that you see, and validate again.",
     )
     API_VERSION = (
@@ -136,16 +134,14 @@ class Code(StrEnum):
     KIND = (
         "GB1021",
         "The kind does not exist",
-        "If gitboot ignored unknown kinds, a document with a spelling mistake would have no effect, and you would not "
-        "notice.",
+        "If gitboot ignored unknown kinds, a document with a spelling mistake would silently have no effect.",
         "Use Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy or Maintenance. If the file "
         "is not part of the fleet, list it in .gitbootignore.",
     )
     UNKNOWN_FIELD = (
         "GB1022",
         "The kind does not have this field",
-        "If gitboot ignored unknown fields, a setting with a spelling mistake would have no effect, and you would not "
-        "notice.",
+        "If gitboot ignored unknown fields, a setting with a spelling mistake would silently have no effect.",
         "Correct the spelling or the indentation. Run `gitboot explain KIND` to list the fields.",
     )
     MISSING_FIELD = (
@@ -163,8 +159,7 @@ class Code(StrEnum):
     NAME = (
         "GB1025",
         "The name is not valid",
-        "Names appear in URLs, file names and DNS, so they follow the rule for names in Kubernetes (DNS-1123 "
-        "subdomain).",
+        "Names appear in URLs, file names and DNS, so they follow Kubernetes' rule for names (DNS-1123 subdomain).",
         "Use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends.",
     )
     LABEL = (
@@ -195,8 +190,7 @@ class Code(StrEnum):
     MAC = (
         "GB1033",
         "The value is not the MAC address of an interface",
-        "A boot loader fetches its boot script by the MAC address of an interface. A multicast address, or an address "
-        "of zeros, cannot belong to an interface.",
+        "A boot loader finds its script by a MAC address. No interface has a multicast address or only zeros.",
         "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
         "InfiniBand interface, write the MAC address of six bytes that iPXE shows as ${net0/mac}.",
     )
@@ -212,8 +206,7 @@ class Code(StrEnum):
         "GB1035",
         "The value is not an IP address or a network",
         "An IP address identifies a machine whose MAC address is unknown. A network defines which clients count.",
-        "Write an address as 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64. Write a network without host bits, for "
-        "example 10.12.0.0/24.",
+        "Write an address as 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64, and a network as 10.12.0.0/24.",
     )
     DIGEST = (
         "GB1036",
@@ -244,8 +237,7 @@ class Code(StrEnum):
     SELECTOR = (
         "GB1040",
         "The selector is incomplete or ambiguous",
-        "An empty selector means all servers in some tools, and no servers in others. So a selector must state which "
-        "servers it selects.",
+        "An empty selector means all servers in some tools and no servers in others, so gitboot rejects it.",
         "Use All, None, servers, or matchLabels and matchExpressions.",
     )
     FILE_PATH = (
@@ -287,8 +279,7 @@ class Code(StrEnum):
     OCI_TAG = (
         "GB1047",
         "The URL has a tag instead of a digest",
-        "A tag can name another image later, and an image has several files. So a document names each file by its "
-        "digest.",
+        "A tag can name another image later, so a document names each file by its digest.",
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
     DURATION = (
@@ -300,8 +291,7 @@ class Code(StrEnum):
     SOURCE_TEMPLATE = (
         "GB1049",
         "The template of an image source is not valid",
-        "An image source describes URLs and names by templates. gitboot replaces placeholders such as {version}. Each "
-        "field allows only certain placeholders.",
+        "Templates describe URLs and names with placeholders such as {version}. Each field allows only some of them.",
         "Use one of the placeholders in the message.",
     )
     SOURCE_KEY = (
@@ -316,8 +306,7 @@ class Code(StrEnum):
     NO_FLEET = (
         "GB2001",
         "The repository has no Fleet",
-        "The Fleet contains the settings for all servers, for example the base URL of their boot files. A repository "
-        "needs exactly one Fleet.",
+        "The Fleet contains the settings for all servers, such as their base URL. A repository needs exactly one.",
         "Add a Fleet in fleet.yaml. Run `gitboot init DIR` for an example.",
     )
     DUPLICATE_NAME = (
@@ -355,8 +344,7 @@ class Code(StrEnum):
         "GB2010",
         "No policy selects the server",
         "Without a policy, the server has no boot (rule R3).",
-        "Let a policy select the server, set policy in the Server, park the server, or set requirePolicy: false in "
-        "the Fleet.",
+        "Let a policy select the server, set its policy, park it, or set requirePolicy: false in the Fleet.",
     )
     POLICY_TIE = (
         "GB2011",
@@ -399,8 +387,7 @@ class Code(StrEnum):
     NOT_YET = (
         "GB2017",
         "This version of gitboot does not support the setting",
-        "The format has the setting, but this version cannot apply it. If gitboot ignored the setting, the servers "
-        "would boot something else.",
+        "This version cannot apply a setting of the format. Without the setting, the servers would boot differently.",
         "Remove the setting, or use a version of gitboot that supports it.",
     )
     EVERY_BOOT = (
@@ -414,8 +401,7 @@ class Code(StrEnum):
     ENDLESS = (
         "GB2019",
         "A maintenance that writes disks has no end",
-        "Without an end, a maintenance is active as long as its document is in Git. A forgotten document could erase "
-        "disks years later.",
+        "Without an end, a maintenance stays active while its document exists, and could erase disks years later.",
         "Add an end to the window.",
     )
     NO_IPV6_CLIENTS = (
@@ -428,16 +414,14 @@ class Code(StrEnum):
     UUID_NEEDED = (
         "GB2021",
         "The server needs a UUID",
-        "The UUID identifies the record of a server. Without a UUID, gitboot could mistake the machine for another "
-        "one, and install it.",
+        "The UUID identifies a server's record. Without it, gitboot could install another machine by mistake.",
         "Add the uuid that `dmidecode -s system-uuid` or the BMC shows. Until you have it, set lifecycle: Parked, or "
         "boot an image that writes no disk.",
     )
     ONE_SITE = (
         "GB2022",
         "The server does not belong to exactly one site",
-        "If a site names a ledger, each site has its own instance. Then exactly one instance must be responsible for "
-        "each server.",
+        "If a site names a ledger, each site has its own instance, and each server needs exactly one of them.",
         "Let exactly one site select the server. If one instance is responsible for all sites, remove their ledgers.",
     )
     NO_SUCH_SITE = (
@@ -496,8 +480,7 @@ class Code(StrEnum):
     SELECTS_NO_SERVER = (
         "GB2030",
         "The selector matches no server",
-        "A policy, maintenance, site, hold or rollout without servers has no effect. The cause is often a typing error "
-        "in a label.",
+        "A policy, maintenance, site, hold or rollout without servers has no effect. A label may be misspelled.",
         "Correct the label, or add the label to the servers.",
     )
     TEMPLATE_SYNTAX = (
@@ -525,8 +508,7 @@ class Code(StrEnum):
     UNQUOTABLE = (
         "GB3001",
         "A boot loader or the kernel cannot read the value",
-        "Some values cannot be quoted for iPXE, GRUB or the kernel command line. Without quotes, the value could end "
-        "the command and begin another one.",
+        "Some values cannot be quoted for iPXE, GRUB or the kernel command line, and could begin another command.",
         "Move the value to user data, or use another value.",
     )
     SECRET = (
@@ -539,8 +521,7 @@ class Code(StrEnum):
     RESERVED_ARGUMENT = (
         "GB3003",
         "The kernel argument is reserved for boot loaders",
-        "The kernel loads the file that initrd= names, so another name breaks the boot. Boot loaders write "
-        "BOOT_IMAGE=.",
+        "The kernel loads the file that initrd= names, so another name breaks the boot. Loaders write BOOT_IMAGE=.",
         "Remove the argument. Name the initrds in the BootImage.",
     )
     LOST_ARGUMENT = (
@@ -570,8 +551,7 @@ class Code(StrEnum):
     ALLOWED_SECRET = (
         "GB3020",
         "The value looks like a secret, and its author allows it",
-        "The comment gitboot:allow-secret in this line lets gitboot publish the value. The message contains the "
-        "reason.",
+        "The comment gitboot:allow-secret in this line lets gitboot publish the value. The message has the reason.",
         "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )
 
@@ -619,8 +599,7 @@ class Code(StrEnum):
     NOT_MIRRORED = (
         "GB4007",
         "Machines cannot fetch a file from a registry or from an archive",
-        "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP. They support neither OCI registries nor files in "
-        "archives.",
+        "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP, not from OCI registries or archives.",
         "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (
@@ -652,8 +631,7 @@ class Code(StrEnum):
     NO_FIRST_BOOT = (
         "GB4012",
         "No kernel argument starts Ignition",
-        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Without the argument, the system "
-        "starts and ignores its user data.",
+        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Otherwise nothing is set up.",
         "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
         "CoreOS and openSUSE MicroOS, flatcar.first_boot=1 for Flatcar.",
     )
@@ -708,8 +686,7 @@ class Code(StrEnum):
         "GB5007",
         "A line of .gitbootignore is not a pattern",
         "Git would ignore the line without a message, and gitboot would read the files that the line should exclude.",
-        "Write the pattern as in .gitignore: close each character class, write ranges in ascending order, and do not "
-        "end the line with a backslash.",
+        "Write the pattern as in .gitignore, with closed character classes, ascending ranges, and no \\ at the end.",
     )
     MERGE_CONFLICT = (
         "GB5008",
@@ -720,8 +697,7 @@ class Code(StrEnum):
     LIMITS = (
         "GB5009",
         "The evaluation of the commit exceeds a limit",
-        "A commit that needs too much time or memory would block all other work. The last accepted commit stays in "
-        "effect.",
+        "A commit that needs too much time or memory would block all others. The last accepted commit stays in effect.",
         "Remove very large files and templates from the commit. If the commit is correct, raise commit-seconds or "
         "commit-memory, as options of the command or in the configuration of `gitboot run`.",
     )
@@ -739,8 +715,7 @@ class Code(StrEnum):
         "GB6001",
         "A guard holds the commit",
         "The commit changes more than the guard allows, or something that always needs a second check.",
-        "Check the output of `gitboot diff`. Then split the commit, or acknowledge it with the line that the output "
-        "contains.",
+        "Check the output of `gitboot diff`. Then split the commit, or add the line of acknowledgement from there.",
     )
     DANGEROUS = (
         "GB6002",
@@ -757,8 +732,7 @@ class Code(StrEnum):
     UNVERIFIED_PROVENANCE = (
         "GB6004",
         "The provenance of an image is not verified",
-        "A new image states where the digests of its files come from. The statement is a claim until a trusted key has "
-        "verified it.",
+        "A new image states where its digests come from. This is a claim until a trusted key has verified it.",
         "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",
     )
 
