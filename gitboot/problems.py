@@ -122,7 +122,7 @@ class Code(StrEnum):
     TOO_MANY_PROBLEMS = (
         "GB1015",
         "The file has more problems than gitboot shows",
-        "gitboot shows at most 100 errors and 100 warnings for each file. The others often have the same causes.",
+        "For each file, gitboot shows at most 100 errors and 100 warnings. Others often have the same causes.",
         "Fix the problems that you see, and validate again.",
     )
     API_VERSION = (
