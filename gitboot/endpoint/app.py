@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 _FAILED_REQUEST: Final = "%s %r could not be answered"
 _METHODS: Final = ("GET", "HEAD")
+_SLASHES: Final = re.compile("/{2,}")
 _OPERATOR_PATHS: Final = ("/api/", "/metrics", PAGE_PATH)
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
@@ -191,6 +193,8 @@ class Endpoint:
     # All other requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "//" in scope["path"]:  # shim requests loaders//grubx64.efi; nginx and Caddy merge slashes too
+            scope["path"] = _SLASHES.sub("/", scope["path"])
         if (proxy := find_untrusted_proxy(scope, self._is_trusted)) is not None:
             self.denials.add_proxy(proxy, self._clock())
         try:

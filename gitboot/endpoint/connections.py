@@ -424,8 +424,10 @@ def _empty(status: int, *headers: Header) -> Reply:
 
 # A 204 must not have a Content-Length (RFC 9110, 8.6).
 NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
-# GRUB runs the body of a 404 as configuration, so these responses have no body.
-NOT_FOUND: Final = _empty(404)
+# Boot loaders need this body: shim waits forever for an empty body, and GRUB runs the body as configuration, in which #
+# is a comment.
+_NOT_FOUND_BODY: Final = b"#"
+NOT_FOUND: Final = file_reply(_NOT_FOUND_BODY, paths.ContentType.TEXT, UNCACHED, status=404)
 UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the request contains an invalid token
 METHOD_NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 FORBIDDEN: Final = _empty(403)

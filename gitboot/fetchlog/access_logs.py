@@ -200,7 +200,8 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
             client = str(more.get("client_ip", peer))  # since Caddy 2.7, behind trusted proxies
             asked, _, query = uri.partition("?")
             # The target of an alias, or the requested path: see gitboot.render.web_servers.
-            path = unquote(_read_single_header(headers, "Content-Location") or asked)
+            # Caddy logs repeated slashes, and serves the file of the path with one slash.
+            path = re.sub("/{2,}", "/", unquote(_read_single_header(headers, "Content-Location") or asked))
             modified, length = (
                 _read_single_header(headers, "Last-Modified"),
                 _read_single_header(headers, "Content-Length"),

@@ -204,7 +204,7 @@ map $uri $gitboot_cache {
     default "@revalidated@";
 }
 
-# `return 404 ""` sends nginx's own body. With an empty variable, nginx sends no body.
+# `return 503 ""` sends nginx's own body. With an empty variable, nginx sends no body.
 map "" $gitboot_nothing {
     default "";
 }
@@ -277,14 +277,17 @@ map "" $gitboot_nothing {
         }
     }
 
-    # The answer for an absent file is a 404 without a body, because GRUB would run a body as configuration. If a copy
-    # is not complete, or the mount is empty, the first script is absent. Then the answer is 503, because an absent file
-    # does not prove that the machine is unknown. A file that nginx cannot read gets a 503 too.
+    # The answer for an absent file is a 404 with the body #. With an empty body, shim waits forever. GRUB runs the body
+    # as configuration, in which # is a comment. If a copy is not complete, or the mount is empty, the first script is
+    # absent. Then the answer is 503, because an absent file does not prove that the machine is unknown. A file that
+    # nginx cannot read gets a 503 too.
     recursive_error_pages on;    # for the several files that a query may mean
     error_page 404 = @nothing;
     location @nothing {
+        types {}
+        default_type "text/plain; charset=utf-8";
         add_header Cache-Control "no-store" always;
-@nginx_complete@        return 404 $gitboot_nothing;
+@nginx_complete@        return 404 "#";
     }
 
     error_page 403 500 = @failed;
@@ -371,16 +374,17 @@ _CADDY: Final = r"""# A mirror of boot/ for Caddy 2.6 or newer. It answers as gi
 		}
 	}
 
-	# The answer for an absent file is a 404 without a body, because GRUB would run a body as configuration. If a copy
-	# is not complete, or the mount is empty, the first script is absent. Then the answer is 503, because an absent file
-	# does not prove that the machine is unknown. A file that Caddy cannot read gets a 503 too.
+	# The answer for an absent file is a 404 with the body #. With an empty body, shim waits forever. GRUB runs the body
+	# as configuration, in which # is a comment. If a copy is not complete, or the mount is empty, the first script is
+	# absent. Then the answer is 503, because an absent file does not prove that the machine is unknown. A file that
+	# Caddy cannot read gets a 503 too.
 	handle_errors {
 		header Cache-Control no-store
 		header -Content-Type
 		@absent {
 			expression {http.error.status_code} == 404
 @caddy_complete@		}
-		respond @absent 404
+		respond @absent "#" 404
 		respond 503
 	}
 }

@@ -113,6 +113,8 @@ DIGITS = MAC.replace("-", "")
         pytest.param(f"/ipxe/{SWAPPED.upper()}", BY_UUID, id="both"),
         pytest.param(f"/ignition/{SWAPPED.upper()}", f"/ignition/{UUID}", id="Ignition"),
         pytest.param(f"/httpboot/{SWAPPED}.json", f"/httpboot/{UUID}.json", id="HTTP boot"),
+        pytest.param(f"//v1///boot/{MAC}//boot.ipxe", ENTRY, id="repeated slashes"),
+        pytest.param(f"/v1%2F/boot/{MAC}/boot.ipxe", ENTRY, id="an encoded slash beside a slash"),
         pytest.param(f"{ENTRY}?arch=x86_64&%00=../..", ENTRY, id="a query"),
         pytest.param(f"http://another.test{ENTRY}", ENTRY, id="a whole URL, as to a proxy"),
     ],
@@ -152,8 +154,10 @@ ESCAPES = (
     f"/v1/boot/{MAC}/../../../../ops/servers/web01.json",
     f"/v1/boot/{MAC}/%2e%2e/%2e%2e/%2e%2e/%2e%2e/ops/servers/web01.json",
     "/./boot.ipxe",
-    "//boot.ipxe",
     "/boot.ipxe/",
+    "//ops/servers/web01.json",
+    "//..//ops/servers/web01.json",
+    "//metrics",
     "/boot.ipxe%00",
     "/boot.ipxe%00.html",
     "/%00",
@@ -210,8 +214,8 @@ def test_every_missing_path_gets_the_same_404(client: httpx.Client, target: str)
         for path in (b"/nothing", target.encode())
     )
     assert nothing.startswith(b"HTTP/1.1 404 Not Found\r\n")
-    assert b"\r\nContent-Length: 0\r\n" in nothing
-    assert nothing.endswith(b"\r\n\r\n")
+    assert b"\r\nContent-Length: 1\r\n" in nothing
+    assert nothing.endswith(b"\r\n\r\n#")
     assert asked == nothing
 
 

@@ -286,7 +286,7 @@ def test_any_other_path_of_a_secret_gets_the_same_404(here: Site, sealed: Sealed
         assert get(url + secret).status_code == 200
         for other in others:
             found = get(url + other)
-            assert (found.status_code, found.content) == (404, b""), other
+            assert (found.status_code, found.content) == (404, b"#"), other
 
 
 def test_a_client_that_is_not_a_machine_of_the_fleet_gets_no_secret(sealed: Sealed) -> None:
@@ -317,7 +317,7 @@ def test_finding_m3_a_secret_that_a_check_requests_is_neither_served_nor_counted
     with site(made) as there, there.serve(keys=sealed.keys) as url:
         for _ in range(9):  # five withheld boots of a machine make a condition false
             found = get(f"{url}{path}{query}", headers=headers)
-            assert (found.status_code, found.content) == (404, b"")
+            assert (found.status_code, found.content) == (404, b"#")
         assert 'gitboot_boots_withheld_total{reason="ClientNotCounted"} 0.0\n' in http_peers.get(f"{url}/metrics").text
         assert get(url + path).content == PLAIN.encode(), "the machine is given its secret"
         assert [each.path for each in there.observed() if each.is_evidence] == [f"boot{path}"]

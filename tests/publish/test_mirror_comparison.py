@@ -284,6 +284,12 @@ def test_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, verify: Ver
     assert (code, found[NOBODY]) == (8, "Wrong")
 
 
+@pytest.mark.parametrize("body", [b"#", b""], ids=["as gitboot sends it", "of an earlier configuration"])
+def test_p3_a_404_with_a_comment_or_without_a_body_is_accepted(mirror: CopyServer, verify: Verify, body: bytes) -> None:
+    mirror.otherwise = (404, body)
+    assert verify(mirror.url) == (0, {})
+
+
 def test_removed_files_must_be_absent(mirror: CopyServer, copy: Path, verify: Verify) -> None:
     (copy / "pxelinux.cfg").mkdir(exist_ok=True)
     (copy / f"pxelinux.cfg/01-{MAC}").write_text("DEFAULT install\n")

@@ -66,6 +66,9 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_bytes(name.encode())
     (folder / "large").write_bytes(bytes(SIZE))
     (folder / ".hidden").write_bytes(b"x")
+    loaders = root / "boot/assets/loaders"
+    loaders.mkdir(parents=True)
+    (loaders / "grubx64.efi").write_bytes(b"GRUB")
     return root
 
 
@@ -218,12 +221,33 @@ def test_user_data_has_the_media_type_of_its_name(client: httpx.Client, name: st
         "/index.html",
     ],
 )
-def test_every_missing_path_gets_an_empty_404(endpoint: httpx.Client, client: httpx.Client, path: str) -> None:
-    found = client.get(path)
-    assert (found.status_code, found.content) == (404, b"")
-    assert (found.headers["content-length"], found.headers["cache-control"]) == ("0", "no-store")
+def test_p3_every_missing_path_gets_a_404_that_shim_and_grub_can_read(
+    endpoint: httpx.Client, client: httpx.Client, path: str
+) -> None:
     # The endpoint redirects /ipxe/ to the first script, and leads operators, as the tests are, from / to the page.
-    assert path in ("/", "/ipxe/") or endpoint.get(path).status_code == 404
+    for asked in (client,) if path in ("/", "/ipxe/") else (client, endpoint):
+        for method in ("GET", "HEAD"):
+            found = asked.request(method, path)
+            assert (_same(found), found.content) == (MISSING, b"#" if method == "GET" else b"")
+            assert found.headers.get("connection") != "close"
+
+
+MISSING = (404, "text/plain; charset=utf-8", "1", "no-store")
+
+
+@pytest.mark.parametrize(
+    "path", [ENTRY, "/boot.ipxe", f"{ARTIFACTS}/linux.efi", "/assets/loaders/grubx64.efi", f"/unknown.ipxe?mac={MAC}"]
+)
+def test_p3_repeated_slashes_are_one_slash(output: Path, mirror: Mirror, path: str) -> None:
+    folder, _, name = path.rpartition("/")
+    with Site(output).serve(assets=output / "boot/assets") as endpoint:
+        for base_url in (mirror.url, endpoint):
+            expected = httpx.head(f"{base_url}{path}", headers=LOADER)  # which consumes no boot
+            assert expected.status_code == 200
+            for spelling in (path.replace("/", "//"), f"/{path}", f"{folder}///{name}"):
+                assert _same(httpx.head(f"{base_url}{spelling}", headers=LOADER)) == _same(expected), spelling
+            missing = http_peers.get(f"{base_url}//nothing//{name}", headers=LOADER)
+            assert (_same(missing), missing.content) == (MISSING, b"#")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
