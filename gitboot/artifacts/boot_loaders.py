@@ -24,8 +24,8 @@ from gitboot.errors import AssetError, UsageError
 from gitboot.files import read_output_file, write_output_file
 from gitboot.jsonio import OMITTED, json_key, to_json_value
 from gitboot.quoting import quote_grub_word, sanitize_grub_text
-from gitboot.render.grub import NICS
-from gitboot.render.paths import PXELINUX_CORE
+from gitboot.render.grub import NICS, SIGNED_GRUB_CHAIN
+from gitboot.render.paths import BOOT, PXELINUX_CORE, SIGNED_GRUB
 
 MANIFEST: Final = "loaders/manifest.json"
 _ASSETS: Final = "assets"  # the folder below boot/
@@ -101,6 +101,10 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
 )
 
 
+_SIGNED_GRUBS: Final = ("loaders/grubx64.efi", "loaders/grubaa64.efi")  # which shim starts
+_SIGNED_GRUB: Final = SIGNED_GRUB.removeprefix(BOOT)
+
+
 class Placement(StrEnum):
     PLACED = "placed"
     UNCHANGED = "unchanged"
@@ -155,6 +159,8 @@ def place(
             )
         report(outcome)
         placed.append(outcome)
+    if tftp is not None and not (tftp / "grub.cfg").exists():  # a copy of boot/ has its own grub/grub.cfg
+        _write_targets(_SIGNED_GRUB, [tftp / _SIGNED_GRUB], render_signed_grub_configuration(base_url).encode())
     files = to_json_value([each for each in placed if each.sha256 is not None])
     document = {"apiVersion": "gitboot.dev/v1alpha1", "version": __version__, "items": files}
     _write_file(MANIFEST, out, tftp, (json.dumps(document, indent=2) + "\n").encode())
@@ -169,8 +175,16 @@ def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, st
 
 
 def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
+    """Write a file for HTTP and TFTP. Return whether one of the files was missing or had other content."""
     targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
+    # By TFTP, shim requests GRUB from the root unless the DHCP server sends the path of shim in the header field `file`
+    # (shim: netboot.c).
+    targets += [tftp / Path(path).name] if tftp is not None and path in _SIGNED_GRUBS else []
+    return _write_targets(path, targets, content)
+
+
+def _write_targets(path: str, targets: Sequence[Path], content: bytes) -> bool:
     try:
         differing = [target for target in targets if read_output_file(target) != content]
         for target in differing:
@@ -220,6 +234,27 @@ for attempt in 1 2 3 4 5; do
 done
 exit
 """
+
+
+def render_signed_grub_configuration(base_url: str) -> str:
+    """Return ``grub/grub.cfg`` of the TFTP root, from which Debian's signed GRUB loads ``grub.cfg`` by HTTP or TFTP.
+
+    The GRUB of Debian 12 has no HTTP. It finds ``grub.cfg`` only if the TFTP root is a copy of ``boot/``.
+    """
+    parts = urlsplit(base_url)
+    by_http = ""
+    if parts.scheme == "http":
+        shared = quote_grub_word(f"(http,{parts.netloc}){parts.path}/grub.cfg")
+        by_http = f"""\
+if insmod http; then
+  for attempt in 1 2 3 4 5; do
+    configfile {shared}
+    echo {sanitize_grub_text(f"gitboot: {base_url}/grub.cfg is unavailable, trying again in 5 s")}
+    sleep 5
+  done
+fi
+"""
+    return f"# gitboot: the signed GRUB of Debian loads this script by TFTP\n{by_http}{SIGNED_GRUB_CHAIN}exit\n"
 
 
 def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:

@@ -192,13 +192,22 @@ fi
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield ``grub.cfg``, and ``unknown.grub.cfg`` unless unknown machines get 404."""
+    """Yield ``grub.cfg``, ``grub/grub.cfg``, and ``unknown.grub.cfg`` unless unknown machines get 404."""
     text = render_first_configuration(by_uuid=Output.UUID in decisions.outputs)
     yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
+    yield paths.SIGNED_GRUB, File(f"{_SIGNED_GRUB_COMMENT}{SIGNED_GRUB_CHAIN}".encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
         yield "boot/unknown.grub.cfg", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
 
+_SIGNED_GRUB_COMMENT: Final = "# gitboot: the signed GRUB of Debian loads this script, which loads grub.cfg\n"
+# The prefix of Debian's signed network GRUB is /grub on the server from which it was loaded.
+SIGNED_GRUB_CHAIN: Final = """\
+insmod regexp
+set gitboot_tree=""
+regexp --set 1:gitboot_tree '^(.*)/grub$' "$config_directory"
+configfile "$gitboot_tree/grub.cfg"
+"""
 _FIND_BY_UUID: Final = """\
   if smbios --type 1 --get-uuid 8 --set=uuid; then
     configfile "$tree/grub.cfg-$uuid"

@@ -209,6 +209,7 @@ FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
 # (option 210).
 PXELINUX_CORE: Final = "ldlinux.c32"
 CHAIN: Final = "boot/ipxe/boot.ipxe"  # the first script for users of boot-operator, who point iPXE to /ipxe/
+SIGNED_GRUB: Final = "boot/grub/grub.cfg"  # the first script of Debian's signed GRUB, which has this path built in
 # A loader fetches one of these scripts if it finds no boot script.
 UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
 UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # for an address that belongs to no server

@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gitboot.artifacts.boot_loaders import (
     first_grub_configuration,
     is_signed,
     place,
+    render_signed_grub_configuration,
 )
 from gitboot.cli.commands.artifacts import command
 from gitboot.errors import AssetError, UsageError
@@ -81,11 +83,31 @@ def test_pxelinux_finds_its_core_beside_its_configurations_as_well(tmp_path: Pat
     assert (out / "ldlinux.c32").read_bytes() == (out / "assets/loaders/ldlinux.c32").read_bytes()
 
 
+def test_p4_the_signed_grub_and_its_configuration_are_where_shim_and_grub_request_them_by_tftp(
+    tmp_path: Path, system: Path
+) -> None:
+    tftp = tmp_path / "tftp"
+    placed(tmp_path / "out", system, tftp)
+    for name in ("grubx64.efi", "grubaa64.efi"):
+        assert (tftp / name).read_bytes() == (tftp / "loaders" / name).read_bytes()
+    assert (tftp / "grub/grub.cfg").read_text() == render_signed_grub_configuration(BASE)
+
+
+def test_a_tftp_root_that_is_a_copy_of_the_tree_keeps_its_own_configuration_of_the_signed_grub(
+    tmp_path: Path, system: Path
+) -> None:
+    (tmp_path / "grub").mkdir()
+    for path in ("grub.cfg", "grub/grub.cfg"):
+        (tmp_path / path).write_text("# published\n")
+    placed(tmp_path, system, tmp_path)
+    assert (tmp_path / "grub/grub.cfg").read_text() == "# published\n"
+
+
 def test_placing_twice_writes_nothing(tmp_path: Path, system: Path) -> None:
-    placed(tmp_path / "out", system)
-    before = contents(tmp_path / "out")
-    told = placed(tmp_path / "out", system)
-    assert contents(tmp_path / "out") == before
+    placed(tmp_path / "out", system, tmp_path / "tftp")
+    before = contents(tmp_path)
+    told = placed(tmp_path / "out", system, tmp_path / "tftp")
+    assert contents(tmp_path) == before
     assert Placement.PLACED not in {each.outcome for each in told.values()}
 
 
@@ -187,8 +209,11 @@ def test_a_package_with_a_module_missing_is_an_error_and_nothing_is_placed(tmp_p
     reason="grub-script-check is missing (Debian: grub-common)",
 )
 @pytest.mark.parametrize("url", [BASE, "http://[2001:db8::1]", "http://boot.test/a,b/c;d/$e/(f)"])
-def test_the_configuration_that_grub_carries_is_a_script(url: str, tmp_path: Path) -> None:
-    (tmp_path / "grub.cfg").write_text(first_grub_configuration(url))
+@pytest.mark.parametrize("render", [first_grub_configuration, render_signed_grub_configuration])
+def test_each_configuration_that_begins_with_a_base_url_is_a_script(
+    render: Callable[[str], str], url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "grub.cfg").write_text(render(url))
     checked = subprocess.run(
         ["grub-script-check", str(tmp_path / "grub.cfg")], capture_output=True, text=True, check=False
     )
