@@ -393,8 +393,7 @@ class Code(StrEnum):
     EVERY_BOOT = (
         "GB2018",
         "Each boot would install the server again",
-        "With networkBoot: Always, which is the default of a maintenance, the machine boots the installer at each "
-        "restart.",
+        "With networkBoot: Always, the default of a maintenance, the machine boots the installer at each restart.",
         "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
         "reinstall: EveryBoot.",
     )
@@ -483,6 +482,12 @@ class Code(StrEnum):
         "A policy, maintenance, site, hold or rollout without servers has no effect. A label may be misspelled.",
         "Correct the label, or add the label to the servers.",
     )
+    SECURE_BOOT = (
+        "GB2031",
+        "The server cannot boot under Secure Boot as planned",
+        "The document states secureBoot: true. Then the firmware starts only programs with a signature that it trusts.",
+        "Let DHCP name Shim, and boot an image with a signed kernel or a signed uki (docs/loaders.md).",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "The template has a syntax error",
@@ -493,8 +498,7 @@ class Code(StrEnum):
         "GB2102",
         "The template fails for a server",
         "The template reads a value that does not exist, or does something that is not allowed in templates.",
-        "Correct the template. If a value does not exist, define it, or use a default, for example {{ vars.NAME | "
-        "default('…') }}.",
+        "Correct the template. Define the value, or use a default, for example {{ vars.NAME | default('…') }}.",
     )
     TEMPLATE_BOUNDS = (
         "GB2103",

@@ -428,6 +428,7 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
             "policy": like.spec.policy,
             "localDisk": like.spec.local_disk,
             "loader": str(like.spec.loader) if like.spec.loader is not None else None,
+            "secureBoot": like.spec.secure_boot,
             "kernelArguments": list(like.spec.kernel_arguments),
             "vars": dict(sorted(like.spec.vars.items())),
         }

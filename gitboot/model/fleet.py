@@ -87,7 +87,14 @@ class Hardware:
         "Default: the method that works on most machines.",
     )
     loader: Loader | None = Field(
-        default=None, description="The loader that DHCP names: iPXE or GRUB. Default: iPXE if it is published."
+        default=None,
+        description="The loader that DHCP names: iPXE, GRUB, or Shim, which starts the signed GRUB of a distribution. "
+        "Default: Shim if secureBoot is true, else iPXE if it is published.",
+    )
+    secure_boot: Boolean | None = Field(
+        default=None,
+        description="true: Secure Boot is on. DHCP names Shim, and gitboot warns about boots that the firmware "
+        "rejects. Default: false.",
     )
 
 

@@ -54,7 +54,8 @@ class Loader(StrEnum):
     """The loader that DHCP names for a machine's firmware."""
 
     IPXE = "iPXE"
-    GRUB = "GRUB"
+    GRUB = "GRUB"  # the GRUB that `gitboot artifacts loaders` builds, which has no signature
+    SHIM = "Shim"  # the distribution's shim, which starts its signed GRUB
 
 
 class Lifecycle(StrEnum):
@@ -203,7 +204,13 @@ class ServerSpec:
     )
     loader: Loader | None = Field(
         default=None,
-        description="The loader that DHCP names: iPXE or GRUB. Default: the setting for its hardware in the Fleet.",
+        description="The loader that DHCP names: iPXE, GRUB, or Shim, which starts the signed GRUB of a distribution. "
+        "Default: the setting for its hardware in the Fleet, else Shim if secureBoot is true.",
+    )
+    secure_boot: Boolean | None = Field(
+        default=None,
+        description="true: Secure Boot is on. DHCP names Shim, and gitboot warns about boots that the firmware "
+        "rejects. Default: the setting for its hardware in the Fleet, else false.",
     )
     pin: Pin | None = Field(default=None, description="An image for this server alone. Default: none.")
     provision: Integer = Field(

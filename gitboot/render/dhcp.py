@@ -201,6 +201,9 @@ def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
 def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
     ipxe, requested = Output.IPXE in decisions.outputs, list_requested_loaders(decisions)
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
+    if Loader.SHIM in requested:
+        yield from ("", "# By TFTP, shim reads its own path from the header field that this option keeps in use")
+        yield "dhcp-no-override"
     yield from ("", "# UEFI HTTP boot accepts an answer only with the vendor class HTTPClient")
     for offer in list_loader_offers(decisions):
         if offer.client.http:
@@ -369,6 +372,10 @@ LOADERS: Final = (
 )
 
 
+# The distribution's shim, which starts its signed GRUB
+_SHIMS: Final = {Platform.X86_64: "loaders/shimx64.efi", Platform.AARCH64: "loaders/shimaa64.efi"}
+
+
 class Mirror(Struct, frozen=True, kw_only=True):
     """The base URL from which machines fetch their files, either the Fleet's or a site's."""
 
@@ -416,7 +423,10 @@ def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) ->
             for loader, platform, path in LOADERS
             if loader in decisions.outputs and platform is client.platform
         ]
-        yield from [*(each for each in found if preferred is not None and each.loader == preferred.lower()), *found][:1]
+        wanted = [each for each in found if preferred is not None and each.loader == preferred.lower()]
+        if preferred is Loader.SHIM and Output.GRUB in decisions.outputs and client.platform in _SHIMS:
+            wanted = [LoaderOffer(client=client, path=_SHIMS[client.platform], loader=Output.GRUB)]
+        yield from [*wanted, *found][:1]
 
 
 def list_requested_loaders(decisions: Decisions) -> tuple[Loader, ...]:

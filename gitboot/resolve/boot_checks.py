@@ -162,6 +162,8 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or name another loader"
         place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
         yield DecisionFinding(Code.COMBINATION, message, hint, place)
+    if inputs.secure_boot:
+        yield from _check_secure_boot(inputs)
     if fleet.has_instances_by_site and len(sites) != 1:
         found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(
@@ -173,12 +175,41 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         )
 
 
+def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
+    """Yield a warning for each reason in the documents why a server with Secure Boot cannot boot as planned.
+
+    Only `gitboot doctor` and `gitboot bmc diff` can check whether the files have signatures.
+    """
+    server, shared, code = inputs.server, inputs.shared, Code.SECURE_BOOT
+    own = Id("Server", server.metadata.name)
+    if server.spec.firmware is not Firmware.UEFI:
+        message = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot"
+        yield DecisionFinding(code, message, "remove secureBoot", (own, ("spec", "firmware")), Severity.WARNING)
+        return
+    is_own = server.spec.loader is not None
+    place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
+    if inputs.loader is Loader.GRUB:
+        message = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature"
+        yield DecisionFinding(code, message, "write loader: Shim, or remove loader", place, Severity.WARNING)
+    boots = [shared.boot, *(each.boot for each in shared.maintenances)]
+    for profile in (each.profile for each in boots if each is not None):
+        templates, name = profile.spec.templates, profile.metadata.name
+        is_by_loader = profile.spec.method is Method.PXE
+        if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:
+            message = (
+                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE"
+            )
+            hint = "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed"
+            place = (Id("BootProfile", name), ("spec", "templates"))
+            yield DecisionFinding(code, message, hint, place, Severity.WARNING)
+
+
 _IDENTITY_HINTS: Final = {
     "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
     "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
     "MAC address": "copy the address from the network interface",
 }
-_OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
+_OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
 
 
 @lru_cache(maxsize=1024)  # many servers share the same certificates

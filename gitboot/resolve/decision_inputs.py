@@ -78,6 +78,7 @@ class SharedInputs(Struct, frozen=True, kw_only=True):
     endpoint: str | None
     local_disk: str | None  # as set for the hardware
     loader: Loader | None  # as set for the hardware
+    secure_boot: bool | None  # as set for the hardware
     pool: Pool | None  # the chosen policy
     boot: BootInputs | None  # the inputs of that policy's boot
     tied: tuple[str, ...]  # the names of the policies that tie, if several have the same priority
@@ -99,7 +100,13 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
     @property
     def loader(self) -> Loader | None:
         """The boot loader that DHCP offers to the server, or None for the default."""
-        return self.server.spec.loader or self.shared.loader
+        return self.server.spec.loader or self.shared.loader or (Loader.SHIM if self.secure_boot else None)
+
+    @property
+    def secure_boot(self) -> bool:
+        """Whether the firmware of the server starts only signed programs."""
+        own = self.server.spec.secure_boot
+        return bool(own if own is not None else self.shared.secure_boot)
 
     @property
     def local_disk(self) -> str | None:
@@ -316,6 +323,7 @@ class FleetView:
             endpoint=(sites[0].endpoint if sites else None) or repository.fleet.spec.endpoint,
             local_disk=next((each.local_disk for each in hardware if each.local_disk), None),
             loader=next((each.loader for each in hardware if each.loader), None),
+            secure_boot=next((each.secure_boot for each in hardware if each.secure_boot is not None), None),
             pool=policy if isinstance(policy, Pool) else None,
             boot=boot,
             tied=policy.names if isinstance(policy, Tie) else (),

@@ -207,7 +207,9 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     )
     if fleet.is_written:
         findings += check_copies(fleet, decision)
-    return DecidedServer(decision, make_host(server, shared.site, inputs.loader), tuple(findings))
+    return DecidedServer(
+        decision, make_host(server, shared.site, inputs.loader, secure_boot=inputs.secure_boot), tuple(findings)
+    )
 
 
 NOT_FOUND: Final = "NotFound"  # the machine gets no boot script, so it boots its local disk

@@ -258,6 +258,13 @@ class Boot:
         return getattr(self.files, self.http_boot) if self.http_boot is not None else None
 
     @property
+    def verified_programs(self) -> tuple[BootFile, ...]:
+        """The EFI programs that start only with a trusted signature if Secure Boot is on. ISO files are left out."""
+        loader = self.files.loader if self.http_boot is HttpBoot.LOADER else None
+        programs = (self.direct_uki,) if self.direct else (loader, self.files.kernel)
+        return tuple(each for each in programs if each is not None)
+
+    @property
     def fetched_files(self) -> tuple[BootFile, ...]:
         """The files that a machine fetches, because its boot method needs them or because a text contains their URL."""
         files, started = self.files, set[BootFile | None]()
@@ -477,6 +484,7 @@ class Host(Struct, frozen=True, kw_only=True):
     site: str | None
     nics: tuple[Nic, ...]  # in the order of the document
     loader: Loader | None = None  # the boot loader that DHCP offers; None: the default
+    secure_boot: bool = False  # whether the firmware starts only signed programs
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -484,13 +492,14 @@ class Host(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(address for nic in self.nics for address in nic.addresses))
 
 
-def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
+def make_host(server: Server, site: str | None, loader: Loader | None, *, secure_boot: bool = False) -> Host:
     """Collect the network interfaces of a server."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
         site=site,
         loader=loader,
+        secure_boot=secure_boot,
         nics=tuple(
             Nic(
                 mac=interface.mac,

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.artifacts.boot_loaders import (
-    HEAD,
     LOADERS,
     MANIFEST,
     Built,
@@ -29,6 +28,7 @@ from gitboot.artifacts.boot_loaders import (
 )
 from gitboot.cli.commands.artifacts import command
 from gitboot.errors import AssetError, UsageError
+from tests.helpers.artifact_servers import PE32, PE32_PLUS, efi_program
 from tests.helpers.cases import for_each
 
 BASE = "http://192.0.2.1:8080/boot"
@@ -274,33 +274,20 @@ def test_below_https_only_grub_is_omitted_and_the_message_has_the_reason(tmp_pat
     assert told["loaders/undionly.kpxe"].message == "install the package ipxe"
 
 
-PE32, PE32_PLUS = 0x10B, 0x20B
-
-
-def program(*, signed: bool, magic: int = PE32_PLUS, directories: int = 16, start: int = 0x80) -> bytes:
-    optional = struct.pack("<H", magic).ljust(108 if magic == PE32_PLUS else 92, b"\0")
-    tables = [(0x1000 * (number + 1), 64) for number in range(directories)]
-    if not signed and directories > 4:
-        tables[4] = (0, 0)
-    listed = struct.pack("<I", directories) + b"".join(struct.pack("<II", *each) for each in tables)
-    stub = (b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", start)).ljust(start, b"\0")
-    return (stub + b"PE\0\0" + b"\0" * 20 + optional + listed).ljust(HEAD, b"\0")
-
-
 @pytest.mark.parametrize("magic", [PE32, PE32_PLUS])
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_program_with_a_certificate_table_is_signed(magic: int, signed: bool) -> None:
-    assert is_signed(program(signed=signed, magic=magic)) is signed
+    assert is_signed(efi_program(signed=signed, magic=magic)) is signed
 
 
 @for_each(
     ("case", "head", "expected"),
     [
-        ("no table of certificates at all", program(signed=True, directories=4), False),
+        ("no table of certificates at all", efi_program(signed=True, directories=4), False),
         ("a compressed kernel", b"\x1f\x8b" + b"\0" * 100, None),
         ("an old program of DOS", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"NE" * 40, None),
         ("a program whose headers are elsewhere", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 1 << 30), None),
-        ("a program that ends too early", program(signed=True)[:200], None),
+        ("a program that ends too early", efi_program(signed=True)[:200], None),
         ("nothing", b"", None),
     ],
 )

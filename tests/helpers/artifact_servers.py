@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
+from gitboot.artifacts.boot_loaders import HEAD
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
 from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
@@ -521,3 +522,19 @@ class Sigstore:
             },
             "canonicalizedBody": _text(body),
         }
+
+
+# EFI programs
+
+PE32, PE32_PLUS = 0x10B, 0x20B
+
+
+def efi_program(*, signed: bool, magic: int = PE32_PLUS, directories: int = 16, start: int = 0x80) -> bytes:
+    """Return the head of an EFI program, with or without an entry in its table of certificates."""
+    optional = struct.pack("<H", magic).ljust(108 if magic == PE32_PLUS else 92, b"\0")
+    tables = [(0x1000 * (number + 1), 64) for number in range(directories)]
+    if not signed and directories > 4:
+        tables[4] = (0, 0)
+    listed = struct.pack("<I", directories) + b"".join(struct.pack("<II", *each) for each in tables)
+    stub = (b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", start)).ljust(start, b"\0")
+    return (stub + b"PE\0\0" + b"\0" * 20 + optional + listed).ljust(HEAD, b"\0")

@@ -96,7 +96,9 @@ def hostile() -> list[hypothesis_strategies.Document]:
 def with_loaders() -> list[hypothesis_strategies.Document]:
     made = three_hundred()
     for number, each in enumerate(made):
-        each["spec"] |= [{"loader": "iPXE"}, {"loader": "GRUB"}, {}][number % 3]
+        each["spec"] |= [{"loader": "iPXE"}, {"loader": "GRUB"}, {}, {"loader": "Shim"}, {"secureBoot": True}][
+            number % 5
+        ]
     return made
 
 
@@ -127,7 +129,7 @@ def bonded() -> list[hypothesis_strategies.Document]:
 
 FLEETS = {
     "bonds": lambda: decided(bonded()),
-    "iPXE and GRUB by name": lambda: decided(with_loaders(), sites=SITES),
+    "iPXE, GRUB and Shim by name": lambda: decided(with_loaders(), sites=SITES),
     "300 servers at sites": lambda: decided(three_hundred(), sites=SITES),
     "names that mean something else to DHCP": lambda: decided(hostile(), sites=SITES),
     "one server, no site": lambda: decided(three_hundred()[:1]),
@@ -311,6 +313,24 @@ def test_a_fleet_without_ipxe_gives_grub_to_every_machine_that_has_a_grub() -> N
     named = set(re.findall(r"loaders/[^\"]+", "".join(found.values())))
     assert {name.partition(",")[0] for name in named} == {"loaders/grub-x86_64.efi", "loaders/grub-aarch64.efi"}
     assert "boot.ipxe" not in "".join(found.values())
+
+
+@pytest.mark.parametrize("spec", [{"secureBoot": True}, {"loader": "Shim"}], ids=str)
+def test_p4_a_server_with_secure_boot_gets_the_shim_and_no_other_server_does(spec: dict[str, Any]) -> None:
+    secure, other = server("web01", [{"mac": "52:54:00:00:00:01"}]), server("web02", [{"mac": "52:54:00:00:00:02"}])
+    found = configuration(decided([{**secure, "spec": secure["spec"] | spec}, other]))
+    lines = found["dnsmasq.conf"].splitlines()
+    assert "dhcp-host=52:54:00:00:00:01,set:gitboot_loader,set:gitboot_loader_shim,web01" in lines
+    assert "dhcp-host=52:54:00:00:00:02,web02" in lines
+    assert "dhcp-no-override" in lines, "shim looks beside itself only if this option is set"
+    for line in lines:
+        assert ("loaders/shim" in line) == ("tag:gitboot_loader_shim" in line and "64" in line and "boot" in line), line
+    http = kea_class(found, "gitboot_shim_http_x86_64")
+    assert http["boot-file-name"] == "http://192.0.2.1/assets/loaders/shimx64.efi"
+    assert kea_class(found, "gitboot_shim_uefi_aarch64")["boot-file-name"] == "loaders/shimaa64.efi"
+    assert kea_class(found, "gitboot_shim_bios")["boot-file-name"] == "loaders/undionly.kpxe"
+    assert elements(found["kea-dhcp4-reservations.json"])[0]["client-classes"] == ["gitboot_loader_shim"]
+    assert "shim" not in "".join(configuration(decided([secure, other])).values())
 
 
 def test_pxelinux_gets_the_path_of_its_configurations() -> None:

@@ -226,7 +226,7 @@ def test_a_state_is_valid_until_its_transition_and_for_its_record() -> None:
 def test_each_output_has_its_shared_files() -> None:
     for output, expected in (
         ("ipxe", ["boot/boot.ipxe", "boot/ipxe/boot.ipxe", "boot/unknown.ipxe"]),
-        ("grub", ["boot/grub.cfg", "boot/unknown.grub.cfg"]),
+        ("grub", ["boot/grub.cfg", "boot/grub/grub.cfg", "boot/unknown.grub.cfg"]),
     ):
         found = decided(fleet(f"baseURL: 'http://boot.test', outputs: [{output}]"), *SEED[1:])
         assert sorted(render_fleet_files(found)) == [*expected, "ops/serve/Caddyfile", "ops/serve/nginx.conf"]

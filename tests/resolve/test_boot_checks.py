@@ -189,3 +189,38 @@ def test_finding_m1_m2_validate_and_diff_warn_of_what_copies_cannot_do(
         assert "GB2025" in shown and NO_ENDPOINT in shown, shown
         assert "GB2026" in shown and f"Maintenance/repair: {LATE_END} (web01)" in shown, shown
     assert "GB2025" not in typed("diff", "HEAD..HEAD~").out
+
+
+SECURE = "baseURL: 'http://boot.test', hardware: [{{select: All, secureBoot: true{}}}]"
+ONLY_IPXE = "templates: {ipxe: web.ipxe}"
+BIOS = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot (web01)"
+BUILT = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature (web01)"
+NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has only a template for iPXE (web01)"
+
+
+@for_each(
+    ("case", "settings", "spec", "firmware", "templates", "expected"),
+    [
+        ("the shim", SECURE.format(""), "", "UEFI", "", []),
+        ("the shim by name", SECURE.format(", loader: Shim"), "", "UEFI", "", []),
+        ("iPXE, which can be signed", SECURE.format(""), "loader: iPXE", "UEFI", ONLY_IPXE, []),
+        ("not this server", SECURE.format(""), "secureBoot: false, loader: GRUB", "UEFI", ONLY_IPXE, []),
+        ("not stated", "baseURL: 'http://boot.test'", "loader: GRUB", "UEFI", ONLY_IPXE, []),
+        ("BIOS", SECURE.format(""), "", "BIOS", "", [("server.yaml", BIOS)]),
+        ("gitboot's GRUB for one", SECURE.format(""), "loader: GRUB", "UEFI", "", [("server.yaml", BUILT)]),
+        ("gitboot's GRUB for all", SECURE.format(", loader: GRUB"), "", "UEFI", "", [("fleet.yaml", BUILT)]),
+        ("a profile for iPXE", SECURE.format(""), "", "UEFI", ONLY_IPXE, [("profile.yaml", NO_GRUB)]),
+    ],
+)
+def test_p4_a_server_that_cannot_boot_under_secure_boot_is_a_warning(
+    case: str, settings: str, spec: str, firmware: str, templates: str, expected: list[tuple[str, str]]
+) -> None:
+    files = {
+        "fleet.yaml": fleet(settings),
+        "server.yaml": server("web01", "role: web", spec, firmware=firmware),
+        "profile.yaml": profile("web", "flatcar-1", templates),
+        "web.ipxe": "boot\n",
+    }
+    found = decided(image("flatcar-1"), policy("web"), files=files).warnings
+    assert [(each.path, each.message) for each in found if each.code == Code.SECURE_BOOT] == expected, case
+    assert {each.severity for each in found} <= {Severity.WARNING}

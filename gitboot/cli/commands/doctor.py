@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct, structs
 
+from gitboot.artifacts.boot_loaders import HEAD, is_signed
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, credential_use
 from gitboot.cli.evaluator_child import evaluator_command
@@ -30,11 +31,13 @@ from gitboot.cli.options import (
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.files import check_output_directory, check_state_directory
 from gitboot.jsonio import format_document
+from gitboot.model.boot_policy import Method
 from gitboot.model.fleet import Output
+from gitboot.model.server import Lifecycle, Loader
 from gitboot.publish.durable_files import is_readable_by_others
 from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.render.dhcp import list_loader_offers, list_mirrors, list_requested_loaders
-from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_decision import Decisions, Host
 from gitboot.standard_streams import style
 from gitboot.status.conditions import find_remedy
 from gitboot.system_clock import ClockState
@@ -79,9 +82,10 @@ def command(
     """Check this host: clock, disks, credentials, loaders.
 
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
-    and where gitboot may send them, and the boot loaders that machines fetch at each base URL. For each failed check,
-    it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC. To check
-    BMCs, use `gitboot bmc get`.
+    and where gitboot may send them, and the boot loaders that machines fetch at each base URL. For servers with
+    secureBoot: true, it warns about loaders, kernels and UKIs without a signature. For each failed check, it prints
+    what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC. To check BMCs, use
+    `gitboot bmc get`.
 
     With --config, gitboot reads the configuration file of `gitboot run`.
     """
@@ -128,6 +132,7 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
             yield from of_output(output, state, servers=len(look.commit.decisions.servers))
         yield from of_credentials(credentials, look)
         yield from of_mirrors(look.commit.decisions)
+        yield from of_secure_boot(look.commit.decisions)
 
 
 def _format_text(results: Examined) -> str:
@@ -332,6 +337,59 @@ def of_mirrors(decisions: Decisions) -> Examination:
             yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
         else:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+
+
+def of_secure_boot(decisions: Decisions) -> Examination:
+    """Check that the programs that servers with Secure Boot start have signatures.
+
+    gitboot does not verify the signatures, because only the firmware knows which keys it trusts.
+    """
+    servers_by_url: dict[str, set[str]] = {}
+    for host in decisions.hosts:
+        if not host.secure_boot or host.lifecycle is Lifecycle.RETIRED:
+            continue
+        decision = decisions.servers[host.server]
+        urls = {file.url for boot in decision.boots for file in boot.verified_programs}
+        if not decision.boots or any(boot.method is Method.PXE for boot in decision.boots):
+            urls |= {f"{decision.base_url}/assets/{path}" for path in _list_verified_loaders(decisions, host)}
+        for url in urls:
+            servers_by_url.setdefault(url, set()).add(host.server)
+    signed = 0
+    for url, servers in sorted(servers_by_url.items()):
+        of_servers = f"{format_count(len(servers), 'server')} ({format_names(sorted(servers), 3)})"
+        try:
+            has_signature = _read_signature(url)
+        except GitbootError as error:
+            message = f"{url} cannot be read: {error}; {of_servers} with Secure Boot need it"
+            yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
+            continue
+        signed += has_signature is True
+        if has_signature is False:
+            message = f"{url} has no signature, so the firmware of {of_servers} rejects it"
+            yield _doubtful("Secure Boot", message, f"sbverify --list {quote_words(url.rpartition('/')[2])}")
+    if signed and signed == len(servers_by_url):
+        yield fine("Secure Boot", f"{format_count(signed, 'program')} for servers with Secure Boot have signatures")
+
+
+def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
+    """Yield the loaders that the firmware of a host verifies, and the GRUB that shim verifies."""
+    architecture = str(decisions.servers[host.server].architecture)
+    for offer in list_loader_offers(decisions, host.loader):
+        if offer.client.platform.value == architecture:
+            yield offer.path
+            if host.loader is Loader.SHIM:
+                yield offer.path.replace("shim", "grub")
+
+
+def _read_signature(url: str) -> bool | None:
+    """Return whether the program at a URL has a signature, or None if the file is not an EFI program."""
+    with WebFetcher(deadline_s=_TIMEOUT_S).read(url) as content:
+        head = b""
+        for chunk in content.chunks:
+            head += chunk
+            if len(head) >= HEAD:
+                break
+    return is_signed(head[:HEAD])
 
 
 def _of_room(place: Path, *, files: int) -> Examination:

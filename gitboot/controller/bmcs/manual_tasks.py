@@ -51,7 +51,6 @@ from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import install_step
@@ -412,9 +411,8 @@ def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterat
     boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
     if boot is None or decision is None:
         return
-    loader = boot.files.loader if boot.http_boot is HttpBoot.LOADER else None
-    for file in (boot.direct_uki,) if boot.direct else (loader, boot.files.kernel):
-        if file is not None and has_signature(file.url, decision.base_url) is False:
+    for file in boot.verified_programs:
+        if has_signature(file.url, decision.base_url) is False:
             yield file.url
 
 

@@ -15,7 +15,7 @@ from gitboot.bmc.override_state import BmcObservation, NoChange
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.power_steps import PowerAction, PowerChangeRefused, ResetType, choose_reset_type
 from gitboot.cli.main import Exit
-from tests.artifacts.test_boot_loaders import program
+from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import configured, image, policy, profile, uuid_of
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
@@ -203,9 +203,9 @@ def test_diff_warns_about_a_kernel_that_secure_boot_will_reject(rack: Rack) -> N
     (assets / "flatcar-1").mkdir(parents=True)
     warning = "warning: Secure Boot is on and http://boot.test/assets/flatcar-1/kernel has no signature"
     for is_on, head, is_warned in (
-        (True, program(signed=False), True),
-        (True, program(signed=True), False),
-        (False, program(signed=False), False),
+        (True, efi_program(signed=False), True),
+        (True, efi_program(signed=True), False),
+        (False, efi_program(signed=False), False),
     ):
         web.machine.secure_boot = is_on
         (assets / "flatcar-1" / "kernel").write_bytes(head)

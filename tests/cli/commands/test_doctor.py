@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ from gitboot.cli.commands import doctor
 from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_state, of_the_clock
 from gitboot.cli.main import Exit
 from gitboot.system_clock import ClockState
+from tests.helpers.artifact_servers import efi_program
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_with_bmcs import Rack, typed
 
@@ -30,24 +32,32 @@ class _Quiet(SimpleHTTPRequestHandler):
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     """A rack whose tree is served under its base URL, with the loaders that DHCP names."""
     folder = tmp_path_factory.mktemp("doctor")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder / "output/boot"))) as server:
+    with _serving(folder / "output/boot") as url, Rack(folder, settings=f"baseURL: '{url}'") as made:
+        made.add("web01")
+        made.add("web02")
+        made.push()
+        made.once(*made.spooling, records="fresh")
+        loaders = made.output / "boot/assets/loaders"
+        loaders.mkdir(parents=True)
+        for name in ("undionly.kpxe", "snponly-x86_64.efi", "ipxe-aarch64.efi", "grub-x86_64.efi"):
+            (loaders / name).write_bytes(b"a loader")
+        (made.folder / "run.toml").write_text(
+            f"out = '{made.output}'\nstate = '{made.state}'\ncredentials = '{made.credentials}'\npoll = 5\n"
+        )
+        yield made
+
+
+@contextmanager
+def _serving(folder: Path) -> Iterator[str]:
+    """Serve a folder, and yield its base URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        with Rack(folder, settings=f"baseURL: 'http://127.0.0.1:{server.server_port}'") as made:
-            made.add("web01")
-            made.add("web02")
-            made.push()
-            made.once(*made.spooling, records="fresh")
-            loaders = made.output / "boot/assets/loaders"
-            loaders.mkdir(parents=True)
-            for name in ("undionly.kpxe", "snponly-x86_64.efi", "ipxe-aarch64.efi", "grub-x86_64.efi"):
-                (loaders / name).write_bytes(b"a loader")
-            (made.folder / "run.toml").write_text(
-                f"out = '{made.output}'\nstate = '{made.state}'\ncredentials = '{made.credentials}'\npoll = 5\n"
-            )
-            yield made
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -154,3 +164,46 @@ def test_finding_r13_a_check_is_printed_once_and_fits_the_terminal(
     printed = rack.said("doctor").splitlines()
     assert sum("DHCP" in line for line in printed) == 1
     assert max(map(len, printed)) <= columns
+
+
+@pytest.mark.parametrize("kernel", ["signed", "unsigned", "missing"])
+def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_path: Path, kernel: str) -> None:
+    assets = tmp_path / "output/boot/assets"
+    programs = [assets / f"loaders/{name}64.efi" for name in ("shimx", "grubx")]
+    programs += [assets / "flatcar-1/kernel"] if kernel != "missing" else []
+    with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
+        rack.add("web01")
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        for file in programs:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(efi_program(signed=file.name != "kernel" or kernel == "signed"))
+        _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
+    found = {(each["health"], each["message"].replace(url, "URL")) for each in items["Secure Boot"]}
+    assert (
+        found
+        == {
+            "signed": {("ok", "3 programs for servers with Secure Boot have signatures")},
+            "unsigned": {
+                (
+                    "warning",
+                    "URL/assets/flatcar-1/kernel has no signature, so the firmware of 1 server (web01) rejects it",
+                )
+            },
+            "missing": {
+                (
+                    "warning",
+                    f"URL/assets/flatcar-1/kernel cannot be read: {url.removeprefix('http://')} answers 404; "
+                    "1 server (web01) with Secure Boot need it",
+                )
+            },
+        }[kernel]
+    )
+
+
+_SECURE = "baseURL: '{}', hardware: [{{select: All, secureBoot: true}}]"
+
+
+def test_without_secure_boot_no_signature_is_checked(rack: Rack) -> None:
+    _, items = run_doctor("--config", rack.folder / "run.toml")
+    assert "Secure Boot" not in items
