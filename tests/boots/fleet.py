@@ -15,6 +15,7 @@ from tests.helpers.fleets import document, mac_of, policy, profile, uuid_of
 PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") for by in DIRECT))
 
 
+UNSIGNED: Final = "unsigned-1"  # an image that only the tests of Secure Boot have
 NAMES_ITS_NIC: Final = "kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']"  # for the document of a guest
 
 
@@ -30,6 +31,7 @@ class Guest:
     uefi: bool = True
     pxe: bool = False
     nics: int = 1  # it boots from the last
+    secure_boot: Literal["vendor"] | None = None  # the keys of its firmware; None: Secure Boot is off
     spec: str = ""  # more fields of its document
     found_by: Literal["MAC", "UUID", "serial"] = "MAC"  # all that its document and the machine have in common
 
@@ -69,7 +71,7 @@ class Guest:
 def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = "") -> dict[str, str]:
     """The repository: each guest's servers, and what they boot."""
     servers = [(guest, by) for guest in guests if guest.boots is not None for by in guest.by]
-    documents = (
+    documents = [
         _fleet(outputs, more),
         *(guest.document(by, address(number, by)) for number, (guest, by) in enumerate(servers)),
         *(_image(name, found) for name, found in images.by_name.items()),
@@ -81,7 +83,10 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
         ),
         *(_direct(name, kind) for name in images.by_name for kind in ("uki", "iso") if name.startswith(kind)),
         *(policy(name, f"{{matchLabels: {{boots: {name}}}}}", boots=name, often="Once") for name in PROFILES),
-    )
+    ]
+    if UNSIGNED in images.by_name:
+        name = UNSIGNED.removesuffix("-1")
+        documents += [profile(name, UNSIGNED), policy(name, f"{{matchLabels: {{boots: {name}}}}}", boots=name)]
     return {"fleet.yaml": "---\n".join(documents), **_TEMPLATES}
 
 

@@ -10,11 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from tests.boots.architectures import X86_64, Architecture
 from tests.boots.network import TAPS
 from tests.boots.programs import file, program
+
+VENDOR: Final = "vendor"  # the keys that firmware comes with: Microsoft's, which vouch for the shims of distributions
+_OWNER: Final = "11111111-2222-3333-4444-123456789abc"  # of keys that an operator enrolls; any UUID
+_SECURE_CODE: Final = "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd"
+_VENDOR_VARIABLES: Final = "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"
+# Firmware writes its variables only in system management mode, so that the operating system cannot change the keys.
+_PROTECTED: Final = ("driver=cfi.pflash01,property=secure,value=on", "ICH9-LPC.disable_s3=1")
 
 PATIENCE_S: Final = 420  # a boot takes 5 to 40 s; these machines share their processors
 
@@ -37,6 +44,9 @@ class Machine:
     disk: Path | None = None  # what comes after the network in firmware's order
     disk_first: bool = False
     reboots: bool = False  # whether firmware starts again when nothing could be booted
+    secure_boot: Path | Literal["vendor"] | None = (
+        None  # the certificate that firmware trusts; None: Secure Boot is off
+    )
     ends_at_reset: bool = False  # whether QEMU ends when the machine resets itself, so that its owner sees it
 
     @property
@@ -45,11 +55,16 @@ class Machine:
 
     @property
     def variables(self) -> Path:
-        """Return the stored variables of UEFI: at first no key, so that Secure Boot is off."""
+        """Return the stored variables of UEFI, at first with the keys of ``secure_boot``."""
         made = self.folder / "variables.fd"
         if not made.exists():
-            template = file(self.architecture.variables)
-            keys = (f"--delete={key}" for key in ("PK", "KEK", "db", "dbx"))
+            template = file(_VENDOR_VARIABLES if self.secure_boot == VENDOR else self.architecture.variables)
+            keys = [f"--delete={key}" for key in ("PK", "KEK", "db", "dbx")]
+            if self.secure_boot == VENDOR:
+                keys = ["--sb"]
+            elif self.secure_boot is not None:
+                enrolled = (_OWNER, str(self.secure_boot))
+                keys = ["--set-pk", *enrolled, "--add-kek", *enrolled, "--add-db", *enrolled, "--sb"]
             _virt_fw_vars(f"--input={template}", f"--output={made}", *keys)
         return made
 
@@ -101,8 +116,12 @@ class Machine:
             yield from ("-boot", "reboot-timeout=2000")
 
     def _uefi(self) -> Iterator[str]:
-        yield from (*self.architecture.board, "-m", "1280", "-device", "virtio-rng-pci")
-        yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={file(self.architecture.code)}")
+        code, board = file(self.architecture.code), self.architecture.board
+        if self.secure_boot is not None:
+            code, board = file(_SECURE_CODE), (board[0], f"{board[1]},smm=on")
+            yield from (word for setting in _PROTECTED for word in ("-global", setting))
+        yield from (*board, "-m", "1280", "-device", "virtio-rng-pci")
+        yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={code}")
         yield from ("-drive", f"if=pflash,format=raw,file={self.variables}")
         if not self.pxe:
             for version in ("IPv4", "IPv6"):

@@ -48,6 +48,7 @@ class Site:
             architecture=guest.architecture,
             uefi=guest.uefi,
             pxe=guest.pxe,
+            secure_boot=guest.secure_boot,
             boots_from=guest.nics - 1,
             disk=self._disk(guest) if disk else None,
             reboots=reboots,

@@ -1,0 +1,162 @@
+"""Secure Boot: a distribution's shim and GRUB with Microsoft's keys, and a UKI with an operator's own key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from tests.boots.architectures import X86_64
+from tests.boots.debian import unpacked
+from tests.boots.dhcp import NOBODY, Dhcp, dnsmasq, kea
+from tests.boots.fleet import UNSIGNED, Guest
+from tests.boots.images import Images
+from tests.boots.machine import VENDOR, Machine, Running
+from tests.boots.network import BASE_URLS
+from tests.boots.signing import SigningKey, changed, without_signature
+from tests.boots.site import Site, published
+from tests.helpers.fleets import mac_of, uuid_of
+
+Row = Callable[[Running, float], None]
+
+_SPEC: Final = "secureBoot: true"
+GUESTS = (
+    Guest(name="tftp", pxe=True, by=("gitboot", "Caddy"), spec=_SPEC, secure_boot=VENDOR),
+    Guest(name="http", by=("gitboot", "nginx", "Caddy"), spec=_SPEC, secure_boot=VENDOR),
+    Guest(name="unsigned", boots="unsigned", spec=_SPEC, secure_boot=VENDOR),
+    Guest(name="uki", boots="uki-{by}", spec=_SPEC),
+)
+_ENABLED: Final = "EFI stub: UEFI Secure Boot is enabled."
+_UKI: Final = "uki-gitboot-1"
+_GRUB: Final = "grubx64.efi"
+_RELEASE: Final = "trixie"  # the first whose signed GRUB fetches by HTTP
+
+
+@contextmanager
+def _without_header_field(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    """Run dnsmasq so that it sends the path of the loader only as an option, as it does by default."""
+    own = folder / "dhcp"
+    own.mkdir()
+    lines = (generated / "dnsmasq.conf").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line != "dhcp-no-override\n"]
+    assert len(kept) == len(lines) - 1
+    (own / "dnsmasq.conf").write_text("".join(kept))
+    with dnsmasq(own, folder, strangers):
+        yield
+
+
+# Where shim finds GRUB by TFTP: in its own folder, if the answer has its path in the header field, else in the root.
+SERVERS: Final[Mapping[str, tuple[Dhcp, str]]] = {
+    "dnsmasq": (dnsmasq, f"loaders/{_GRUB}"),
+    "dnsmasq-without-dhcp-no-override": (_without_header_field, _GRUB),
+    "Kea": (kea, f"loaders/{_GRUB}"),
+}
+by_dnsmasq = pytest.mark.parametrize("server", ["dnsmasq"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
+    return SigningKey.create(tmp_path_factory.mktemp("keys"), "own")
+
+
+@pytest.fixture(scope="module")
+def programs(images: Images, own_key: SigningKey, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """UKIs with and without a signature that firmware trusts."""
+    folder, unsigned = tmp_path_factory.mktemp("programs"), images.by_name[_UKI][X86_64]["uki"]
+    signed = own_key.sign(unsigned, folder / "signed.efi")
+    return {
+        "signed": signed,
+        "without a signature": unsigned,
+        "signed by another key": SigningKey.create(folder, "another").sign(unsigned, folder / "another.efi"),
+        "changed after it was signed": changed(signed, folder / "changed.efi"),
+    }
+
+
+@pytest.fixture(scope="module")
+def signed_images(images: Images, programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Images:
+    """The images of all boots, with a UKI that is signed, and with a kernel that is not."""
+    node = images.by_name["node-1"][X86_64]
+    kernel = without_signature(node["kernel"], tmp_path_factory.mktemp("kernel") / "vmlinuz")
+    more = {UNSIGNED: {X86_64: {**node, "kernel": kernel}}, _UKI: {X86_64: {"uki": programs["signed"]}}}
+    packages = (unpacked("shim-signed", "amd64"), unpacked("grub-efi-amd64-signed", "amd64", _RELEASE))
+    return replace(images, by_name={**images.by_name, **more}, unpacked=(*images.unpacked, *packages))
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def site(network: None, signed_images: Images, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder, (dhcp, place) = tmp_path_factory.mktemp("secure"), SERVERS[server]
+    with published(folder, signed_images, GUESTS, outputs="grub, dhcp-dnsmasq, dhcp-kea", dhcp=dhcp) as site:
+        for by in ("gitboot", "Caddy"):
+            root = folder / (f"{by}/tftp" if by != "gitboot" else "tftp")
+            for other in {_GRUB, f"loaders/{_GRUB}"} - {place}:
+                (root / other).unlink()
+        yield site
+
+
+@pytest.mark.parametrize("server", SERVERS, indirect=True)
+@pytest.mark.parametrize("by", ["gitboot"])
+def test_uefi_boots_signed_programs_by_tftp(site: Site, by: str, row: Row) -> None:
+    with site.machine("tftp", by).on() as machine:
+        row(machine, site.expects_installation(machine, "tftp", by))
+        assert _ENABLED in machine.said
+
+
+@by_dnsmasq
+@pytest.mark.parametrize("by", ["gitboot", "nginx", "Caddy"])
+def test_uefi_boots_signed_programs_by_http(site: Site, by: str, row: Row) -> None:
+    with site.machine("http", by).on() as machine:
+        row(machine, site.expects_installation(machine, "http", by))
+        assert _ENABLED in machine.said
+
+
+@by_dnsmasq
+def test_grub_rejects_a_kernel_without_a_signature(site: Site, row: Row) -> None:
+    with site.machine("unsigned").on() as machine:
+        row(machine, machine.says("gitboot: unsigned-gitboot boots unsigned-1", "bad shim signature"))
+        assert "BOOTED by" not in machine.said
+
+
+@by_dnsmasq
+def test_uefi_boots_a_uki_with_a_signature_by_an_enrolled_key(site: Site, own_key: SigningKey, row: Row) -> None:
+    machine = replace(site.machine("uki"), secure_boot=own_key.certificate)
+    machine.boot_next(httpx.get(f"{BASE_URLS['gitboot']}/httpboot/{machine.uuid}.json").json()["UKIURL"])
+    with machine.on() as running:
+        row(running, site.expects_installation(running, "uki", "gitboot", image=_UKI))
+        assert _ENABLED in running.said
+
+
+REJECTED = (
+    "without a signature",
+    "signed by another key",
+    "changed after it was signed",
+    "the iPXE of Debian",
+    "the GRUB of gitboot",
+)
+
+
+@by_dnsmasq
+@pytest.mark.parametrize("what", REJECTED, ids=lambda what: what.replace(" ", "-"))
+def test_uefi_rejects_a_program(
+    site: Site, programs: dict[str, Path], own_key: SigningKey, what: str, tmp_path: Path, row: Row
+) -> None:
+    assets = site.folder / "output/boot/assets"
+    loaders = {"the iPXE of Debian": "snponly-x86_64.efi", "the GRUB of gitboot": "grub-x86_64.efi"}
+    path = f"loaders/{loaders[what]}" if what in loaders else f"{tmp_path.name}.efi"
+    if what in programs:
+        (assets / path).write_bytes(programs[what].read_bytes())
+    trusted = own_key.certificate if what in programs else VENDOR
+    machine = Machine(folder=tmp_path, uuid=uuid_of(what), macs=(mac_of(what),), secure_boot=trusted)
+    machine.boot_next(f"{BASE_URLS['gitboot']}/assets/{path}")
+    with machine.on() as running:
+        row(running, running.says("BdsDxe: failed to load Boot", "Access Denied"))
+        assert "BOOTED" not in running.said
