@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tests.boots.programs import program
+
+
+PAGE: Final = Path(__file__).parents[2] / "docs/loaders.md"
+
+
+def _find_commands(start: str) -> list[str]:
+    section = PAGE.read_text().partition("### A UKI with your own key\n")[2]
+    found = [line.strip() for line in section.splitlines() if line.strip().startswith(start)]
+    assert found, f"the page has no command that starts with {start}"
+    return found
+
+
+def _run(line: str, folder: Path) -> None:
+    words = shlex.split(line)
+    subprocess.run([program(words[0]), *words[1:]], cwd=folder, check=True, capture_output=True)
 
 
 class SigningKey(NamedTuple):
@@ -17,17 +33,20 @@ class SigningKey(NamedTuple):
     certificate: Path
 
     @classmethod
-    def create(cls, folder: Path, name: str) -> SigningKey:
-        made = cls(folder / f"{name}.key", folder / f"{name}.pem")
-        options = ("-newkey", "rsa:2048", "-noenc", "-days", "3650", "-subj", f"/CN={name}")
-        files = ("-keyout", made.key, "-out", made.certificate)
-        subprocess.run([program("openssl"), "req", "-x509", *options, *files], check=True, capture_output=True)
-        return made
+    def create(cls, folder: Path) -> SigningKey:
+        """Create a key in an empty folder by the commands of the page."""
+        for line in _find_commands("openssl "):
+            _run(line, folder)
+        assert (folder / "boot.cer").exists()
+        return cls(folder / "boot.key", folder / "boot.pem")
 
-    def sign(self, unsigned: Path, made: Path) -> Path:
-        files = ("--key", self.key, "--cert", self.certificate, "--output", made)
-        subprocess.run([program("sbsign"), *files, unsigned], check=True, capture_output=True)
-        return made
+    def sign(self, unsigned: Path) -> Path:
+        """Sign a program by the command of the page."""
+        folder = self.key.parent
+        shutil.copy(unsigned, folder / "linux.efi")
+        [line] = _find_commands("sbsign ")
+        _run(line, folder)
+        return folder / "linux-signed.efi"
 
 
 def without_signature(signed: Path, made: Path) -> Path:

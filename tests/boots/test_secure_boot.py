@@ -61,18 +61,18 @@ by_dnsmasq = pytest.mark.parametrize("server", ["dnsmasq"], indirect=True)
 
 @pytest.fixture(scope="module")
 def own_key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
-    return SigningKey.create(tmp_path_factory.mktemp("keys"), "own")
+    return SigningKey.create(tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(scope="module")
 def programs(images: Images, own_key: SigningKey, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """UKIs with and without a signature that firmware trusts."""
     folder, unsigned = tmp_path_factory.mktemp("programs"), images.by_name[_UKI][X86_64]["uki"]
-    signed = own_key.sign(unsigned, folder / "signed.efi")
+    signed, another = own_key.sign(unsigned), SigningKey.create(tmp_path_factory.mktemp("another"))
     return {
         "signed": signed,
         "without a signature": unsigned,
-        "signed by another key": SigningKey.create(folder, "another").sign(unsigned, folder / "another.efi"),
+        "signed by another key": another.sign(unsigned),
         "changed after it was signed": changed(signed, folder / "changed.efi"),
     }
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urljoin
 
 import click
 from msgspec import Struct, structs
@@ -37,6 +38,7 @@ from gitboot.model.server import Lifecycle, Loader
 from gitboot.publish.durable_files import is_readable_by_others
 from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.render.dhcp import list_loader_offers, list_mirrors, list_requested_loaders
+from gitboot.render.paths import BOOT, SIGNED_GRUB
 from gitboot.resolve.server_decision import Decisions, Host
 from gitboot.standard_streams import style
 from gitboot.status.conditions import find_remedy
@@ -352,22 +354,27 @@ def of_secure_boot(decisions: Decisions) -> Examination:
         urls = {file.url for boot in decision.boots for file in boot.verified_programs}
         if not decision.boots or any(boot.method is Method.PXE for boot in decision.boots):
             urls |= {f"{decision.base_url}/assets/{path}" for path in _list_verified_loaders(decisions, host)}
+            if host.loader is Loader.SHIM:  # whose GRUB loads this path, whatever the path of the base URL is
+                urls.add(urljoin(decision.base_url, f"/{SIGNED_GRUB.removeprefix(BOOT)}"))
         for url in urls:
             servers_by_url.setdefault(url, set()).add(host.server)
-    signed = 0
+    signed, faults = 0, 0
     for url, servers in sorted(servers_by_url.items()):
         of_servers = f"{format_count(len(servers), 'server')} ({format_names(sorted(servers), 3)})"
         try:
             has_signature = _read_signature(url)
         except GitbootError as error:
-            message = f"{url} cannot be read: {error}; {of_servers} with Secure Boot need it"
+            needs = "needs" if len(servers) == 1 else "need"
+            message = f"{url} cannot be read: {error}; {of_servers} with Secure Boot {needs} it"
             yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
+            faults += 1
             continue
         signed += has_signature is True
+        faults += has_signature is False
         if has_signature is False:
             message = f"{url} has no signature, so the firmware of {of_servers} rejects it"
             yield _doubtful("Secure Boot", message, f"sbverify --list {quote_words(url.rpartition('/')[2])}")
-    if signed and signed == len(servers_by_url):
+    if signed and not faults:
         yield fine("Secure Boot", f"{format_count(signed, 'program')} for servers with Secure Boot have signatures")
 
 

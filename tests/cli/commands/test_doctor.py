@@ -178,25 +178,19 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
         for file in programs:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(efi_program(signed=file.name != "kernel" or kernel == "signed"))
+        if kernel == "missing":
+            shutil.rmtree(rack.output / "boot/grub")
         _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
-    found = {(each["health"], each["message"].replace(url, "URL")) for each in items["Secure Boot"]}
+    found = {each["message"].replace(url, "URL"): each["health"] for each in items["Secure Boot"]}
+    absent = f"cannot be read: {url.removeprefix('http://')} answers 404; 1 server (web01) with Secure Boot needs it"
     assert (
         found
         == {
-            "signed": {("ok", "3 programs for servers with Secure Boot have signatures")},
+            "signed": {"3 programs for servers with Secure Boot have signatures": "ok"},
             "unsigned": {
-                (
-                    "warning",
-                    "URL/assets/flatcar-1/kernel has no signature, so the firmware of 1 server (web01) rejects it",
-                )
+                "URL/assets/flatcar-1/kernel has no signature, so the firmware of 1 server (web01) rejects it": "warning"
             },
-            "missing": {
-                (
-                    "warning",
-                    f"URL/assets/flatcar-1/kernel cannot be read: {url.removeprefix('http://')} answers 404; "
-                    "1 server (web01) with Secure Boot need it",
-                )
-            },
+            "missing": {f"URL/{path} {absent}": "warning" for path in ("assets/flatcar-1/kernel", "grub/grub.cfg")},
         }[kernel]
     )
 
