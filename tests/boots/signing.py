@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from tests.boots.programs import program
 
-
 PAGE: Final = Path(__file__).parents[2] / "docs/loaders.md"
 
 

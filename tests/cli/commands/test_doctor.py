@@ -183,13 +183,12 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
         _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
     found = {each["message"].replace(url, "URL"): each["health"] for each in items["Secure Boot"]}
     absent = f"cannot be read: {url.removeprefix('http://')} answers 404; 1 server (web01) with Secure Boot needs it"
+    unsigned = "URL/assets/flatcar-1/kernel has no signature, so the firmware of 1 server (web01) rejects it"
     assert (
         found
         == {
             "signed": {"3 programs for servers with Secure Boot have signatures": "ok"},
-            "unsigned": {
-                "URL/assets/flatcar-1/kernel has no signature, so the firmware of 1 server (web01) rejects it": "warning"
-            },
+            "unsigned": {unsigned: "warning"},
             "missing": {f"URL/{path} {absent}": "warning" for path in ("assets/flatcar-1/kernel", "grub/grub.cfg")},
         }[kernel]
     )
