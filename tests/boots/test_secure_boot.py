@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import httpx
 import pytest
@@ -154,7 +154,7 @@ def test_uefi_rejects_a_program(
     path = f"loaders/{loaders[what]}" if what in loaders else f"{tmp_path.name}.efi"
     if what in programs:
         (assets / path).write_bytes(programs[what].read_bytes())
-    trusted = own_key.certificate if what in programs else VENDOR
+    trusted: Path | Literal["vendor"] = own_key.certificate if what in programs else VENDOR
     machine = Machine(folder=tmp_path, uuid=uuid_of(what), macs=(mac_of(what),), secure_boot=trusted)
     machine.boot_next(f"{BASE_URLS['gitboot']}/assets/{path}")
     with machine.on() as running:
