@@ -37,6 +37,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 exec </dev/console >/dev/console 2>&1
 firmware=bios; [ -d /sys/firmware/efi ] && firmware=uefi
 echo "BOOTED by $firmware: $(cat /proc/cmdline)"
+dmesg | grep -q "Secure boot enabled" && echo "BOOTED with Secure Boot"
 for module in $(cat /modules); do insmod /lib/$module.ko; done
 
 url=; address=; label=

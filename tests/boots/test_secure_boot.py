@@ -31,7 +31,7 @@ GUESTS = (
     Guest(name="unsigned", boots="unsigned", spec=_SPEC, secure_boot=VENDOR),
     Guest(name="uki", boots="uki-{by}", spec=_SPEC),
 )
-_ENABLED: Final = "EFI stub: UEFI Secure Boot is enabled."
+_ENABLED: Final = "BOOTED with Secure Boot"
 _UKI: Final = "uki-gitboot-1"
 _GRUB: Final = "grubx64.efi"
 _RELEASE: Final = "trixie"  # the first whose signed GRUB fetches by HTTP
@@ -65,26 +65,23 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
 
 
 @pytest.fixture(scope="module")
-def programs(images: Images, own_key: SigningKey, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """UKIs with and without a signature that firmware trusts."""
-    folder, unsigned = tmp_path_factory.mktemp("programs"), images.by_name[_UKI][X86_64]["uki"]
-    signed, another = own_key.sign(unsigned), SigningKey.create(tmp_path_factory.mktemp("another"))
-    return {
-        "signed": signed,
-        "without a signature": unsigned,
-        "signed by another key": another.sign(unsigned),
-        "changed after it was signed": changed(signed, folder / "changed.efi"),
-    }
+def images(images: Images, own_key: SigningKey, tmp_path_factory: pytest.TempPathFactory) -> Images:
+    """The images of all boots, with a UKI that has a signature and a kernel that has none, and signed loaders."""
+    node, uki = images.by_name["node-1"][X86_64], images.by_name[_UKI][X86_64]["uki"]
+    kernel = without_signature(node["kernel"], tmp_path_factory.mktemp("kernel") / "vmlinuz")
+    more = {UNSIGNED: {X86_64: {**node, "kernel": kernel}}, _UKI: {X86_64: {"uki": own_key.sign(uki)}}}
+    packages = (unpacked("shim-signed", "amd64"), unpacked("grub-efi-amd64-signed", "amd64", _RELEASE))
+    return replace(images, by_name={**images.by_name, **more}, unpacked=(*images.unpacked, *packages))
 
 
 @pytest.fixture(scope="module")
-def signed_images(images: Images, programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Images:
-    """The images of all boots, with a UKI that is signed, and with a kernel that is not."""
-    node = images.by_name["node-1"][X86_64]
-    kernel = without_signature(node["kernel"], tmp_path_factory.mktemp("kernel") / "vmlinuz")
-    more = {UNSIGNED: {X86_64: {**node, "kernel": kernel}}, _UKI: {X86_64: {"uki": programs["signed"]}}}
-    packages = (unpacked("shim-signed", "amd64"), unpacked("grub-efi-amd64-signed", "amd64", _RELEASE))
-    return replace(images, by_name={**images.by_name, **more}, unpacked=(*images.unpacked, *packages))
+def rejected_ukis(images: Images, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, unsigned = tmp_path_factory.mktemp("rejected"), images.by_name["uki-nginx-1"][X86_64]["uki"]
+    return {
+        "without a signature": unsigned,
+        "signed by another key": SigningKey.create(folder).sign(unsigned),
+        "changed after it was signed": changed(images.by_name[_UKI][X86_64]["uki"], folder / "changed.efi"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +90,9 @@ def server(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(network: None, signed_images: Images, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(network: None, images: Images, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, (dhcp, place) = tmp_path_factory.mktemp("secure"), SERVERS[server]
-    with published(folder, signed_images, GUESTS, outputs="grub, dhcp-dnsmasq, dhcp-kea", dhcp=dhcp) as site:
+    with published(folder, images, GUESTS, outputs="grub, dhcp-dnsmasq, dhcp-kea", dhcp=dhcp) as site:
         for by in ("gitboot", "Caddy"):
             root = folder / (f"{by}/tftp" if by != "gitboot" else "tftp")
             for other in {_GRUB, f"loaders/{_GRUB}"} - {place}:
@@ -147,14 +144,14 @@ REJECTED = (
 @by_dnsmasq
 @pytest.mark.parametrize("what", REJECTED, ids=lambda what: what.replace(" ", "-"))
 def test_uefi_rejects_a_program(
-    site: Site, programs: dict[str, Path], own_key: SigningKey, what: str, tmp_path: Path, row: Row
+    site: Site, rejected_ukis: dict[str, Path], own_key: SigningKey, what: str, tmp_path: Path, row: Row
 ) -> None:
     assets = site.folder / "output/boot/assets"
     loaders = {"the iPXE of Debian": "snponly-x86_64.efi", "the GRUB of gitboot": "grub-x86_64.efi"}
     path = f"loaders/{loaders[what]}" if what in loaders else f"{tmp_path.name}.efi"
-    if what in programs:
-        (assets / path).write_bytes(programs[what].read_bytes())
-    trusted: Path | Literal["vendor"] = own_key.certificate if what in programs else VENDOR
+    if what in rejected_ukis:
+        (assets / path).write_bytes(rejected_ukis[what].read_bytes())
+    trusted: Path | Literal["vendor"] = own_key.certificate if what in rejected_ukis else VENDOR
     machine = Machine(folder=tmp_path, uuid=uuid_of(what), macs=(mac_of(what),), secure_boot=trusted)
     machine.boot_next(f"{BASE_URLS['gitboot']}/assets/{path}")
     with machine.on() as running:
