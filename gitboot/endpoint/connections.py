@@ -422,12 +422,17 @@ def _empty(status: int, *headers: Header) -> Reply:
     return Reply(status, [(b"content-length", b"0"), (b"cache-control", UNCACHED), *headers])
 
 
+def _comment(status: int, *headers: Header) -> Reply:
+    """Return an error response with the body #, which boot loaders need.
+
+    shim waits forever for an empty body. GRUB runs the body of a 404 as configuration, in which # is a comment.
+    """
+    return Reply(status, [*file_reply(b"#", paths.ContentType.TEXT, UNCACHED).raw_headers, *headers], b"#")
+
+
 # A 204 must not have a Content-Length (RFC 9110, 8.6).
 NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
-# Boot loaders need this body: shim waits forever for an empty body, and GRUB runs the body as configuration, in which #
-# is a comment.
-_NOT_FOUND_BODY: Final = b"#"
-NOT_FOUND: Final = file_reply(_NOT_FOUND_BODY, paths.ContentType.TEXT, UNCACHED, status=404)
+NOT_FOUND: Final = _comment(404)
 UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the request contains an invalid token
 METHOD_NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 FORBIDDEN: Final = _empty(403)
@@ -437,9 +442,9 @@ REQUEST_TIMEOUT: Final = _empty(408, _CLOSE)
 TOO_LARGE: Final = _empty(413, _CLOSE)
 TOO_MANY_REQUESTS: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
 TOO_MANY_BODIES: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
-INTERNAL_ERROR: Final = _empty(500)
-UNAVAILABLE: Final = _empty(503)
-RETRY_LATER: Final = _empty(
+INTERNAL_ERROR: Final = _comment(500)
+UNAVAILABLE: Final = _comment(503)
+RETRY_LATER: Final = _comment(
     503, (b"retry-after", b"5")
 )  # for example, for installation data whose fetch cannot be recorded now
 

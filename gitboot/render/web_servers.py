@@ -173,7 +173,7 @@ def _render_caddy_files(number: int, delivery: Delivery, type: str | None, kinds
 
 _NGINX_COMPLETE: Final = """\
         if (!-f $document_root/@last@) {
-            return 503 $gitboot_nothing;
+            return 503 "#";
         }
 """
 _NGINX: Final = r"""# A mirror of boot/ for nginx 1.18 or newer. It answers as gitboot's endpoint does.
@@ -204,7 +204,7 @@ map $uri $gitboot_cache {
     default "@revalidated@";
 }
 
-# `return 503 ""` sends nginx's own body. With an empty variable, nginx sends no body.
+# `return 405 ""` sends nginx's own body. With an empty variable, nginx sends no body.
 map "" $gitboot_nothing {
     default "";
 }
@@ -277,10 +277,10 @@ map "" $gitboot_nothing {
         }
     }
 
-    # The answer for an absent file is a 404 with the body #. With an empty body, shim waits forever. GRUB runs the body
-    # as configuration, in which # is a comment. If a copy is not complete, or the mount is empty, the first script is
+    # The answer for an absent file is a 404. If a copy is not complete, or the mount is empty, the first script is
     # absent. Then the answer is 503, because an absent file does not prove that the machine is unknown. A file that
-    # nginx cannot read gets a 503 too.
+    # nginx cannot read gets a 503 too. The body of these answers is #. With an empty body, shim waits forever. GRUB
+    # runs the body of a 404 as configuration, in which # is a comment.
     recursive_error_pages on;    # for the several files that a query may mean
     error_page 404 = @nothing;
     location @nothing {
@@ -292,8 +292,10 @@ map "" $gitboot_nothing {
 
     error_page 403 500 = @failed;
     location @failed {
+        types {}
+        default_type "text/plain; charset=utf-8";
         add_header Cache-Control "no-store" always;
-        return 503 $gitboot_nothing;
+        return 503 "#";
     }
 
     error_page 405 = @not_allowed;
@@ -374,10 +376,10 @@ _CADDY: Final = r"""# A mirror of boot/ for Caddy 2.6 or newer. It answers as gi
 		}
 	}
 
-	# The answer for an absent file is a 404 with the body #. With an empty body, shim waits forever. GRUB runs the body
-	# as configuration, in which # is a comment. If a copy is not complete, or the mount is empty, the first script is
+	# The answer for an absent file is a 404. If a copy is not complete, or the mount is empty, the first script is
 	# absent. Then the answer is 503, because an absent file does not prove that the machine is unknown. A file that
-	# Caddy cannot read gets a 503 too.
+	# Caddy cannot read gets a 503 too. The body of these answers is #. With an empty body, shim waits forever. GRUB
+	# runs the body of a 404 as configuration, in which # is a comment.
 	handle_errors {
 		header Cache-Control no-store
 		header -Content-Type
@@ -385,7 +387,7 @@ _CADDY: Final = r"""# A mirror of boot/ for Caddy 2.6 or newer. It answers as gi
 			expression {http.error.status_code} == 404
 @caddy_complete@		}
 		respond @absent "#" 404
-		respond 503
+		respond "#" 503
 	}
 }
 """

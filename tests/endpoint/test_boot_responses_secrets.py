@@ -331,7 +331,7 @@ def test_an_endpoint_that_cannot_decrypt_a_secret_reveals_nothing_to_the_client(
     for keys, word in ((None, "without --secret-keys"), (other, "no key in the key file decrypts it")):
         with here.serve(keys=keys) as url:
             found = get(url + secret)
-            assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
+            assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"#", "5")
             assert 'reason="SecretNotDecrypted"} 1' in http_peers.get(f"{url}/metrics").text
         assert not here.observed(), word
 

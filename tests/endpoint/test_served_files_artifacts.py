@@ -94,8 +94,8 @@ def test_a_client_that_has_the_file_already_gets_a_304(client: httpx.Client) -> 
         "flatcar",
         "flatcar/",
         "flatcar/kernel/",
-        "/flatcar/kernel",
-        "flatcar//kernel",
+        "..//secret",
+        "/..//secret",
         "flatcar/./kernel",
         "flatcar/../flatcar/kernel",
         "../secret",
@@ -126,7 +126,7 @@ def test_no_other_file_is_served(client: httpx.Client, path: str) -> None:
 
 def test_finding_m5_an_unreadable_file_is_not_absent(client: httpx.Client) -> None:
     answer = client.get("/assets/loop")
-    assert (answer.status_code, answer.content) == (503, b"")
+    assert (answer.status_code, answer.content) == (503, b"#")
 
 
 def test_a_file_that_shrinks_while_it_is_sent_breaks_the_connection(tmp_path: Path) -> None:
