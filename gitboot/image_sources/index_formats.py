@@ -114,7 +114,7 @@ _MOST_LINES: Final = 200_000
 def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[str, ListedDigest]:
     """Return the digests in a list by name. Names lose a leading ``./``. Other lines are ignored.
 
-    A digest without a name counts for ``bare_name``. Raises `MalformedIndex` if the list has no digest, or two
+    A digest without a name is the digest of ``bare_name``. Raises `MalformedIndex` if the list has no digest, or two
     different digests for a name.
     """
     if content.count(b"\n") > _MOST_LINES:

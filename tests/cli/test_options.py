@@ -59,7 +59,7 @@ def test_a_user_is_shown_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_blank_reason_is_rejected(tmp_path: Path, typed_line: str, reason: str) -> None:
     done = typed(*typed_line.split(), "--state", tmp_path, "--reason", reason)
     assert done.code == Exit.USAGE
-    assert "Invalid value for '--reason': the reason is empty: write why you do this" in " ".join(done.err.split())
+    assert "the reason is empty: write why you make this change" in " ".join(done.err.split())
 
 
 PLACEHOLDERS: Final = [

@@ -84,7 +84,7 @@ class CommittedFleet:
     default=_PREFIX,
     show_default=True,
     metavar="TEXT",
-    help="The beginning of the names of new branches. The stream and the image follow.",
+    help="The prefix of the names of new branches. The stream and the image follow.",
 )
 @click.option(
     "--bundle",
