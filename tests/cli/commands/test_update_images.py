@@ -221,6 +221,14 @@ def test_a_release_that_is_too_young_does_not_hide_an_older_one(site: Site) -> N
     assert site.update_one()["image"] == "someos-1.1.0"
 
 
+@pytest.mark.parametrize("date", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
+def test_a_release_may_have_any_date(site: Site, date: str) -> None:
+    site.follow("minimumAge: 3d")
+    site.vendor.publish("1.2.0", date)
+    done = site.update("-o", "json")
+    assert (done.code, done.json["streams"][0]["version"]) == (0, "1.1.0" if date.startswith("9") else "1.2.0"), done
+
+
 def test_an_unfinished_rollout_is_not_replaced(site: Site) -> None:
     site.commit({"images/other.yaml": image("someos-0.9.0")})
     stream = STREAM.format(name="stable", follow="").replace(
@@ -427,6 +435,18 @@ def test_a_fleet_that_is_not_at_the_top_of_its_repository_is_updated_there(site:
     assert found["branch"] == "gitboot/update-infra-stable-someos-1.1.0"
     changed = site.git("diff", "--name-only", f"main..{found['branch']}").split()
     assert changed == ["infra/images/someos-1.1.0.yaml", "infra/streams/stable.yaml"]
+
+
+def test_the_folder_of_a_fleet_may_have_characters_that_branches_cannot_have(site: Site) -> None:
+    folder = site.path / "my fleets" / "a~b"
+    folder.mkdir(parents=True)
+    for each in [each for each in site.path.iterdir() if each.name not in (".git", "my fleets")]:
+        each.rename(folder / each.name)
+    site.commit({"README.md": "fleets\n"})
+    done = site.update("--subpath", "my fleets/a~b", "-o", "json")
+    assert done.code == 0, done
+    (found,) = done.json["streams"]
+    assert found["branch"] == "gitboot/update-my-fleets-a-b-stable-someos-1.1.0", found["why"]
 
 
 def test_a_change_that_makes_the_fleet_invalid_is_not_committed(site: Site) -> None:
