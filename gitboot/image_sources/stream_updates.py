@@ -459,6 +459,12 @@ class StreamUpdater:
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
             raise UsageError(f"BootImage/{image.metadata.name} exists already, with the version {image.spec.version}")
+        if not is_from_source(image, release.source, release.channel):  # channels may have the same versions
+            of = f"the channel {release.channel} of {release.source}" if release.channel else release.source
+            raise UsageError(
+                f"BootImage/{image.metadata.name} exists already, and it is not of {of}: add the release with another "
+                "name, by `gitboot new image` with --name"
+            )
         if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
             raise UsageError(
                 f"BootImage/{image.metadata.name} has no files for {missing[0]}, and images do not change: list all "

@@ -163,6 +163,12 @@ def test_a_dry_run_prints_the_document_and_writes_nothing(site: Site) -> None:
     assert (found["commit"], found["ready"], found["outcome"]) == (None, False, "Proposed")
 
 
+def test_without_a_folder_for_the_bundle_nothing_is_committed(site: Site, tmp_path: Path) -> None:
+    done = site.update("--bundle", tmp_path / "missing" / "updates.bundle")
+    assert (done.code, site.branches()) == (Exit.USAGE, []), done
+    assert "missing is not a directory" in done.err
+
+
 def test_a_bundle_has_the_new_branches_and_its_json_has_the_results(site: Site, tmp_path: Path) -> None:
     clone = tmp_path / "job"
     site.git("clone", "--quiet", str(site.path), str(clone), at=tmp_path)
@@ -386,6 +392,16 @@ def test_streams_with_one_source_share_the_image_and_one_of_them_may_follow_late
     assert "BootImage/someos-1.1.0 is in the fleet already." in later["message"]
     site.git("merge", "--quiet", BRANCH)
     assert typed("validate", site.path).code == 0
+
+
+def test_a_release_of_another_channel_with_the_same_version_is_not_rolled_out(site: Site) -> None:
+    site.vendor.publish("1.1.0", "2026-11-01T00:00:00Z", channel="beta")
+    site.follow("channel: beta", name="edge")
+    site.git("merge", "--quiet", site.update_one("edge")["branch"])
+    done = site.update("stable")
+    assert (done.code, site.branches()) == (Exit.USAGE, ["gitboot/update-edge-someos-1.1.0"]), done
+    text = "BootImage/someos-1.1.0 exists already, and it is not of the channel stable of someos"
+    assert text in " ".join(done.out.split())
 
 
 def test_an_image_that_was_withdrawn_is_not_proposed_again(site: Site) -> None:
