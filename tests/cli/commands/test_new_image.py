@@ -190,6 +190,8 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "and not both"),
         (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "need --assets"),
         (("https://host.test/vmlinuz", "1"), Exit.USAGE, "use --kernel, --uki or --iso"),
+        (("https://[", "1"), Exit.USAGE, "use brackets only around an IPv6 address"),
+        (("own", "1", "--kernel", "https://[/vmlinuz"), Exit.USAGE, "use brackets only around an IPv6 address"),
         (("own", "1", "--kernel", "https://host.test/a", "--channel", "x"), Exit.USAGE, "remove --channel"),
         (("oci://host.test/a:1", "1"), Exit.USAGE, "remove VERSION"),
         (("oci://host.test/a",), Exit.USAGE, "expected oci://HOST/NAME:TAG"),
