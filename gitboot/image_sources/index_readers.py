@@ -295,7 +295,7 @@ class SourceReader:
     def _fill_signature(self, template: SignatureTemplate, url: str) -> Signature:
         filled = {
             kind: self._check_url(fill_template(each, {"url": url}))
-            for kind in ("openpgp", "minisign", "sigstore")
+            for kind in ("openpgp", "minisign")
             if (each := getattr(template, kind)) is not None
         }
         return Signature(**filled)
