@@ -46,7 +46,7 @@ from gitboot.model.image_source import (
 )
 from gitboot.model.scalars import ArtifactUrl, Malformed, parse_artifact_url
 from gitboot.model.server import Architecture
-from gitboot.text import printable
+from gitboot.text import format_names, printable
 
 _LONGEST_READ_S: Final = 180.0  # for one index or list, besides the limits of the HTTP client
 _LARGEST_SIGNATURE: Final = 1 << 20
@@ -85,6 +85,13 @@ class SourceReader:
         self._fetcher, self._trust = fetcher, trust
         self._indexes: dict[str, VerifiedIndex] = {}
         self._lists: dict[str, Mapping[str, ListedDigest]] = {}
+        if self._spec.keys and not any(map(trust.compute_key_digest, self._spec.keys)):
+            cause = f"gitboot has no public key for {format_names(self._spec.keys)}, which may sign"
+            hint = (
+                "put the public key of the vendor into the directory of --image-keys (in CI, the variable "
+                "GITBOOT_IMAGE_KEYS names it)"
+            )
+            raise UntrustedIndex(f"the ImageSource {self._name}", cause, hint)
 
     # Indexes
 

@@ -472,6 +472,13 @@ class ImageSourceSpec:
             or (self.checksums is not None and self.checksums.is_signed)
             or any(file.signature is not None for _, file in self.files.list_files())
         )
+        if self.keys and not is_signed and self.releases.format is not IndexFormat.COREOS_STREAM:  # it names signatures
+            raise Malformed(
+                Code.COMBINATION,
+                "keys has no effect, because the source has no signature",
+                "add signature, clearSigned or listedIn to checksums or releases, or signature to the files",
+                ("keys",),
+            )
         if is_signed and not self.keys:
             raise Malformed(
                 Code.COMBINATION,

@@ -159,7 +159,7 @@ def _format_body(update: StreamUpdate) -> str:
 
 def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
     if not updates:
-        yield wrap_text("no stream has spec.follow")
+        yield wrap_text("no stream of the commit has spec.follow; commit your streams first")
     for each in updates:
         yield wrap_text(f"{each.stream}: {each.outcome.lower()}: {each.why}")
         for file in each.files:
