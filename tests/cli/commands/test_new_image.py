@@ -184,7 +184,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         (
             ("someos",),
             Exit.SOURCE,
-            "which may sign; put the public key of the vendor into the directory of --image-keys",
+            "which may sign; put the public key of the vendor into",
         ),
         (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "add VERSION"),
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "and not both"),
