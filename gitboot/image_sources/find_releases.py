@@ -1,11 +1,13 @@
-"""Find the releases of an image source, and describe the files of a release."""
+"""Find releases: read the index of a source, and select a release and its files."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -24,6 +26,7 @@ from gitboot.errors import (
     SourceUnavailable,
     UsageError,
 )
+from gitboot.fleet.yaml import parse
 from gitboot.image_sources.index_formats import (
     MAX_LIST_BYTES,
     ListedDigest,
@@ -34,9 +37,9 @@ from gitboot.image_sources.index_formats import (
 )
 from gitboot.image_sources.index_readers import SourceReader, read_document, version_values
 from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
-from gitboot.image_sources.vendor_sources import load_vendor_source
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Checksums
+from gitboot.model.fields import read
 from gitboot.model.image_source import BUILT_IN_SOURCES, ImageSource, IndexFormat, fill_template
 from gitboot.model.scalars import version_key
 from gitboot.model.server import Architecture
@@ -320,3 +323,20 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
             ReleaseFile(architecture=architecture, role=role, url=url, sha256=Digest(digest.hexdigest()), size=size)
         )
     return _describe_files(found, version, files[0][3])
+
+
+def read_vendor_document(name: str) -> bytes:
+    """Return the document of a built-in source, with its comments."""
+    return (files("gitboot.image_sources") / "vendors" / f"{name}.yaml").read_bytes()
+
+
+@cache
+def load_vendor_source(name: str) -> ImageSource:
+    """Return a built-in source."""
+    (document,) = parse(read_vendor_document(name), f"{name}.yaml").documents
+    return read(ImageSource, document.value)
+
+
+def list_vendor_sources() -> tuple[ImageSource, ...]:
+    """Return all built-in sources, sorted by name."""
+    return tuple(load_vendor_source(name) for name in BUILT_IN_SOURCES)

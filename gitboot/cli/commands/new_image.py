@@ -32,10 +32,15 @@ from gitboot.cli.terminal import format_table, show_downloads, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
 from gitboot.fleet.resources import FleetRepository
-from gitboot.image_sources.find_releases import describe_local_files, describe_oci_image, describe_urls, find_source
+from gitboot.image_sources.find_releases import (
+    describe_local_files,
+    describe_oci_image,
+    describe_urls,
+    find_source,
+    list_vendor_sources,
+)
 from gitboot.image_sources.image_builder import BuiltImage, ReleaseFinder, build_image, find_image_name, format_origin
 from gitboot.image_sources.releases import FileRole, Release, ReleaseFiles
-from gitboot.image_sources.vendor_sources import list_vendor_sources
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import Malformed, build_document_name, parse_artifact_url, parse_name
