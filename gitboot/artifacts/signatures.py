@@ -1,29 +1,31 @@
-"""Image signatures: verify the files of images with the signatures that the images name."""
+"""Image signatures: verify the files of images with the signatures that the images name, also for an instance."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from hashlib import sha256, sha512
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
+from threading import Lock
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from gitboot.artifacts.archives import read_member
-from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
+from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher, FileSigner
 from gitboot.artifacts.checksum_lists import ListedFile, read_checksum_list
 from gitboot.artifacts.downloads import CHUNK
 from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
-from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable
 from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, BootImage, Checksums, DigestOrigin, Provenance, Signature
+from gitboot.model.scalars import ArtifactUrl, split_member_url
 from gitboot.model.scalars import Path as Field
-from gitboot.model.scalars import split_member_url
 from gitboot.resolve.boot_composition import choose_download_url
+from gitboot.resolve.server_decision import BootFile
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
@@ -241,3 +243,59 @@ _LARGEST_LIST: Final = 16 << 20
 def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
     found = ((kind, getattr(signature, kind)) for kind in SignatureKind)
     return next((kind, url) for kind, url in found if url is not None)
+
+
+_NO_SIGNATURE: Final = "the stream requires a signature, and the image names no signature"
+
+
+class BootFileVerifier:
+    """Verifies the files that a fleet requires to be signed, for an instance. Several threads may use it.
+
+    gpg, the keys and the folder for copies are used only when a file has a proof.
+    """
+
+    def __init__(self, image_keys: Path | None, build_fetcher: Callable[[tuple[str, ...]], Fetcher]) -> None:
+        """``image_keys`` is a directory with keys beside those that gitboot ships. ``build_fetcher`` maps base URLs."""
+        self._directory, self._build_fetcher = image_keys, build_fetcher
+        self._keys: VendorKeys | None = None
+        self._scratch: TemporaryDirectory[str] | None = None
+        self._lock = Lock()
+
+    def verify(self, file: BootFile, known: FileSigner | None, bases: tuple[str, ...]) -> FileSigner | str:
+        """Return the trusted signer of a file, or a sentence that states why no trusted key has verified the file.
+
+        A ``known`` signer stays valid until its key is removed or changes, so the file is read only once.
+        """
+        if (proof := file.proof) is None:
+            return _NO_SIGNATURE
+        try:
+            keys = self._load_keys()
+            if known is not None and keys.compute_key_digest(known.key) == known.key_digest:
+                return known
+            # Machines fetch the file at another URL than the vendor's if it is mirrored. gitboot reads that copy.
+            url = proof.url if split_member_url(proof.url) is not None else file.url
+            artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
+            check = SignatureCheck(self._build_fetcher(bases), keys, bases[0])
+            try:
+                by = check.find_signer(artifact, proof.checksums)
+            finally:
+                check.close()
+            if by is None or (digest := keys.compute_key_digest(by.key)) is None:
+                return _NO_SIGNATURE
+            return FileSigner(key=by.key, name=by.name, key_digest=digest)
+        except UntrustedSignature as error:
+            return f"the stream requires a signature, and the file is {error}"
+        except (GitbootError, OSError) as error:
+            return f"the stream requires a signature, and gitboot cannot check it: {error}"
+
+    def _load_keys(self) -> VendorKeys:
+        with self._lock:
+            if self._keys is None:
+                self._scratch = self._scratch or TemporaryDirectory(prefix="gitboot-")
+                self._keys = VendorKeys(self._directory, Path(self._scratch.name))
+            return self._keys
+
+    def close(self) -> None:
+        with self._lock:
+            if self._scratch is not None:
+                self._scratch.cleanup()

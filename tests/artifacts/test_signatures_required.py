@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.artifacts.availability import FileSigner, Presence, Sighting, ThreadedArtifactWatch
 from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher
-from gitboot.artifacts.required_signatures import BootFileVerifier
+from gitboot.artifacts.signatures import BootFileVerifier
 from gitboot.controller.instance.assembly import watch_artifacts
 from gitboot.controller.instance.settings import ArtifactSettings, GitSettings, Settings
 from gitboot.disk_cache import DiskCache
