@@ -16,7 +16,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from gitboot.artifacts.checksum_lists import read_checksum_list
+from gitboot.artifacts.signatures import read_checksum_list
 from gitboot.errors import MalformedIndex
 from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.image_source import FilesFormat, IndexFormat

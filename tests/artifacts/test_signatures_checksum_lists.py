@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.artifacts.checksum_lists import ListedFile, read_checksum_list
+from gitboot.artifacts.signatures import ListedFile, read_checksum_list
 
 A, B, LONG = "a" * 64, "b" * 64, "c" * 128
 
