@@ -34,10 +34,15 @@ from gitboot.git.signatures import UnlistedKey, UntrustedSignature
 from gitboot.image_sources.index_formats import (
     MAX_BYTES,
     MAX_LIST_BYTES,
+    FileRole,
+    ImageSettings,
     IndexedFile,
     IndexEntry,
     IndexQuery,
     ListedDigest,
+    Release,
+    ReleaseFile,
+    ReleaseFiles,
     find_listed,
     is_prerelease,
     match_version,
@@ -45,7 +50,6 @@ from gitboot.image_sources.index_formats import (
     parse_files,
     parse_index,
 )
-from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Checksums, Signature, SignedList
 from gitboot.model.fields import read

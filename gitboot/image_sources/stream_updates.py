@@ -30,8 +30,7 @@ from gitboot.image_sources.image_builder import (
     find_image_name,
     format_origin,
 )
-from gitboot.image_sources.index_formats import is_prerelease
-from gitboot.image_sources.releases import ImageSettings, Release
+from gitboot.image_sources.index_formats import ImageSettings, Release, is_prerelease
 from gitboot.model.boot_image import BootImage, DigestOrigin, Follow, ImageStream, RequiredProvenance, Rollout
 from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import Name, version_key

@@ -10,7 +10,7 @@ import pytest
 from gitboot.artifacts.image_keys import SHIPPED_KEYS
 from gitboot.fleet.documents import parse_blob
 from gitboot.image_sources.find_releases import list_vendor_sources, load_vendor_source, read_vendor_document
-from gitboot.image_sources.releases import FileRole
+from gitboot.image_sources.index_formats import FileRole
 from gitboot.model.image_source import BUILT_IN_SOURCES, fill_template
 from tests.helpers.fleets import SHA, decision, fleet, policy, profile, server
 

@@ -26,7 +26,7 @@ from gitboot.errors import (
     UntrustedRelease,
 )
 from gitboot.image_sources.image_builder import BuiltImage, build_image
-from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
+from gitboot.image_sources.index_formats import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.model.boot_image import Checksums, DigestOrigin, Provenance, Signature
 from gitboot.model.scalars import ArtifactUrl
 from gitboot.model.server import Architecture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.errors import MalformedIndex, StaleIndex
-from gitboot.image_sources.releases import Release
+from gitboot.image_sources.index_formats import Release
 from gitboot.image_sources.stream_updates import Choice, FollowedStream, choose_release, list_followed_streams
 from gitboot.model.scalars import version_key
 from tests.helpers.cases import for_each

@@ -40,7 +40,7 @@ from gitboot.image_sources.find_releases import (
     list_vendor_sources,
 )
 from gitboot.image_sources.image_builder import BuiltImage, ReleaseFinder, build_image, find_image_name, format_origin
-from gitboot.image_sources.releases import FileRole, Release, ReleaseFiles
+from gitboot.image_sources.index_formats import FileRole, Release, ReleaseFiles
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import Malformed, build_document_name, parse_artifact_url, parse_name
