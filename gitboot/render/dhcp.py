@@ -351,6 +351,19 @@ def list_proxy_offers(decisions: Decisions, preferred: Loader | None = None) -> 
     return (each for each in list_loader_offers(decisions, preferred) if each.loader is not Output.PXELINUX)
 
 
+def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
+    """Return the URLs that are too long for the answer of a proxy, sorted."""
+    scripts = {mirror.url("boot.ipxe") for mirror in list_mirrors(decisions) if Output.IPXE in decisions.outputs}
+    loaders = {
+        mirror.loader_url(offer.path)
+        for mirror in list_mirrors(decisions)
+        for loader in (None, *list_requested_loaders(decisions))
+        for offer in list_proxy_offers(decisions, loader)
+        if offer.client.http
+    }
+    return sorted(url for url in scripts | loaders if len(url) > LONGEST_PROXY_URL)
+
+
 def _format_server(mirror: Mirror) -> str:
     """Return the last field of a boot file: the TFTP server. Without it, dnsmasq sends its own address."""
     address = mirror.address
