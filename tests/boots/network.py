@@ -15,6 +15,7 @@ import pytest
 
 from tests.boots.programs import program, running
 from tests.helpers.endpoints import eventually
+from tests.helpers.fleets import mac_of
 
 BRIDGE: Final = "br0"
 CARD: Final = "eth0"  # of a neighbour
@@ -101,7 +102,8 @@ def neighbour(name: str, address: str) -> Iterator[Neighbour]:
         assert eventually(lambda: os.readlink(host.namespace) != own)
         try:
             for link in (
-                f"link add {name} type veth peer name {CARD} netns {process.pid}",
+                # Always the same address, because the hosts of the network remember it for a while.
+                f"link add {name} type veth peer name {CARD} address {mac_of(name)} netns {process.pid}",
                 f"link set {name} master {BRIDGE} addrgenmode none up",
             ):
                 subprocess.run([program("ip"), *link.split()], check=True)
