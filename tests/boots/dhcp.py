@@ -173,7 +173,7 @@ def _proxy(generated: Path, folder: Path, strangers: Mapping[str, str], more: tu
     [block] = _PROXY.findall(PAGE.read_text())
     own = {
         "interface=eth0": f"interface={BRIDGE}",
-        "/srv/tftp  ": f"{folder}/tftp  ",
+        "/srv/tftp": f"{folder}/tftp",
         "/srv/gitboot/ops/dhcp": str(generated),
     }
     for shown, ours in own.items():

@@ -30,9 +30,9 @@ def with_other_rom(machine: Machine) -> Iterator[Machine]:
         listening.bind(path)
         listening.listen()
     chardevs = [("-chardev", f"socket,id=c{number},path={path}") for number, path in enumerate(paths)]
-    # QEMU's rx queue of the network backend has what the machine sends.
+    # QEMU's rx queue of the network backend has what the machine sends. A frame passes the last filter of it first.
     queue = "filter-redirector,netdev=n0,queue=rx,vnet_hdr_support=on"
-    filters = (("-object", f"{queue},id=f0,outdev=c0"), ("-object", f"{queue},id=f1,indev=c1"))
+    filters = (("-object", f"{queue},id=f1,indev=c1"), ("-object", f"{queue},id=f0,outdev=c0"))
     thread = threading.Thread(target=_pass_on, args=(sent, passed), daemon=True)
     thread.start()
     try:
