@@ -265,7 +265,7 @@ def _running_dhcpd(text: str, folder: Path, on: Neighbour | None = None) -> Iter
 OTHERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[None]]]] = {
     "dnsmasq": _plain_dnsmasq,
     "Kea": _plain_kea,
-    "ISC dhcpd": _plain_dhcpd,
+    "ISC-dhcpd": _plain_dhcpd,
 }
 
 
@@ -309,7 +309,7 @@ def _one_boot_file(generated: Path, folder: Path, strangers: Mapping[str, str] =
         yield
 
 
-OF_PAGE: Final[Mapping[str, Dhcp]] = {"ISC dhcpd": _dhcpd_of_page, "Kea": _kea_of_page}
+OF_PAGE: Final[Mapping[str, Dhcp]] = {"ISC-dhcpd": _dhcpd_of_page, "Kea": _kea_of_page}
 one_boot_file: Final[Dhcp] = _one_boot_file
 
 

@@ -16,7 +16,7 @@ from tests.boots.site import Site, published
 Row = Callable[[Running, float], None]
 
 GUESTS: Final = (Guest(name="http"), Guest(name="tftp", pxe=True))
-SERVERS: Final = {**OF_PAGE, "one boot file": one_boot_file}
+SERVERS: Final = {**OF_PAGE, "one-boot-file": one_boot_file}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def site(
         yield site
 
 
-@pytest.mark.parametrize("site", ["ISC dhcpd"], indirect=True)
+@pytest.mark.parametrize("site", ["ISC-dhcpd"], indirect=True)
 def test_uefi_boots_by_http_and_ipxe(site: Site, row: Row) -> None:
     with site.machine("http").on() as machine:
         row(machine, site.expects_installation(machine, "http", "gitboot", reserved=False))
@@ -40,7 +40,7 @@ def test_uefi_boots_by_pxe_and_ipxe(site: Site, row: Row) -> None:
         row(machine, site.expects_installation(machine, "tftp", "gitboot", reserved=False))
 
 
-@pytest.mark.parametrize("site", ["one boot file"], indirect=True)
+@pytest.mark.parametrize("site", ["one-boot-file"], indirect=True)
 def test_uefi_boots_by_grub_if_dhcp_has_one_boot_file(site: Site, row: Row) -> None:
     with site.machine("tftp").on() as machine:
         row(machine, site.expects_installation(machine, "tftp", "gitboot", reserved=False))

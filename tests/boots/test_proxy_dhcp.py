@@ -24,7 +24,7 @@ GUESTS: Final = (
     Guest(name="tftp", pxe=True),
     Guest(name="http"),
 )
-PROXIES: Final = {**{other: beside(other) for other in OTHERS}, "a name": proxy_at_a_name}
+PROXIES: Final = {**{other: beside(other) for other in OTHERS}, "host-name": proxy_at_a_name}
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +64,14 @@ def test_uefi_boots_by_http_and_ipxe(site: Site, row: Row) -> None:
     assert "Start HTTP Boot over IPv4" in machine.said
 
 
-@pytest.mark.parametrize("site", ["ISC dhcpd"], indirect=True)
+@pytest.mark.parametrize("site", ["ISC-dhcpd"], indirect=True)
 def test_a_server_boots_from_the_mirror_of_its_site(site: Site, row: Row) -> None:
     with site.machine("site", "nginx").on() as machine:
         row(machine, site.expects_installation(machine, "site", "nginx", reserved=False))
     assert f"{BASE_URLS['nginx']}/boot.ipxe" in machine.said
 
 
-@pytest.mark.parametrize("site", ["a name"], indirect=True)
+@pytest.mark.parametrize("site", ["host-name"], indirect=True)
 def test_bios_boots_from_a_base_url_with_a_host_name(site: Site, row: Row) -> None:
     with site.machine("card").on() as machine:
         row(machine, site.expects_installation(machine, "card", "gitboot", reserved=False))
