@@ -23,6 +23,7 @@ GUESTS: Final = (
     Guest(name="rom", uefi=False),
     Guest(name="tftp", pxe=True),
     Guest(name="http"),
+    Guest(name="grub", pxe=True, spec="loader: GRUB"),
 )
 PROXIES: Final = {**{other: beside(other) for other in OTHERS}, "host-name": proxy_at_a_name}
 
@@ -33,7 +34,7 @@ def site(
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("proxy")
     dhcp = PROXIES[request.param]
-    with published(folder, images, GUESTS, outputs="ipxe, dhcp-proxy", dhcp=dhcp, dhcp_serves_tftp=True) as site:
+    with published(folder, images, GUESTS, outputs="ipxe, grub, dhcp-proxy", dhcp=dhcp, dhcp_serves_tftp=True) as site:
         yield site
 
 
@@ -62,6 +63,14 @@ def test_uefi_boots_by_http_and_ipxe(site: Site, row: Row) -> None:
     with site.machine("http").on() as machine:
         row(machine, site.expects_installation(machine, "http", "gitboot", reserved=False))
     assert "Start HTTP Boot over IPv4" in machine.said
+
+
+@pytest.mark.parametrize("site", ["dnsmasq"], indirect=True)
+def test_one_server_gets_another_loader_than_the_others_of_its_fleet(site: Site, row: Row) -> None:
+    with site.machine("grub").on() as machine:
+        row(machine, site.expects_installation(machine, "grub", "gitboot", reserved=False))
+    assert "Welcome to GRUB!" in machine.said
+    assert "iPXE" not in machine.said
 
 
 @pytest.mark.parametrize("site", ["ISC-dhcpd"], indirect=True)
