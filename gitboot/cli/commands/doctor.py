@@ -33,7 +33,13 @@ from gitboot.jsonio import format_document
 from gitboot.model.fleet import Output
 from gitboot.publish.durable_files import is_readable_by_others
 from gitboot.publish.manifest import MANIFEST, parse_head
-from gitboot.render.dhcp import list_loader_offers, list_mirrors, list_requested_loaders
+from gitboot.render.dhcp import (
+    LONGEST_PROXY_URL,
+    list_loader_offers,
+    list_mirrors,
+    list_omitted_proxy_urls,
+    list_requested_loaders,
+)
 from gitboot.resolve.server_decision import Decisions
 from gitboot.standard_streams import style
 from gitboot.status.conditions import find_remedy
@@ -128,6 +134,7 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
             yield from of_output(output, state, servers=len(look.commit.decisions.servers))
         yield from of_credentials(credentials, look)
         yield from of_mirrors(look.commit.decisions)
+        yield from of_proxy(look.commit.decisions)
 
 
 def _format_text(results: Examined) -> str:
@@ -332,6 +339,18 @@ def of_mirrors(decisions: Decisions) -> Examination:
             yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
         else:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+
+
+def of_proxy(decisions: Decisions) -> Examination:
+    """Check that a proxyDHCP server, if the Fleet has one, can send each URL."""
+    if Output.DHCP_PROXY not in decisions.outputs:
+        return
+    omitted = list_omitted_proxy_urls(decisions)
+    if not omitted:
+        yield fine("DHCP", "the URLs are short enough for a proxyDHCP server")
+    for url in omitted:
+        message = f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration lacks {url}"
+        yield _wrong("DHCP", message, "use a shorter baseURL, or the output dhcp-dnsmasq or dhcp-kea")
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
