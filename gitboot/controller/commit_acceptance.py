@@ -190,7 +190,7 @@ class CommitAcceptor:
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
 
-        After a start, this first restores the commit that was accepted last. The caller must store the attempt in the
+        After a start, first restore the last accepted commit. The caller must store the attempt in the
         ledger and then call `adopt`.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()

@@ -48,6 +48,7 @@ class Machine:
         None  # the certificate that firmware trusts; None: Secure Boot is off
     )
     ends_at_reset: bool = False  # whether QEMU ends when the machine resets itself, so that its owner sees it
+    more: tuple[str, ...] = ()  # arguments of QEMU
 
     @property
     def console(self) -> Path:
@@ -108,6 +109,7 @@ class Machine:
         if self.disk is not None:
             yield from ("-drive", f"if=none,id=d0,format=raw,snapshot=on,file={self.disk}")
             yield from ("-device", f"virtio-blk-pci,drive=d0,bootindex={1 if self.disk_first else 2}")
+        yield from self.more
 
     def _bios(self) -> Iterator[str]:
         # Without graphics SeaBIOS, and all that prints by it, goes to the serial console.

@@ -26,7 +26,7 @@ Row = Callable[[Running, float], None]
 
 _SPEC: Final = "secureBoot: true"
 GUESTS = (
-    # Each DHCP server has its own machine. GRUB always uses the same ports, and this host still has the connections of a
+    # Each DHCP server has its own machine. GRUB always uses the same ports, and this host still has connections of a
     # machine that was switched off.
     Guest(name="tftp-dnsmasq", pxe=True, spec=_SPEC, secure_boot=VENDOR),
     Guest(name="tftp-plain-dnsmasq", pxe=True, spec=_SPEC, secure_boot=VENDOR),

@@ -37,7 +37,13 @@ from gitboot.model.fleet import Output
 from gitboot.model.server import Lifecycle, Loader
 from gitboot.publish.durable_files import is_readable_by_others
 from gitboot.publish.manifest import MANIFEST, parse_head
-from gitboot.render.dhcp import list_loader_offers, list_mirrors, list_requested_loaders
+from gitboot.render.dhcp import (
+    LONGEST_PROXY_URL,
+    list_loader_offers,
+    list_mirrors,
+    list_omitted_proxy_urls,
+    list_requested_loaders,
+)
 from gitboot.render.paths import BOOT, SIGNED_GRUB
 from gitboot.resolve.server_decision import Decisions, Host
 from gitboot.standard_streams import style
@@ -135,6 +141,7 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
         yield from of_credentials(credentials, look)
         yield from of_mirrors(look.commit.decisions)
         yield from of_secure_boot(look.commit.decisions)
+        yield from of_proxy(look.commit.decisions)
 
 
 def _format_text(results: Examined) -> str:
@@ -397,6 +404,18 @@ def _read_signature(url: str) -> bool | None:
             if len(head) >= HEAD:
                 break
     return is_signed(head[:HEAD])
+
+
+def of_proxy(decisions: Decisions) -> Examination:
+    """Check that a proxyDHCP server, if the Fleet has one, can send each URL."""
+    if Output.DHCP_PROXY not in decisions.outputs:
+        return
+    omitted = list_omitted_proxy_urls(decisions)
+    if not omitted:
+        yield fine("DHCP", "the URLs are short enough for a proxyDHCP server")
+    for url in omitted:
+        message = f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration lacks {url}"
+        yield _wrong("DHCP", message, "use a shorter baseURL, or the output dhcp-dnsmasq or dhcp-kea")
 
 
 def _of_room(place: Path, *, files: int) -> Examination:

@@ -283,7 +283,7 @@ def format_origin(provenance: Provenance | None) -> str:
 
 
 def format_file_claim(claim: FileClaim) -> str:
-    """Return what an image claims about the digest of a file, and the result of a check of the signature."""
+    """Return the provenance of a digest as the image states it, and the result of the signature check."""
     origin, claimed = format_origin(claim.claimed), claim.claimed
     shown = f"claims: {origin}" if claimed is not None else origin
     is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED

@@ -112,7 +112,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
-        assert item["why"] == "the Fleet names no ledger, and another instance may set the same BMC"
+        assert item["why"] == "the Fleet does not name a ledger, so another instance may change the same BMC"
         assert item["hint"].startswith(f"provisioning: {{ledger: {rack.ledger()}}}  # ")
         assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
         with rack.running():

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from gitboot.cli.commands import doctor
-from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_state, of_the_clock
+from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_proxy, of_state, of_the_clock
 from gitboot.cli.main import Exit
 from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
-from tests.helpers.fleets import uuid_of
+from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
 from tests.helpers.instance_with_bmcs import Rack, typed
 
 
@@ -95,6 +95,18 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
     said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
     (tmp_path / "boot.ipxe").rename(rack.output / "boot/boot.ipxe")
     assert "failed   DHCP" in said and "    curl -I http://127.0.0.1:" in said
+
+
+def test_a_url_that_does_not_fit_in_the_answer_of_a_proxy_is_named() -> None:
+    seed = (image("web-1"), profile("web", "web-1"), policy("web", "All"), server("web01"))
+    base_url = f"http://boot.test/{'a' * 100}"
+    for outputs in ("ipxe, dhcp-proxy", "ipxe, dhcp-kea"):
+        decisions = decided(fleet(f"baseURL: '{base_url}', outputs: [{outputs}]"), *seed)
+        named = [(each.health, each.message.rpartition("/")[2]) for each in of_proxy(decisions)]
+        files = ("ipxe-aarch64.efi", "snponly-x86_64.efi", "undionly.kpxe")
+        assert named == [("failed", file) for file in files if "proxy" in outputs]
+    short = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, dhcp-proxy]"), *seed)
+    assert [each.health for each in of_proxy(short)] == ["ok"]
 
 
 def test_credentials_that_may_not_be_sent_to_a_bmc_of_a_document_are_named(rack: Rack, tmp_path: Path) -> None:
