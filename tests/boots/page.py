@@ -23,6 +23,7 @@ _TELLING: Final = re.compile(
     r"gitboot: |BOOTED |inventory: |Start (?:PXE|HTTP)|Welcome to GRUB|^iPXE \d|PXELINUX|No more network"
     r"|bad shim signature|Access Denied"
 )
+_PLACE: Final = re.compile(r" from \S+(?=: Access Denied)")  # a long URL before the reason
 _WIDEST: Final = 118
 _MOST_LINES: Final = 14
 
@@ -55,7 +56,7 @@ def key_of(nodeid: str) -> tuple[str, str, str]:
 
 
 def _excerpt(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if _TELLING.search(line)]
+    lines = [_PLACE.sub("", line.strip()) for line in said.splitlines() if _TELLING.search(line)]
     shown = [line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…" for line in dict.fromkeys(lines)]
     return "\n".join(shown[:_MOST_LINES])
 

@@ -150,7 +150,7 @@ def test_uefi_rejects_a_program(
 ) -> None:
     assets = site.folder / "output/boot/assets"
     loaders = {"the iPXE of Debian": "snponly-x86_64.efi", "the GRUB of gitboot": "grub-x86_64.efi"}
-    path = f"loaders/{loaders[what]}" if what in loaders else f"{tmp_path.name}.efi"
+    path = f"loaders/{loaders[what]}" if what in loaders else "rejected.efi"
     if what in rejected_ukis:
         (assets / path).write_bytes(rejected_ukis[what].read_bytes())
     trusted: Path | Literal["vendor"] = own_key.certificate if what in rejected_ukis else VENDOR
