@@ -260,6 +260,16 @@ def test_packages_of_another_architecture_are_read_from_the_folder_where_they_we
     assert (tmp_path / "assets/loaders/undionly.kpxe").read_text() == "contents of usr/lib/ipxe/undionly.kpxe"
 
 
+def test_the_first_system_that_has_a_loader_wins(tmp_path: Path, system: Path) -> None:
+    newer = tmp_path / "debian13"
+    grub = newer / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
+    grub.parent.mkdir(parents=True)
+    grub.write_text("with HTTP")
+    place(tmp_path / "out", tmp_path / "tftp", BASE, lambda _: None, systems=[newer, system])
+    assert (tmp_path / "tftp/loaders/grubx64.efi").read_text() == "with HTTP"
+    assert (tmp_path / "tftp/loaders/shimx64.efi").read_text().startswith("contents of ")
+
+
 def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path), "--base-url", "boot.test"])
     assert isinstance(done.exception, UsageError)
