@@ -224,3 +224,17 @@ def test_p4_a_server_that_cannot_boot_under_secure_boot_is_a_warning(
     found = decided(image("flatcar-1"), policy("web"), files=files).warnings
     assert [(each.path, each.message) for each in found if each.code == Code.SECURE_BOOT] == expected, case
     assert {each.severity for each in found} <= {Severity.WARNING}
+
+
+def test_p4_validate_and_diff_warn_of_a_server_that_cannot_boot_under_secure_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository.create(tmp_path)
+    for spec in ("loader: GRUB", "loader: GRUB, secureBoot: true"):
+        documents = (fleet(), server("web01", "role: web", spec), *SEED[2:])
+        repository.push({"fleet.yaml": "---\n".join(documents)})
+    monkeypatch.chdir(repository.work)
+    for done in (typed("validate", "."), typed("diff", "HEAD~..HEAD")):
+        assert done.code == 0, done
+        assert "GB2031" in done.out and BUILT in " ".join(done.out.split()), done.out
+    assert "GB2031" not in typed("diff", "HEAD..HEAD~").out
