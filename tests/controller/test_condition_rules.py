@@ -23,7 +23,7 @@ from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Revision
-from gitboot.git.clone import Source
+from gitboot.git.clone import BranchMismatch, Source
 from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars import SystemUuid
@@ -86,9 +86,11 @@ STOPPED = Knowledge(
 )
 DOUBTED = Facts(identity=MINE, initialised="adopt", doubt="RestoredLedger")
 UNFETCHED = "git@forge.example.net:fleet.git: connection refused"
-RENAMED = (
+RENAMED = BranchMismatch(
     "DefaultBranchChanged",
-    "git@forge.example.net:fleet.git names trunk as its default branch now, and gitboot continues to follow main",
+    "the default branch of git@forge.example.net:fleet.git is now trunk, but gitboot still follows main",
+    "trunk",
+    "main",
 )
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="the field spec.power is not supported yet")
 PIN = OptOut(
@@ -292,7 +294,11 @@ def same(state: InstanceState) -> InstanceState:
             "a list that cannot be signed",
             with_(
                 signed_list=structs.replace(
-                    LIST, failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file")
+                    LIST,
+                    failure=(
+                        "KeyUnreadable",
+                        "/etc/gitboot/list-keys/publication.key cannot be read: No such file or directory",
+                    ),
                 )
             ),
             "SignedListCurrent",
@@ -304,7 +310,10 @@ def same(state: InstanceState) -> InstanceState:
                 signed_list=structs.replace(
                     LIST,
                     expires=None,
-                    failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file"),
+                    failure=(
+                        "KeyUnreadable",
+                        "/etc/gitboot/list-keys/publication.key cannot be read: No such file or directory",
+                    ),
                 )
             ),
             "SignedListCurrent",
@@ -369,7 +378,7 @@ def same(state: InstanceState) -> InstanceState:
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
         (
             "it does not",
-            with_(unwritable="/var/lib/gitboot/ledger.sqlite: database or disk is full"),
+            with_(unwritable="/var/lib/gitboot/ledger.sqlite: the ledger cannot be written (database or disk is full)"),
             "LedgerWritable",
             (False, "Failed"),
         ),
