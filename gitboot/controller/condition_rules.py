@@ -41,8 +41,8 @@ from gitboot.text import format_count, format_names, format_rest
 _DOUBTS: Final = {
     "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
     "from it. gitboot installs no server until you state which records are correct, with gitboot records begin",
-    "ForeignLedger": "the files in OUTPUT were published by another instance, and the ledger of this instance does not "
-    "know what that instance installed. gitboot installs no server until you resolve this",
+    "ForeignLedger": "the files in OUTPUT were published with another ledger, so the ledger of this instance does not "
+    "know what was installed. gitboot installs no server until you resolve this",
     "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger, which does not know which servers are "
     "installed. gitboot installs no server until you state which are, with gitboot records begin",
 }

@@ -157,9 +157,11 @@ _ACT: Final = (
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
 _ADOPT: Final = "if every server already has the installation that Git describes"
 _TAKE_OVER: Final = (
-    f"{_LAST_RECORDS}  # only if this instance replaces the other one: stop the other instance, then run this to load "
-    f"its last records. If that folder has no records, use adopt instead of the folder {_ADOPT}. If the other instance "
-    "is still in use, "
+    f"If this instance replaces the one with the other ledger, make sure that the other one is stopped, then run this "
+    f"to load its last records. If that folder has no records, use adopt instead of the folder {_ADOPT}"
+)
+_FOREIGN_OUTPUT: Final = (
+    f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
 )
 _BRANCH: Final = (
     "gitboot run … --rev BRANCH  # restart gitboot run once with the name of the branch to follow. gitboot remembers "
@@ -454,7 +456,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "Published",
-        {"ForeignTree": f"{_TAKE_OVER}restart gitboot run with another --out", ANY: _RETRY},
+        {"ForeignTree": _FOREIGN_OUTPUT, ANY: _RETRY},
         (Alert("GitbootNotPublished", "critical", "5m"),),
         event="PublishFailed",
     ),
@@ -475,7 +477,7 @@ _TYPES: Final = (
                 f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records, use "
                 f"adopt instead of the folder {_ADOPT}"
             ),
-            "ForeignLedger": f"{_TAKE_OVER}restart gitboot run with another --out",
+            "ForeignLedger": _FOREIGN_OUTPUT,
             "NewLedger": (
                 "gitboot records begin adopt --state STATE  # first check that STATE is the right folder. Run this "
                 f"{_ADOPT}. If you have exported records, use their file instead of adopt. If no server is installed, "
@@ -561,7 +563,10 @@ _TYPES: Final = (
         "TargetsCurrent",
         {
             "Behind": _EVENTS,
-            "ForeignTree": f"{_TAKE_OVER}restart gitboot run with another --target",
+            "ForeignTree": (
+                f"{_LAST_RECORDS}  # if the target is the wrong one, restart gitboot run with another --target. "
+                f"{_TAKE_OVER}"
+            ),
             "TransitionOverdue": (
                 "gitboot reconcile --state STATE  # fix the error in the message or in gitboot events, then run this "
                 "to retry now"

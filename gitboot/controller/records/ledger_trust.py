@@ -163,14 +163,14 @@ class Beginning(StrEnum):
     """The records with which an operator initializes a ledger."""
 
     FRESH = "fresh"  # no server is installed: every server with provision 1 or more will be installed
-    ADOPT = "adopt"  # every server is installed as Git wants it
+    ADOPT = "adopt"  # every server has the installation that Git describes
     AS_RECORDED = "as-recorded"  # the records in this ledger are correct
     RECORDS = "records"  # the records in an exported file are correct
 
 
 _BEGINNING_TEXTS = {
     Beginning.FRESH: "no server installed",
-    Beginning.ADOPT: "every server installed as Git wants it",
+    Beginning.ADOPT: "every server installed as Git describes it",
     Beginning.AS_RECORDED: "its own records",
     Beginning.RECORDS: "exported records",
 }
