@@ -41,8 +41,12 @@ def format_share(number: int, of: int) -> str:
     """Format a count with its percentage. A count above 0 is never shown as 0 %."""
     if not number or not of:
         return f"{number:,}"
+    return f"{number:,} ({_format_percent(number, of)})"
+
+
+def _format_percent(number: int, of: int) -> str:
     percent = number * 100 / of
-    return f"{number:,} ({'<1' if percent < 1 else f'{percent:.0f}'} %)"
+    return f"{'<1' if percent < 1 else f'{percent:.0f}'} %"
 
 
 def format_value(value: Any) -> str:
@@ -221,7 +225,7 @@ def format_exceeded_limit(trip: Trip) -> str:
     nouns = {noun: f"{number} {noun}{'' if (trip.of or trip.number) == 1 else 's'}" for noun in _COUNTED}
     text = _EXCEEDED[trip.what].format(**nouns)
     area = "" if trip.area == "all" else f" in {trip.area}"
-    share = f", {format_share(trip.number, trip.of)}" if trip.percent and trip.of else ""
+    share = f", {_format_percent(trip.number, trip.of)}" if trip.percent and trip.of else ""
     return f"{text}{area}{share} ({guard})"
 
 
