@@ -687,7 +687,7 @@ def format_acknowledgement(candidate: Candidate) -> str:
     verdict = candidate.verdict
     ways = [f"run {format_approval(verdict.digest)}"]
     if candidate.heeds_lines and (lines := _acknowledging_lines(verdict, candidate.need)):
-        ways.insert(0, f"add {format_ack_advice(lines, candidate)}")
+        ways.insert(0, f"add the line {' '.join(lines)} to {describe_ack_message(candidate)}")
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         steps = "; ".join(
             f"{revision[:12]}: {' '.join(_acknowledging_lines(step, candidate.need)) or 'gitboot approve'}"
@@ -697,11 +697,10 @@ def format_acknowledgement(candidate: Candidate) -> str:
     return f"To let it through, {'. Or '.join(ways)}"
 
 
-def format_ack_advice(lines: Sequence[str], candidate: Candidate | None) -> str:
-    """Return which lines acknowledge a held commit, and in which commit message they count."""
-    need = candidate.need if candidate is not None else None
-    is_signed = need is ReinstallsNeed.SIGNED and any(Guard.MAX_REINSTALLS in line.split() for line in lines)
-    return f"the line {' '.join(lines)} in the message of a {'signed' if is_signed else 'new'} commit"
+def describe_ack_message(candidate: Candidate) -> str:
+    """Return in which commit message a line can acknowledge a held commit."""
+    is_signed = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in candidate.verdict.holding
+    return f"the message of a {'signed' if is_signed else 'new'} commit"
 
 
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from msgspec import structs
 from gitboot.artifacts.availability import Presence, is_withheld
 from gitboot.controller.bmcs.schedule import BmcState
 from gitboot.controller.commit_acceptance import (
+    describe_ack_message,
     find_untrusted_commit,
     format_accepted,
-    format_ack_advice,
     format_acknowledgement,
     format_held,
     format_rejected,
@@ -42,7 +42,8 @@ _DOUBTS: Final = {
     "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
     "from it. gitboot installs no server until you state which records are correct, with gitboot records begin",
     "ForeignLedger": "the files in OUTPUT were published with another ledger, so the ledger of this instance does not "
-    "know what was installed. gitboot installs no server until you resolve this",
+    "know what was installed. gitboot installs no server until you choose another --out, or state what is installed, "
+    "with gitboot records begin",
     "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger, which does not know which servers are "
     "installed. gitboot installs no server until you state which are, with gitboot records begin",
 }
@@ -188,8 +189,10 @@ def _remedy(
             f". If another site managed {it} before, run gitboot records hand-over there, and gitboot records "
             "take-over here with its output"
         )
-    if found is not None and condition.reason == "GuardTripped" and (held := state.attempt.held) and held.lines:
-        found += f". Or approve it in Git, with {format_ack_advice(held.lines, state.attempt.candidate)}"
+    held, candidate = state.attempt.held, state.attempt.candidate
+    if found is not None and condition.reason == "GuardTripped" and held and held.lines and candidate is not None:
+        message = describe_ack_message(candidate)
+        found += f". Or approve it in Git: add the Gitboot-Ack line that gitboot status prints to {message}"
     return found
 
 
@@ -241,14 +244,14 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
         message = (
             f"the branch was rewritten (force push?) and no longer contains commit {commit}, which had removed the "
             f"install boots of {servers}. The branch may ask to install them again, which erases their disks. gitboot "
-            f"still withholds these boots. "
+            "still withholds these boots. "
         )
         message += (
             f"Push commit {commit} again to keep them removed. If you push any other new commit, gitboot serves the "
             "install boots that this commit has"
             if gone.is_here
-            else f"It goes on until the branch contains commit {commit} again, because gitboot has lost its copy of "
-            "this commit"
+            else f"This ends only when the branch contains commit {commit} again, because gitboot no longer has a copy "
+            "of this commit to compare others with"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 

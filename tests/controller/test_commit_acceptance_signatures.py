@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +71,9 @@ def refusal(parts: Parts) -> str:
     (problem,) = status.problems
     (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
     assert (problem.code, condition.status, condition.reason) == (Code.UNTRUSTED, False, "Untrusted")
-    assert condition.remedy is not None and status.attempted is not None and status.attempted in condition.remedy
+    assert condition.remedy is not None
+    words = shlex.split(condition.remedy, comments=True)
+    assert words[:-1] == ["git", "log", "--show-signature", "-1"] and words[-1][:12] in problem.message
     return problem.message
 
 

@@ -600,8 +600,8 @@ def failed(*servers: str) -> dict[str, InstallAttempt]:
         (
             ("web01", "web02"),
             'the installation of these servers failed: web01 (10.0.0.7 reported "no disk found" at '
-            '2026-11-20T12:00:00Z), web02 (10.0.0.7 reported "no disk found" at 2026-11-20T12:00:00Z). gitboot will not '
-            "install them again automatically",
+            '2026-11-20T12:00:00Z), web02 (10.0.0.7 reported "no disk found" at 2026-11-20T12:00:00Z). gitboot will '
+            "not install them again automatically",
             "gitboot records set web01 web02 pending --state STATE --reason '…'  # fix the cause of the failure, then "
             "run this: gitboot then erases the disks of these servers and installs them again. For a server that is "
             "installed despite the failure, use provisioned instead of pending",
@@ -714,7 +714,10 @@ def test_a_remedy_has_the_names_and_the_folder_that_gitboot_knows(
     assert find_condition(change(FINE), type).remedy == remedy
 
 
-@for_each(("is_here", "expected"), [(True, "If you push any other new commit"), (False, "has lost its copy")])
+@for_each(
+    ("is_here", "expected"),
+    [(True, "If you push any other new commit"), (False, "This ends only when the branch contains")],
+)
 def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: bool, expected: str) -> None:
     gone = MissingCommit(Revision("0" * 40), 2, is_here=is_here)
     found = find_condition(

@@ -347,7 +347,7 @@ def test_another_machine_is_accepted_by_the_command_that_get_prints(rack: Rack) 
     rack.push()
     rack.once(*rack.spooling, records="fresh")
     (shown,) = get(rack, "-o", "json").json["items"]
-    assert shown["why"].startswith("AnotherMachine: the BMC shows UUID")
+    assert shown["why"].startswith("AnotherMachine: the BMC reports UUID")
     assert "gitboot bmc resolve web01 --same" in shown["hint"]
     assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: accepted the machine")
     rack.once(*rack.spooling)
