@@ -243,15 +243,14 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
         commit, servers = gone.commit[:12], format_count(gone.servers, "server")
         message = (
             f"the branch was rewritten (force push?) and no longer contains commit {commit}, which had removed the "
-            f"install boots of {servers}. The branch may ask to install them again, which erases their disks. gitboot "
-            "still withholds these boots. "
+            f"install boots of {servers}. gitboot still withholds these boots, because they erase disks. "
         )
         message += (
-            f"Push commit {commit} again to keep them removed. If you push any other new commit, gitboot serves the "
-            "install boots that this commit has"
+            f"If you push commit {commit} again, they stay removed. If you push any other new commit, gitboot serves "
+            "the install boots that the new commit has"
             if gone.is_here
-            else f"This ends only when the branch contains commit {commit} again, because gitboot no longer has a copy "
-            "of this commit to compare others with"
+            else f"It withholds them until the branch contains commit {commit} again. Other new commits do not change "
+            "this, because gitboot no longer has a copy of that commit"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 
@@ -465,7 +464,11 @@ def _describe_request(seen: StepEvidence) -> str:
 
 def _describe_failure(failure: Failure) -> str:
     when, last = format_instant(failure.at), failure.log.splitlines()[-1:]
-    return f'{failure.client} reported "{last[0]}" at {when}' if last else f"{failure.client} reported it at {when}"
+    return (
+        f'{failure.client} reported "{last[0]}" at {when}'
+        if last
+        else f"{failure.client} reported the failure at {when}"
+    )
 
 
 def _describe_publish_failure(reason: str, error: str, applied: str | None) -> str:
@@ -489,7 +492,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
         ]
         message = (
             f"gitboot withholds these boots until their files are available: {_some(boots)}. gitboot checks the files "
-            "again by itself"
+            "again automatically"
         )
         yield "ArtifactsPresent", False, "Missing", message
     if withheld or sightings is None:
@@ -521,7 +524,7 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
                 if reason == "Overdue":
                     detail = _describe_progress(state.find_overdue(at)[name])
                 text = one.replace("NAME", name).replace("DETAIL", detail)
-            texts.append(text)
+            texts.append(f"{text[0].upper()}{text[1:]}" if texts and not text.startswith("gitboot") else text)
         them = "it" if len({name for servers in found.values() for name in servers}) == 1 else "them"
         message = f"{'. '.join(texts)}. gitboot will not install {them} again automatically"
         return "InstallsCompleted", False, next(iter(found)), message

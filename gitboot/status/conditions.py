@@ -630,11 +630,11 @@ _TYPES: Final = (
                 "then sets the override again, and this boot can erase the disks of SERVER"
             ),
             "Overdue": (
-                f"{_ASK}  # fix the error, then run this to retry now. If this BMC no longer exists, correct "
+                f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, correct "
                 "bmc.address in the Server document. Then run gitboot bmc resolve SERVER --consumed --state STATE "
                 "--reason '…', and gitboot stops trying"
             ),
-            "Stalled": f"{_ASK}  # fix the error, then run this to retry now",
+            "Stalled": f"{_ASK}  # fix the cause, then run this to retry now",
             "Unsupported": (
                 "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the profile "
                 "and the policy of SERVER. In the policy, choose a method or an override that the BMC supports"

@@ -478,7 +478,7 @@ def test_finding_r11_a_commit_is_rejected_until_the_overlap_of_its_maintenances_
     reconcile_once(parts, 1)
     assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
     (problem,) = parts.reconciler.status.problems
-    assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z; Maintenance/a is in" in problem.message
+    assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z. Both apply to web00" in problem.message
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == due
     assert parts.reconciler.reconcile(due - timedelta(seconds=1)) == due
     assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))

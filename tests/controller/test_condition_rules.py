@@ -82,7 +82,10 @@ FINE = InstanceState(
     fetched=Fetched(),
 )
 TARGET = TargetStatus(name="s3://boots", commit="c0ffee")
-LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
+KEYS = "/etc/gitboot/list-keys"
+LIST = SignedListState(
+    signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61), key_folder=KEYS
+)
 STOPPED = Knowledge(
     facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False))
 )
@@ -700,7 +703,9 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
         ),
         (
             with_(
-                signed_list=structs.replace(LIST, failure=("KeyUnreadable", "m"), key_folder="/etc/gitboot/list-keys")
+                signed_list=structs.replace(
+                    LIST, failure=("KeyUnreadable", f"{KEYS}/publication.key cannot be read: Permission denied")
+                )
             ),
             "SignedListCurrent",
             "ls -l /etc/gitboot/list-keys  # if a file is missing, copy it from the host that has root.key. Only the "
@@ -716,7 +721,7 @@ def test_a_remedy_has_the_names_and_the_folder_that_gitboot_knows(
 
 @for_each(
     ("is_here", "expected"),
-    [(True, "If you push any other new commit"), (False, "This ends only when the branch contains")],
+    [(True, "If you push any other new commit"), (False, "until the branch contains")],
 )
 def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: bool, expected: str) -> None:
     gone = MissingCommit(Revision("0" * 40), 2, is_here=is_here)

@@ -405,7 +405,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
             reconcile_at(parts, seconds)
             assert_is_gone(parts, revert)
             message = getattr(history_kept(parts), "message", "")
-            assert ("only when the branch contains commit" in message) == loses_clone
+            assert ("until the branch contains commit" in message) == loses_clone
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         assert [each.facts["commit"] for each in parts.events if each.type == "CommitMissing"] == [revert]
     rewinding = structs.replace(LOOSE, allow_rewind=True)
