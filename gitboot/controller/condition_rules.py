@@ -36,7 +36,7 @@ from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS
 from gitboot.status.conditions import LOCKED_LEDGER, Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
-from gitboot.text import format_count, format_names, format_rest
+from gitboot.text import format_age, format_count, format_names, format_rest
 
 _DOUBTS: Final = {
     "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
@@ -69,7 +69,7 @@ _UNFINISHED_BOOTS: Final = {
     "Failed": ("the installation of NAME failed: DETAIL", "the installation of these servers failed: NAMES"),
     "Overdue": (
         "the installation of NAME has made no progress since DETAIL",
-        "the installation of these servers has made no progress for more than MINUTES: NAMES",
+        "the installation of these servers has made no progress for more than DURATION: NAMES",
     ),
 }
 _LATE: Final = timedelta(minutes=5)
@@ -515,10 +515,10 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
 
 def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     if found := _unproven(state, at):
-        texts, minutes = [], format_count(state.longest_step // timedelta(minutes=1), "minute")
+        texts, duration = list[str](), format_age(state.longest_step.total_seconds())
         for reason, servers in found.items():
             one, several = _UNFINISHED_BOOTS[reason]
-            text = several.replace("MINUTES", minutes).replace("NAMES", _each(servers))
+            text = several.replace("DURATION", duration).replace("NAMES", _each(servers))
             if len(servers) == 1:
                 ((name, detail),) = servers.items()
                 if reason == "Overdue":
