@@ -254,7 +254,7 @@ def test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_
         reconcile_once(parts, 2)
         assert applied(parts) == before
         (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
-        assert "in the message of a signed commit" in event.message
+        assert "to the message of a signed commit" in event.message
         signed = people["ada"].commit(work, message=f"Fine\n\n{lines}")
         reconcile_once(parts, 3)
         assert applied(parts) == signed
