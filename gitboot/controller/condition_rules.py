@@ -134,6 +134,8 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
     }
     if (output := state.knowledge.facts.output) is not None:
         values["OUTPUT"] = output
+    if (spool := state.knowledge.facts.spool) is not None:
+        values["SPOOL"] = spool
     if (problem := find_untrusted_commit(state.attempt)) is not None:
         values["UNTRUSTED"] = problem
     if (gone := state.attempt.gone) is not None:
@@ -198,7 +200,9 @@ def _remedy(
 
 def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
-    stays = f". gitboot still serves commit {attempt.accepted.revision[:12]}" if attempt.accepted is not None else ""
+    served = attempt.accepted.revision[:12] if attempt.accepted is not None else None
+    stays = f". gitboot still serves commit {served}" if served is not None else ""
+    until_then = f". Until then, gitboot serves commit {served}" if served is not None else ""
     if attempt.trouble is not None:
         reason, message = attempt.trouble
         message = f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. gitboot will retry automatically"
@@ -237,7 +241,7 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
             "CommitAccepted",
             False,
             "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            f"{format_rejected(attempt)}{stays}",
+            f"{format_rejected(attempt)}{until_then if attempt.is_unevaluated else stays}",
         )
     if (gone := attempt.gone) is not None and gone.servers:
         commit, servers = gone.commit[:12], format_count(gone.servers, "server")

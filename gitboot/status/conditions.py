@@ -155,10 +155,10 @@ _ACT: Final = (
     "Fleet with this one"
 )
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
-_ADOPT: Final = "if every server already has the installation that Git describes"
+_ADOPTED: Final = "every server already has the installation that Git describes"
 _TAKE_OVER: Final = (
     f"If this instance replaces the one with the other ledger, make sure that the other one is stopped, then run this "
-    f"to load its last records. If that folder has no records, use adopt instead of the folder {_ADOPT}"
+    f"to load its last records. If that folder has no records and {_ADOPTED}, use adopt instead of the folder"
 )
 _FOREIGN_OUTPUT: Final = (
     f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
@@ -246,8 +246,8 @@ _TYPES: Final = (
                 "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # stop gitboot serve on HOST, then run this"
             ),
             "Stopped": (
-                "gitboot allow-installs --state STATE  # ask the person that the message names, then run this. Pending "
-                "installations then start and erase disks"
+                "gitboot allow-installs --state STATE  # ask the person who stopped these boots, then run this. "
+                "Pending installations then start and erase disks"
             ),
             "StoppedByFleet": (
                 "git grep -n stopped:  # run this in a clone of the fleet repository. Ask the author of the line, then "
@@ -474,19 +474,19 @@ _TYPES: Final = (
         "RecordsVerified",
         {
             "DamagedLedger": (
-                f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records, use "
-                f"adopt instead of the folder {_ADOPT}"
+                f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
+                f"{_ADOPTED}, use adopt instead of the folder"
             ),
             "ForeignLedger": _FOREIGN_OUTPUT,
             "NewLedger": (
                 "gitboot records begin adopt --state STATE  # first check that STATE is the right folder. Run this "
-                f"{_ADOPT}. If you have exported records, use their file instead of adopt. If no server is installed, "
-                "use fresh instead: gitboot then erases the disks of all servers and installs them"
+                f"if {_ADOPTED}. If you have exported records, use their file instead of adopt. If no server is "
+                "installed, use fresh instead: gitboot then erases the disks of all servers and installs them"
             ),
             "RestoredLedger": (
-                f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records, use "
-                f"adopt instead of the folder {_ADOPT}, or as-recorded if no server was installed after the copy was "
-                "made"
+                f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
+                f"{_ADOPTED}, use adopt instead of the folder. If no server was installed after the copy was made, use "
+                "as-recorded"
             ),
             "UnverifiedServers": _RECORD,
         },
