@@ -273,7 +273,7 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
     if not fields:
         return ""
     line = f"reports: {{{', '.join(fields)}}}"
-    return f". If this BMC belongs to the server, add {line} under bmc in the document. If not, correct bmc.address"
+    return f". If this BMC belongs to the server, you can add {line} under bmc in the Server document"
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):

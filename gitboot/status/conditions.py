@@ -613,8 +613,8 @@ _TYPES: Final = (
         {
             "AnotherMachine": (
                 "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # run this only if the BMC belongs to "
-                "SERVER, for example after its mainboard was replaced. You can add reports to the Server document "
-                "instead. If the BMC belongs to another machine, correct bmc.address in the document"
+                "SERVER, for example after its mainboard was replaced. If it belongs to another machine, correct "
+                "bmc.address in the Server document instead"
             ),
             "Contended": f"{_ASK}  # find and stop what else changes the boot override, then run this",
             "ForeignMedium": (
