@@ -538,7 +538,7 @@ def test_e25_another_machine_is_a_condition_that_names_both(site: Site) -> None:
     another_answers(site)
     site.apply()
     assert get_bmc_message(site).startswith(
-        f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"'
+        f'AnotherMachine: the BMC reports UUID {uuid_of("another")}, serial "CZ29200XYZ"'
     )
     assert uuid_of("web01") in get_bmc_message(site)
     assert (site.patches, site.states) == (0, {})
@@ -943,7 +943,7 @@ def test_of_two_instances_that_were_begun_as_fresh_only_one_sets_a_bmc(
         assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
         standing = other.instance.reconciler.state
         (told,) = [each for each in standing.conditions if each.type == "InstallsCompleted"]
-        assert told.reason == "NeedsOperator" and "or were set by another instance" in told.message
+        assert told.reason == "NeedsOperator" and "or another instance set it" in told.message
         given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
         other.request("resolve", **given, consumed=False, key="provision/1")
         plan = other.plan()
