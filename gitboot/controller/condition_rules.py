@@ -62,9 +62,9 @@ _UNFINISHED_BOOTS: Final = {
         "the transfer completed: NAMES",
     ),
     "NeedsOperator": (
-        "gitboot does not know whether NAME was installed: its boot override is gone, or another instance set it",
-        "gitboot does not know whether these servers were installed, because their boot overrides are gone or another "
-        "instance set them: NAMES",
+        "gitboot does not know whether NAME was installed. Its boot override is gone, or was set by another instance",
+        "gitboot does not know whether these servers were installed, because their boot overrides are gone, or were "
+        "set by another instance: NAMES",
     ),
     "Failed": ("the installation of NAME failed: DETAIL", "the installation of these servers failed: NAMES"),
     "Overdue": (
@@ -194,7 +194,7 @@ def _remedy(
     held, candidate = state.attempt.held, state.attempt.candidate
     if found is not None and condition.reason == "GuardTripped" and held and held.lines and candidate is not None:
         message = describe_ack_message(candidate)
-        found += f". Or approve it in Git: add the Gitboot-Ack line that gitboot status prints to {message}"
+        found += f". Or approve it in Git: gitboot status prints a Gitboot-Ack line. Write this line into {message}"
     return found
 
 
@@ -350,7 +350,8 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     documents = "documents" if len(without) > 1 else "document"
     bmcs = f", or add a BMC to the Server {documents} of {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
-        bmcs += f", or name a ledger in the Fleet, so that gitboot sets overrides for {_some(plans.unseen - without)}"
+        others = _some(plans.unseen - without)
+        bmcs += f", or name a ledger in the Fleet: gitboot then sets boot overrides for {others}, and sees their use"
     message = (
         f"gitboot does not install {_some(plans.unseen)}, because it has no way to see whether this server boots"
         if len(plans.unseen) == 1
@@ -437,13 +438,13 @@ def _describe_unknown_runs(plans: Plans, serves: Mapping[str, StepEvidence]) -> 
     if len(serves) == 1:
         ((name, seen),) = serves.items()
         return (
-            f"gitboot does not know whether {name} got the boot of {boots[name]}: {_describe_request(seen)}, but the "
-            "endpoint did not record whether the transfer completed. gitboot will not serve this boot again"
+            f"gitboot does not know whether {name} got the boot files of {boots[name]}: {_describe_request(seen)}, but "
+            "the endpoint did not record whether the transfer completed. gitboot will not serve these files again"
         )
     details = {name: f"{boots[name]}: {_describe_request(seen)}" for name, seen in serves.items()}
     return (
-        "gitboot does not know whether these servers got the boot of their maintenance, because the endpoint did not "
-        f"record whether the transfer completed: {_each(details)}. gitboot will not serve these boots again"
+        "gitboot does not know whether these servers got the boot files of their maintenance, because the endpoint did "
+        f"not record whether the transfer completed: {_each(details)}. gitboot will not serve these files again"
     )
 
 
@@ -687,7 +688,7 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         due = format_instant(first.overdue_since or at)
         message = (
             f"gitboot could not update the target {first.name}{others} for a change that was due at {due}, such as the "
-            f"end of a maintenance window. Machines that boot from it may still get the boots of that window{why}"
+            f"end of a maintenance window. Machines that boot from there may still boot the maintenance image{why}"
         )
         yield "TargetsCurrent", False, "TransitionOverdue", message
     elif failing:
@@ -757,9 +758,9 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if names:
         boots = "this server boots" if len(names) == 1 else "these servers boot"
         message = (
-            "since the upgrade, OUTPUT no longer contains the one-time boots of "
-            f"{format_count(len(names), 'server')} ({format_names(names, _MAX_NAMED)}), because mirrors of OUTPUT do "
-            f"not record who fetched a file. Until you set an endpoint in the Fleet, {boots} from disk"
+            f"{format_names(names, _MAX_NAMED)}: {boots} from disk until you set an endpoint in the Fleet. Since the "
+            "upgrade, gitboot does not write one-time boots to OUTPUT, because a mirror of OUTPUT does not record who "
+            "fetched a file"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
@@ -767,7 +768,7 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         boots, their = ("This server boots", "its") if count == 1 else ("These servers boot", "their")
         message = (
             f"{format_count(count, 'server')} cannot get {their} one-time boots. The target {lacking[0].name} cannot "
-            "serve them, because it does not record who fetched a file, and the Fleet sets no endpoint that can. "
+            "serve them, because it does not record who fetched a file. An endpoint can, but the Fleet sets none. "
             f"{boots} from disk until you set one"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message

@@ -172,8 +172,8 @@ _ANY_BRANCH: Final = (
     "use --rev FOLLOWED. gitboot remembers the choice"
 )
 _KEYGEN: Final = (
-    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key, for the folder of root.key. "
-    "The root key does not change. Then copy the new files, without root.key, to the folder of the setting list-keys"
+    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key. FOLDER contains root.key, "
+    "which does not change. Then copy the other files of FOLDER to the folder in the setting list-keys of gitboot run"
 )
 _ENDPOINT: Final = (
     "endpoint: URL  # add this to the spec of the Fleet, with the URL at which machines reach gitboot run --listen or "
@@ -311,7 +311,8 @@ _TYPES: Final = (
             "Untrusted": (
                 "git log --show-signature -1 UNTRUSTED  # run this in a clone of the fleet repository. It shows "
                 "whether a signature is missing, or which key made it. Ask the author to sign the commit with a "
-                "trusted key and to push it again. If you trust an unknown key, add it to the trusted keys instead"
+                "trusted key and to push it again. If you trust the author of a key that gitboot does not have, add "
+                "the key to the trusted keys instead"
             ),
         },
         (
@@ -388,8 +389,8 @@ _TYPES: Final = (
             ),
             "KeyNotInRoot": _KEYGEN,
             "KeyUnreadable": (
-                "ls -l KEYFOLDER  # if a file is missing, copy it from the host that has root.key. Only the account "
-                "that runs gitboot may be able to read publication.key"
+                "ls -l KEYFOLDER  # if a file is missing, copy it from the host that has root.key. Otherwise correct "
+                "its owner and mode: the account that runs gitboot must be able to read it, and no other account"
             ),
             "RootExpires": _KEYGEN,
             ANY: _EVENTS,
@@ -568,8 +569,8 @@ _TYPES: Final = (
                 f"{_TAKE_OVER}"
             ),
             "TransitionOverdue": (
-                "gitboot reconcile --state STATE  # fix the error in the message or in gitboot events, then run this "
-                "to retry now"
+                "gitboot reconcile --state STATE  # find the error in gitboot events and fix it, then run this to "
+                "retry now"
             ),
             ANY: _RETRY,
         },
@@ -605,7 +606,12 @@ _TYPES: Final = (
     ),
     ConditionType(
         "CommitStatusReported",
-        {ANY: "gitboot run … --forge KIND=URL TOKEN  # check the URL and the token. gitboot will retry automatically"},
+        {
+            ANY: (
+                "gitboot run … --forge KIND=URL TOKEN  # if the forge is unreachable, you only have to wait. If it "
+                "rejects the token or the URL, correct this option"
+            )
+        },
         (Alert("GitbootCommitStatusNotReported", "warning", "30m"),),
     ),
     ConditionType(
@@ -613,8 +619,8 @@ _TYPES: Final = (
         {
             "AnotherMachine": (
                 "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # run this only if the BMC belongs to "
-                "SERVER, for example after its mainboard was replaced. If it belongs to another machine, correct "
-                "bmc.address in the Server document instead"
+                "SERVER, for example after its mainboard was replaced: gitboot accepts the new identity. If the BMC "
+                "belongs to another machine, correct bmc.address in the Server document instead"
             ),
             "Contended": f"{_ASK}  # find and stop what else changes the boot override, then run this",
             "ForeignMedium": (
@@ -630,9 +636,9 @@ _TYPES: Final = (
                 "then sets the override again, and this boot can erase the disks of SERVER"
             ),
             "Overdue": (
-                f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, correct "
-                "bmc.address in the Server document. Then run gitboot bmc resolve SERVER --consumed --state STATE "
-                "--reason '…', and gitboot stops trying"
+                f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, first "
+                "correct bmc.address in the Server document, and then run gitboot bmc resolve SERVER --consumed "
+                "--state STATE --reason '…': gitboot stops trying"
             ),
             "Stalled": f"{_ASK}  # fix the cause, then run this to retry now",
             "Unsupported": (

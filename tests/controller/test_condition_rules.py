@@ -708,8 +708,8 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
                 )
             ),
             "SignedListCurrent",
-            "ls -l /etc/gitboot/list-keys  # if a file is missing, copy it from the host that has root.key. Only the "
-            "account that runs gitboot may be able to read publication.key",
+            "ls -l /etc/gitboot/list-keys  # if a file is missing, copy it from the host that has root.key. Otherwise "
+            "correct its owner and mode: the account that runs gitboot must be able to read it, and no other account",
         ),
     ],
 )

@@ -57,9 +57,9 @@ def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
     if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
         return None
     return (
-        "the kernel reports that no time service, such as NTP, controls the clock. Check timedatectl or chronyc "
-        "tracking (chrony needs rtcsync). If the clock shows the correct time, you can accept it as it is with gitboot "
-        "records confirm-clock"
+        "the kernel reports that no time service, such as NTP, controls the clock. Check the output of "
+        "timedatectl, and with chrony, that chrony.conf contains rtcsync. If the clock shows the correct time, you can "
+        "accept it as it is with gitboot records confirm-clock"
     )
 
 
