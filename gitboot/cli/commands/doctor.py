@@ -243,8 +243,8 @@ def of_who_sets(look: OfflineInstance) -> Examination:
     commit, identity = look.commit, look.knowledge.facts.identity
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
-        hint = "gitboot status  # if this instance should act, see the remedy of the condition LedgerNamed"
-        message = f"the Fleet names another ledger than {identity}, so this instance does not act"
+        hint = "gitboot status  # only to make this instance active: see the remedy of the condition LedgerNamed"
+        message = f"the Fleet names another ledger than {identity}, so this instance is a standby"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
         message = f"the Fleet names no ledger, so gitboot sets no boot override of {format_count(bmcs, 'server')}"

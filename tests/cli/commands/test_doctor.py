@@ -163,7 +163,7 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         rack.push()
         assert rack.once("--allow-takeover").code == Exit.PARTIAL
         said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
-        assert f"the Fleet names another ledger than {rack.ledger()}, so this instance does not act" in said
+        assert f"the Fleet names another ledger than {rack.ledger()}, so this instance is a standby" in said
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])
