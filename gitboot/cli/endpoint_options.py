@@ -42,6 +42,9 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     operators_tokens: Path | None
     operators_listen: str | None  # HOST:PORT; None: the address for machines
     operators_tls: tuple[Path, Path] | None  # certificate and key; None: the connection is not encrypted
+    machines_tls_listen: str | None  # HOST:PORT; None: machines use no TLS
+    machines_tls: tuple[Path, Path] | None  # certificate and key for that address
+    firmware_ciphers: bool  # whether that address has the cipher suites that firmware needs
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # the maximum number of idle connections from one address
 
@@ -95,6 +98,28 @@ access_options = combine_options(
         help="Serve /api and /metrics only at this address, and not at --listen. Default: at --listen.",
     ),
     click.option(
+        "--machines-tls-listen",
+        metavar="HOST:PORT",
+        help="Also serve machines by HTTPS at this address, in addition to --listen. Default: no HTTPS for machines.",
+    ),
+    click.option(
+        "--machines-tls",
+        nargs=2,
+        metavar="CERT KEY",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The certificate with its chain, and the private key, for --machines-tls-listen. The key must be an RSA "
+        "key that no other socket uses, without a passphrase. Both are PEM files. gitboot reads them again when they "
+        "change. Default: none.",
+    ),
+    click.option(
+        "--firmware-ciphers/--no-firmware-ciphers",
+        default=True,
+        show_default=True,
+        help="Offer cipher suites with RSA key exchange at --machines-tls-listen, after those with forward secrecy. "
+        "UEFI HTTPS boot of OVMF needs them. If the key is stolen, recorded connections with these suites can be "
+        "decrypted.",
+    ),
+    click.option(
         "--idle-connections",
         cls=Setting,
         type=click.IntRange(min=1),
@@ -114,26 +139,37 @@ def take_access_settings(options: dict[str, Any]) -> AccessSettings:
 def check_access_settings(access: AccessSettings) -> None:
     """Check that the settings do not contradict each other and that their files are usable. Raises `UsageError`."""
     if access.operators_tls is not None and access.operators_listen is None:
-        raise UsageError("--operators-tls needs --operators-listen: gitboot does not encrypt what machines fetch")
-    clients = build_clients(access, None)
+        raise UsageError("--operators-tls needs --operators-listen; for machines, use --machines-tls-listen")
+    if (access.machines_tls is None) is not (access.machines_tls_listen is None):
+        given, lacking = "--machines-tls-listen HOST:PORT", "--machines-tls CERT KEY"
+        if access.machines_tls_listen is None:
+            given, lacking = lacking, given
+        raise UsageError(f"{given} needs {lacking}")
+    clients = build_clients(access, None, None)
     if clients.tokens is not None:
         clients.tokens.check()
-    if clients.certificate is not None:
-        clients.certificate.load()
+    for certificate in (clients.certificate, clients.machines_certificate):
+        if certificate is not None:
+            certificate.load()
 
 
-def build_clients(access: AccessSettings, operators: socket.socket | None) -> ClientRules:
-    """Convert the access settings to the form that an endpoint uses. ``operators`` is the socket for operators."""
+def build_clients(
+    access: AccessSettings, operators: socket.socket | None, machines_tls: socket.socket | None
+) -> ClientRules:
+    """Convert the access settings to the form that an endpoint uses, with its sockets for operators and for TLS."""
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
 
+    certificate, machines_certificate = build_certificates(access)
     return ClientRules(
         operators=tuple(_parse_networks("--operators", access.operators)) or LOOPBACK,
         trusted_proxies=tuple(_parse_networks("trusted-proxies", access.trusted_proxies)),
         names=access.operators_hosts,
         tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
         operators_socket=operators.getsockname()[:2] if operators is not None else None,
-        certificate=build_certificate(access),
+        certificate=certificate,
+        machines_tls_socket=machines_tls.getsockname()[:2] if machines_tls is not None else None,
+        machines_certificate=machines_certificate,
         max_idle=access.idle_connections,
     )
 
@@ -152,11 +188,15 @@ def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: 
     return CredentialFiles({option: check for option, check in checks.items() if check is not None})
 
 
-def build_certificate(access: AccessSettings) -> Certificate | None:
-    """Return the certificate for the operators' socket, or None if that socket does not use encryption."""
-    from gitboot.endpoint.tls import Certificate
+def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Certificate | None]:
+    """Return the certificates for the operators' socket and for the machines' TLS socket. None: there is no TLS."""
+    from gitboot.endpoint.tls import Certificate, Suites
 
-    return Certificate(*access.operators_tls) if access.operators_tls is not None else None
+    operators = Certificate(*access.operators_tls) if access.operators_tls is not None else None
+    if access.machines_tls is None:
+        return operators, None
+    suites = Suites.FIRMWARE if access.firmware_ciphers else Suites.MACHINES
+    return operators, Certificate(*access.machines_tls, suites, operators)
 
 
 def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
@@ -177,6 +217,9 @@ def format_access_arguments(access: AccessSettings) -> list[str]:
         arguments += ["--operators-tokens", str(access.operators_tokens.absolute())]
     if access.operators_tls is not None:
         arguments += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
+    if access.machines_tls is not None:
+        arguments += ["--machines-tls", *(str(file.absolute()) for file in access.machines_tls)]
+        arguments.append("--firmware-ciphers" if access.firmware_ciphers else "--no-firmware-ciphers")
     return arguments
 
 
@@ -204,6 +247,18 @@ def open_operators_socket(access: AccessSettings) -> socket.socket | None:
     listener = open_listening_socket(access.operators_listen)
     url = build_url(access.operators_listen, listener, "https" if access.operators_tls is not None else "http")
     print_event(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
+    return listener
+
+
+def open_machines_tls_socket(access: AccessSettings) -> socket.socket | None:
+    """Listen for machines that use TLS. Return None if the settings contain no address for them."""
+    from gitboot.endpoint.server import build_url, open_listening_socket
+
+    if access.machines_tls_listen is None:
+        return None
+    listener = open_listening_socket(access.machines_tls_listen)
+    url = build_url(access.machines_tls_listen, listener, "https")
+    print_event(Event(at=_clock(), type="ListeningByTls", message=url, facts={"url": url}))
     return listener
 
 

@@ -27,7 +27,7 @@ from gitboot.endpoint.app import ClientRules, Endpoint
 from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
-from gitboot.endpoint.tls import Certificate
+from gitboot.endpoint.tls import Certificate, Suites
 from gitboot.fetchlog.log_entries import Observation, drop_settled_intents, select_consuming
 from gitboot.fetchlog.spool import Spool, count_deletions_after, endpoint_folder, read_new, read_or_create_identity
 from gitboot.model.fleet import Provisioning
@@ -350,12 +350,14 @@ FULL_STATUS: Final = Status(
 @contextmanager
 def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[str]:
     """Yield the URL of an endpoint with a value of each metric and the status of its instance."""
-    issued = Authority(folder).issue()
-    certificate = Certificate(issued.certificate, issued.key)
-    certificate.reload_if_changed(BEFORE)
+    authority = Authority(folder)
+    certificate = Certificate(*authority.issue())
+    machines_certificate = Certificate(*authority.issue(rsa_bits=2048), Suites.FIRMWARE, certificate)
+    for each in (certificate, machines_certificate):
+        each.reload_if_changed(BEFORE)
     with site() as made:
         made.say({**status.facts(), "at": "2026-11-20T20:59:00Z"})
-        with made.serve(certificate=certificate) as url:
+        with made.serve(certificate=certificate, machines_certificate=machines_certificate) as url:
             yield url
 
 

@@ -212,14 +212,18 @@ class Authority:
     def pem(self) -> str:
         return self._certificate.read_text()
 
-    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS) -> Issued:
-        """A certificate for a subject alternative name, and its key; of a negative number of days, it has expired."""
+    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS, rsa_bits: int | None = None) -> Issued:
+        """A certificate for a subject alternative name, and its key; of a negative number of days, it has expired.
+
+        The key is an EC key unless ``rsa_bits`` is set.
+        """
+        key = _KEY if rsa_bits is None else ("-newkey", f"rsa:{rsa_bits}", "-nodes")
         self._issued += 1
         stem = self._directory / f"server{self._issued}"
         issued = Issued(stem.with_suffix(".pem"), stem.with_suffix(".key"))
         request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
         extensions.write_text(f"subjectAltName={name}\nbasicConstraints=critical,CA:FALSE\n")
-        _openssl("req", "-new", *_KEY, "-subj", "/CN=BMC", "-keyout", issued.key, "-out", request)
+        _openssl("req", "-new", *key, "-subj", "/CN=BMC", "-keyout", issued.key, "-out", request)
         _openssl(
             *("x509", "-req", "-in", request, "-days", str(days), "-extfile", extensions),
             *("-CA", self._certificate, "-CAkey", self._key, "-CAcreateserial", "-out", issued.certificate),
