@@ -42,8 +42,7 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     operators_tokens: Path | None
     operators_listen: str | None  # HOST:PORT; None: the address for machines
     operators_tls: tuple[Path, Path] | None  # certificate and key; None: the connection is not encrypted
-    machines_tls_listen: str | None  # HOST:PORT; None: machines use no TLS
-    machines_tls: tuple[Path, Path] | None  # certificate and key for that address
+    machines_tls: tuple[str, Path, Path] | None  # HOST:PORT, certificate and key; None: machines use no TLS
     firmware_ciphers: bool  # whether that address has the cipher suites that firmware needs
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # the maximum number of idle connections from one address
@@ -98,26 +97,21 @@ access_options = combine_options(
         help="Serve /api and /metrics only at this address, and not at --listen. Default: at --listen.",
     ),
     click.option(
-        "--machines-tls-listen",
-        metavar="HOST:PORT",
-        help="Also serve machines by HTTPS at this address, in addition to --listen. Default: no HTTPS for machines.",
-    ),
-    click.option(
         "--machines-tls",
-        nargs=2,
-        metavar="CERT KEY",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="The certificate with its chain, and the private key, for --machines-tls-listen. The key must be an RSA "
-        "key that no other socket uses, without a passphrase. Both are PEM files. gitboot reads them again when they "
-        "change. Default: none.",
+        metavar="HOST:PORT CERT KEY",
+        type=(str, click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, dir_okay=False)),
+        help="Also serve machines by HTTPS at this address, in addition to --listen. CERT is a file with the "
+        "certificate and its chain. KEY is a file with an RSA key that no other socket uses, without a passphrase. "
+        "Both are PEM files. gitboot reads them again when they change. Default: no HTTPS for machines.",
     ),
     click.option(
         "--firmware-ciphers/--no-firmware-ciphers",
+        cls=Setting,
         default=True,
         show_default=True,
-        help="Offer cipher suites with RSA key exchange at --machines-tls-listen, after those with forward secrecy. "
-        "UEFI HTTPS boot of OVMF needs them. If the key is stolen, recorded connections with these suites can be "
-        "decrypted.",
+        help="Whether the address of --machines-tls also offers cipher suites with RSA key exchange, after those with "
+        "forward secrecy. UEFI HTTPS boot of many machines needs them. Whoever steals the key can decrypt recorded "
+        "connections with these suites.",
     ),
     click.option(
         "--idle-connections",
@@ -139,12 +133,7 @@ def take_access_settings(options: dict[str, Any]) -> AccessSettings:
 def check_access_settings(access: AccessSettings) -> None:
     """Check that the settings do not contradict each other and that their files are usable. Raises `UsageError`."""
     if access.operators_tls is not None and access.operators_listen is None:
-        raise UsageError("--operators-tls needs --operators-listen; for machines, use --machines-tls-listen")
-    if (access.machines_tls is None) is not (access.machines_tls_listen is None):
-        given, lacking = "--machines-tls-listen HOST:PORT", "--machines-tls CERT KEY"
-        if access.machines_tls_listen is None:
-            given, lacking = lacking, given
-        raise UsageError(f"{given} needs {lacking}")
+        raise UsageError("--operators-tls needs --operators-listen; for machines, use --machines-tls")
     clients = build_clients(access, None, None)
     if clients.tokens is not None:
         clients.tokens.check()
@@ -196,7 +185,7 @@ def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Cert
     if access.machines_tls is None:
         return operators, None
     suites = Suites.FIRMWARE if access.firmware_ciphers else Suites.MACHINES
-    return operators, Certificate(*access.machines_tls, suites, operators)
+    return operators, Certificate(*access.machines_tls[1:], suites, operators)
 
 
 def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
@@ -209,7 +198,8 @@ def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
 
 def format_access_arguments(access: AccessSettings) -> list[str]:
     """Return the access settings as command line arguments for a worker process, which inherits the sockets."""
-    settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
+    names = ("firmware_ciphers", "idle_connections", "operators_hosts", "trusted_proxies")
+    settings = {name: getattr(access, name) for name in names}
     arguments = ["--settings", json.dumps(settings)]
     for network in access.operators:
         arguments += ["--operators", network]
@@ -218,8 +208,8 @@ def format_access_arguments(access: AccessSettings) -> list[str]:
     if access.operators_tls is not None:
         arguments += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
     if access.machines_tls is not None:
-        arguments += ["--machines-tls", *(str(file.absolute()) for file in access.machines_tls)]
-        arguments.append("--firmware-ciphers" if access.firmware_ciphers else "--no-firmware-ciphers")
+        address, *files = access.machines_tls
+        arguments += ["--machines-tls", address, *(str(file.absolute()) for file in files)]
     return arguments
 
 
@@ -254,10 +244,10 @@ def open_machines_tls_socket(access: AccessSettings) -> socket.socket | None:
     """Listen for machines that use TLS. Return None if the settings contain no address for them."""
     from gitboot.endpoint.server import build_url, open_listening_socket
 
-    if access.machines_tls_listen is None:
+    if access.machines_tls is None:
         return None
-    listener = open_listening_socket(access.machines_tls_listen)
-    url = build_url(access.machines_tls_listen, listener, "https")
+    listener = open_listening_socket(access.machines_tls[0])
+    url = build_url(access.machines_tls[0], listener, "https")
     print_event(Event(at=_clock(), type="ListeningByTls", message=url, facts={"url": url}))
     return listener
 

@@ -113,7 +113,7 @@ class Certificate:
         if self._suites is Suites.FIRMWARE and not has_rsa_key(public_key):
             raise UsageError(
                 f"{self._key} is not an RSA key, so firmware cannot use {self._file}; get a certificate for an RSA "
-                "key, or set --no-firmware-ciphers if no machine boots by UEFI HTTPS boot"
+                "key, or set firmware-ciphers = false if no machine boots by UEFI HTTPS boot"
             )
         other = self._other
         if other is None or Suites.FIRMWARE not in (self._suites, other._suites):
@@ -121,7 +121,7 @@ class Certificate:
         if public_key == other._public_key:
             raise UsageError(
                 f"{self._file} has the same key as {other._file}; create another key for one of them, because whoever "
-                "steals the key of machines can decrypt recorded connections, or set --no-firmware-ciphers"
+                "steals the key of machines can decrypt recorded connections, or set firmware-ciphers = false"
             )
 
     def _select_certificate(self, connection: ssl.SSLObject, *_: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gitboot.endpoint.tls import Certificate, HandshakeFailure, Suites, classify_failure
 from tests.endpoint.test_tls import START, STATUS, find_events, made, put, served
 from tests.helpers.endpoints import ENTRY, Site, connect
+from tests.helpers.fleets import configured
 from tests.helpers.forked_commands import captured
 from tests.helpers.http_peers import Authority, Issued
 from tests.helpers.running_instance import Instance, eventually
@@ -31,7 +32,7 @@ def rsa(authority: Authority) -> Issued:
 
 
 def options(issued: Issued, *more: str) -> tuple[str, ...]:
-    return ("--machines-tls-listen", "127.0.0.1:0", "--machines-tls", *map(str, issued), *more)
+    return ("--machines-tls", "127.0.0.1:0", *map(str, issued), *more)
 
 
 def url_of(found: Instance) -> str:
@@ -79,7 +80,7 @@ def test_the_socket_of_machines_offers_suites_of_firmware_after_those_with_forwa
 def test_without_firmware_ciphers_a_client_with_only_these_is_counted(
     made: Site, authority: Authority, rsa: Issued
 ) -> None:
-    with served(made, *options(rsa, "--no-firmware-ciphers")) as (found, operators):
+    with served(made, *options(rsa, *configured(firmware_ciphers=False))) as (found, operators):
         machines = url_of(found)
         with pytest.raises(ssl.SSLError):
             cipher(machines, client(authority))
@@ -152,8 +153,7 @@ def test_a_new_certificate_of_machines_is_used_without_a_restart(
         ("a short key", "cannot be used: ee key too small"),
         ("the key of operators", "has the same key as"),
         ("the same key in another file", "has the same key as"),
-        ("no certificate", "--machines-tls-listen HOST:PORT needs --machines-tls CERT KEY"),
-        ("no address", "--machines-tls CERT KEY needs --machines-tls-listen HOST:PORT"),
+        ("no certificate", "Option '--machines-tls' requires 3 arguments."),
     ],
 )
 def test_options_that_machines_cannot_use_are_rejected_at_the_start(
@@ -170,10 +170,8 @@ def test_options_that_machines_cannot_use_are_rejected_at_the_start(
                 target.write_bytes(file.read_bytes())
             same = rsa if how == "the key of operators" else copy
             given = (*options(rsa), "--operators-listen", "127.0.0.1:0", "--operators-tls", *map(str, same))
-        case "no certificate":
-            given = options(rsa)[:2]
         case _:
-            given = options(rsa)[2:]
+            given = options(rsa)[:2]
     (tmp_path / "output").mkdir()
     places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
     if command == "run":
@@ -187,7 +185,7 @@ def test_machines_that_use_only_tls_still_need_a_plain_address(rsa: Issued, tmp_
     places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"), str(tmp_path / "repository"))
     done = captured("run", *places, *options(rsa))
     assert done.returncode == 64
-    assert "--machines-tls-listen needs --listen; use --listen 127.0.0.1:8080" in done.stderr
+    assert "--machines-tls needs --listen; use --listen 127.0.0.1:8080" in done.stderr
 
 
 def test_without_firmware_ciphers_machines_may_have_any_key(authority: Authority, rsa: Issued) -> None:

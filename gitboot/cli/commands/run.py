@@ -85,8 +85,7 @@ _SECTIONS: Final = {  # sections of the help page; the first section contains th
         *("allow_empty", "allow_rewind", "allow_takeover"),
     ),
     "Signatures": ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need", "image_keys"),
-    "Publishing and serving": ("output_group", "targets", "check_assets", "workers", "spool"),
-    "HTTPS for machines": ("machines_tls_listen", "machines_tls", "firmware_ciphers"),
+    "Publishing and serving": ("output_group", "targets", "check_assets", "workers", "spool", "machines_tls"),
     "API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls"),
     "Ledger and standby": ("ledger", "ledger_password", "site", "accepted_filesystems"),
     "Reports": ("forge", "allow_token_over_http", "notify", "log_format"),
@@ -420,8 +419,8 @@ def command(**given: Any) -> None:
     check_access_settings(access)
     raise_limits()  # each BMC needs a connection
     settings = _build_settings(**given)
-    if access.machines_tls_listen is not None and settings.listen is None:
-        raise UsageError("--machines-tls-listen needs --listen; use --listen 127.0.0.1:8080 if machines use only HTTPS")
+    if access.machines_tls is not None and settings.listen is None:
+        raise UsageError("--machines-tls needs --listen; use --listen 127.0.0.1:8080 if machines use only HTTPS")
     # The web server must not serve secrets, or files on which decisions about installations depend.
     check_private_paths(settings.output, _list_private_paths(settings, access))
     if settings.push_secret is not None:
@@ -450,7 +449,7 @@ def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str,
         "--forge": settings.forge.token if settings.forge is not None else None,
         "--operators-tokens": access.operators_tokens,
         "--operators-tls": access.operators_tls[1] if access.operators_tls is not None else None,
-        "--machines-tls": access.machines_tls[1] if access.machines_tls is not None else None,
+        "--machines-tls": access.machines_tls[2] if access.machines_tls is not None else None,
     }
 
 

@@ -72,7 +72,6 @@ if TYPE_CHECKING:
         Exit.USAGE: "the output tree does not exist, or an option is wrong",
     },
     sections={
-        "HTTPS for machines": ("machines_tls_listen", "machines_tls", "firmware_ciphers"),
         "API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls"),
     },
 )
