@@ -125,7 +125,7 @@ def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> st
     if parameter.required:
         default = "*required*"
     elif isinstance(parameter, click.Option) and parameter.is_flag:
-        default = json.dumps(bool(parameter.default))
+        default = json.dumps(parameter.default is True)
     variables = ", ".join(f"`{each}`{_form_of(parameter)}" for each in list_variables(parameter))
     cells = (f"`{key}`", _value(parameter), default, variables, text)
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
