@@ -48,6 +48,25 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     idle_connections: int  # the maximum number of idle connections from one address
 
 
+machines_tls_option = combine_options(
+    click.option(
+        "--machines-tls",
+        metavar="HOST:PORT CERT KEY",
+        type=(str, click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, dir_okay=False)),
+        help="Also serve machines by HTTPS at this address, in addition to --listen. CERT is a file with the "
+        "certificate and its chain. KEY is a file with an RSA key that no other socket uses, without a passphrase. "
+        "Both are PEM files. gitboot reads them again when they change. Default: no HTTPS for machines.",
+    ),
+    click.option(
+        "--firmware-ciphers/--no-firmware-ciphers",
+        cls=Setting,
+        default=True,
+        show_default=True,
+        help="Whether the address of --machines-tls also offers cipher suites with RSA key exchange, after those with "
+        "forward secrecy. UEFI HTTPS boot of many machines needs them. Whoever steals the key can decrypt recorded "
+        "connections with these suites.",
+    ),
+)
 # The options that control which clients may send which requests to an endpoint.
 access_options = combine_options(
     click.option(
@@ -96,23 +115,7 @@ access_options = combine_options(
         metavar="HOST:PORT",
         help="Serve /api and /metrics only at this address, and not at --listen. Default: at --listen.",
     ),
-    click.option(
-        "--machines-tls",
-        metavar="HOST:PORT CERT KEY",
-        type=(str, click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, dir_okay=False)),
-        help="Also serve machines by HTTPS at this address, in addition to --listen. CERT is a file with the "
-        "certificate and its chain. KEY is a file with an RSA key that no other socket uses, without a passphrase. "
-        "Both are PEM files. gitboot reads them again when they change. Default: no HTTPS for machines.",
-    ),
-    click.option(
-        "--firmware-ciphers/--no-firmware-ciphers",
-        cls=Setting,
-        default=True,
-        show_default=True,
-        help="Whether the address of --machines-tls also offers cipher suites with RSA key exchange, after those with "
-        "forward secrecy. UEFI HTTPS boot of many machines needs them. Whoever steals the key can decrypt recorded "
-        "connections with these suites.",
-    ),
+    machines_tls_option,
     click.option(
         "--idle-connections",
         cls=Setting,

@@ -236,3 +236,71 @@ class _Handshake(asyncio.Protocol):
 
     def shutdown(self) -> None:
         self.try_close()
+
+
+# Checks of what firmware can use
+
+# The suites that OVMF of Debian 12 and 13 shares with the endpoint. OpenSSL also offers them to servers of others.
+_FIRMWARE_ONLY: Final = "AES128-GCM-SHA256:AES256-GCM-SHA384:AES128-SHA256:AES256-SHA256"
+_MAX_FLIGHTS: Final = 10  # messages of a handshake in memory, each way
+
+
+def find_firmware_problem(
+    certificate: Path, key: Path, suites: Suites, *, host: str | None = None, authority: Path | None = None
+) -> str | None:
+    """Return why a machine cannot use a certificate for ``host``, or None if a TLS handshake succeeds.
+
+    If ``authority`` is None, the chain is not verified. If ``host`` is None, the names are not verified. Raises
+    `UsageError` if a file cannot be used at all.
+    """
+    Certificate(certificate, key, suites).load()
+    server = _build_context(suites)
+    server.load_cert_chain(certificate, key)
+    client = _build_firmware_client(suites, authority)
+    if authority is None:  # trust the certificate itself
+        client.load_verify_locations(certificate)
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.check_hostname = host is not None
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(_MAX_FLIGHTS):
+        waiting = 0
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                waiting += 1
+            except ssl.SSLCertVerificationError as error:
+                return str(error.verify_message).rstrip(".")
+            except ssl.SSLError as error:
+                return (error.reason or "the handshake failed").lower().replace("_", " ")
+        if not waiting:
+            break
+    return None
+
+
+def has_firmware_suites(host: str, port: int, timeout_s: float) -> bool:
+    """Return whether a server accepts the suites of firmware. Raises `OSError` if the server cannot be reached."""
+    context = _build_firmware_client(Suites.FIRMWARE, None)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, port), timeout_s) as connection:
+        try:
+            with context.wrap_socket(connection):
+                return True
+        except (ssl.SSLError, ConnectionResetError):
+            return False
+
+
+def _build_firmware_client(suites: Suites, authority: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_FIRMWARE_ONLY if suites is Suites.FIRMWARE else str(suites))
+    if authority is not None:
+        try:
+            context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"{authority} cannot be read as a PEM certificate: {error.strerror or error}") from None
+    return context

@@ -199,14 +199,27 @@ class Issued(NamedTuple):
 
 
 class Authority:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_root: bool = True) -> None:
         self._directory = directory
         self._issued = 0
         self._key, self._certificate = directory / "ca.key", directory / "ca.pem"
+        if is_root:
+            _openssl(
+                *("req", "-x509", *_KEY, "-days", str(_DAYS), "-subj", "/CN=Test CA"),
+                *("-addext", "keyUsage=critical,keyCertSign", "-keyout", self._key, "-out", self._certificate),
+            )
+
+    def build_intermediate(self, directory: Path) -> Authority:
+        """Return an authority that this authority has signed."""
+        made = Authority(directory, is_root=False)
+        request, extensions = directory / "ca.csr", directory / "ca.ext"
+        extensions.write_text("basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n")
+        _openssl("req", "-new", *_KEY, "-subj", "/CN=Intermediate CA", "-keyout", made._key, "-out", request)
         _openssl(
-            *("req", "-x509", *_KEY, "-days", str(_DAYS), "-subj", "/CN=Test CA"),
-            *("-addext", "keyUsage=critical,keyCertSign", "-keyout", self._key, "-out", self._certificate),
+            *("x509", "-req", "-in", request, "-days", str(_DAYS), "-extfile", extensions),
+            *("-CA", self._certificate, "-CAkey", self._key, "-CAcreateserial", "-out", made._certificate),
         )
+        return made
 
     @property
     def pem(self) -> str:
