@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import ssl
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from gitboot.endpoint.tls import Certificate, HandshakeFailure, Suites, classify_failure
+from tests.endpoint.test_boot_responses_secrets import PLAIN, Sealed, documents, path_of, secrets_in
 from tests.endpoint.test_tls import START, STATUS, find_events, made, put, served
-from tests.helpers.endpoints import ENTRY, Site, connect
-from tests.helpers.fleets import configured
+from tests.helpers.endpoints import ENTRY, LOADER, ONCE, Site, connect, planned, site
+from tests.helpers.fleets import configured, fleet
 from tests.helpers.forked_commands import captured
 from tests.helpers.http_peers import Authority, Issued
 from tests.helpers.running_instance import Instance, eventually
@@ -143,6 +146,48 @@ def test_a_new_certificate_of_machines_is_used_without_a_restart(
         text = httpx.get(f"{operators}/metrics", timeout=60).text
         assert "gitboot_machines_certificate_readable 1.0" in text
         assert re.search(r"^gitboot_machines_certificate_expiration_timestamp_seconds 1\.\d+e\+09$", text, re.MULTILINE)
+
+
+def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(authority: Authority, rsa: Issued) -> None:
+    certificate = Certificate(*rsa, Suites.FIRMWARE)
+    certificate.load()
+    found = {}
+    for by_tls in (None, certificate):
+        with site(planned(*ONCE)) as made, made.serve(by_tls=by_tls) as url:
+            ask = partial(httpx.get, url + ENTRY, headers=LOADER, verify=client(authority), timeout=60)
+            first = ask()
+            assert "kernel " in first.text
+            [seen] = made.observed()
+            made.now += timedelta(hours=1)
+            again = ask()
+            assert "kernel " not in again.text
+            found[url[:5]] = (first.content, seen.path, seen.client)
+    assert found["https"] == found["http:"]
+    assert found["https"][-1] == "127.0.0.1"
+
+
+def test_a_secret_is_served_and_recorded_by_tls(authority: Authority, rsa: Issued, tmp_path: Path) -> None:
+    certificate, sealed = Certificate(*rsa, Suites.FIRMWARE), Sealed(tmp_path)
+    certificate.load()
+    made_of = planned(*documents(), templates=sealed.files)
+    path = path_of(secrets_in(made_of)["join"])
+    with site(made_of) as made, made.serve(by_tls=certificate, keys=sealed.keys) as url:
+        assert httpx.get(url + path, headers=LOADER, verify=client(authority), timeout=60).text == PLAIN
+        [seen] = made.observed()
+    assert (seen.path, seen.client) == (f"boot{path}", "127.0.0.1")
+
+
+def test_a_network_whose_fetches_count_is_compared_with_the_address_of_a_tls_client(
+    authority: Authority, rsa: Issued
+) -> None:
+    certificate = Certificate(*rsa, Suites.FIRMWARE)
+    certificate.load()
+    for network, boots in (("127.0.0.0/8", True), ("192.0.2.0/24", False)):
+        fleet_of = (fleet(f"provisioning: {{clients: [{network}]}}"), *ONCE[1:])
+        with site(planned(*fleet_of)) as made, made.serve(by_tls=certificate) as url:
+            answer = httpx.get(url + ENTRY, headers=LOADER, verify=client(authority), timeout=60)
+            assert ("kernel " in answer.text) is boots
+            assert len(made.observed()) == boots
 
 
 @pytest.mark.parametrize("command", ["serve", "run"])
