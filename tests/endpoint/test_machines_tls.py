@@ -183,7 +183,7 @@ def test_a_network_whose_fetches_count_is_compared_with_the_address_of_a_tls_cli
     certificate = Certificate(*rsa, Suites.FIRMWARE)
     certificate.load()
     for network, boots in (("127.0.0.0/8", True), ("192.0.2.0/24", False)):
-        fleet_of = (fleet(f"provisioning: {{clients: [{network}]}}"), *ONCE[1:])
+        fleet_of = (fleet(f"baseURL: 'http://boot.test', provisioning: {{clients: [{network}]}}"), *ONCE[1:])
         with site(planned(*fleet_of)) as made, made.serve(by_tls=certificate) as url:
             answer = httpx.get(url + ENTRY, headers=LOADER, verify=client(authority), timeout=60)
             assert ("kernel " in answer.text) is boots
