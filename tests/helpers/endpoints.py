@@ -239,6 +239,7 @@ class Site:
             if by_tls is None:
                 stack.enter_context(EndpointServer(endpoint, listening))
             else:
+                stack.enter_context(listening)
                 encrypted = TlsSocket(listening, by_tls.context, endpoint.limits, lambda _: None)
                 stack.enter_context(EndpointServer(endpoint, tls_sockets=[encrypted]))
             yield build_url(listen, listening, "http" if by_tls is None else "https")
