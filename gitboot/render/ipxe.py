@@ -104,11 +104,13 @@ def _verify(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
     return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()
 
 
-_VERIFIER: Final = "${gitboot-verify}"  # imgverify, or a message if this iPXE has no such command
+_VERIFIER: Final = "${gitboot-verify}"  # `imgverify`, or `echo` if this iPXE has no such command
 # `imgtrust` makes `boot` reject a kernel that no signature covers. It does not cover initrds, so `imgverify` verifies
-# each file. An iPXE that was built without IMAGE_TRUST_CMD has neither command, and boots the files unverified.
-_TRUST_ONLY_SIGNED: Final = f"""\
-imgtrust && set {_VERIFIER[2:-1]} imgverify || set {_VERIFIER[2:-1]} echo gitboot: this iPXE cannot verify
+# each file. An iPXE that was built without IMAGE_TRUST_CMD has neither command, and boots the files unverified. iPXE
+# splits a line into words before it expands settings, so the setting must be one word (iPXE: core/exec.c).
+_TRUST_ONLY_SIGNED: Final = """\
+imgtrust && set gitboot-verify imgverify || set gitboot-verify echo
+iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boots the files unverified. ||
 """
 
 
