@@ -157,11 +157,14 @@ class HandshakeFailure(StrEnum):
 
     NO_SHARED_CIPHER = "NoSharedCipher"  # the client offers no suite of this socket
     CERTIFICATE = "CertificateRejected"  # the client does not trust the certificate, or it has another name
-    OTHER = "Other"  # for example, the client does not use TLS, or went away
+    CLOSED = "Closed"  # the client closed the connection; firmware does so if it rejects the certificate
+    OTHER = "Other"  # for example, the client does not use TLS
 
 
 def classify_failure(error: OSError) -> HandshakeFailure:
     """Return why a handshake failed, from OpenSSL's reason."""
+    if isinstance(error, ConnectionResetError):
+        return HandshakeFailure.CLOSED
     reason = str(getattr(error, "reason", None) or "")
     if reason == "NO_SHARED_CIPHER":
         return HandshakeFailure.NO_SHARED_CIPHER

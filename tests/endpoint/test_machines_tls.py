@@ -273,3 +273,4 @@ def test_a_failed_handshake_has_a_kind(reason: str | None, kind: HandshakeFailur
     error.reason = reason  # type: ignore[assignment]
     assert classify_failure(error) is kind
     assert classify_failure(TimeoutError()) is HandshakeFailure.OTHER
+    assert classify_failure(ConnectionResetError()) is HandshakeFailure.CLOSED
