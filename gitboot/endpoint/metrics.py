@@ -119,8 +119,8 @@ FAMILIES: Final = (
         _COUNTER,
         "TLS handshakes of machines that failed; absent without machines-tls.",
         ("reason",),
-        "NoSharedCipher: the machine has no suite of the endpoint; CertificateRejected: the machine does not accept the "
-        "certificate; Closed: the machine closed the connection, as firmware does if it does not accept the "
+        "NoSharedCipher: the machine has no suite of the endpoint; CertificateRejected: the machine does not accept "
+        "the certificate; Closed: the machine closed the connection, as firmware does if it does not accept the "
         "certificate; Other: for example, the machine does not use TLS",
     ),
     # Metrics of the instance, from its status in the tree

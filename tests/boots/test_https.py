@@ -111,10 +111,10 @@ def test_a_server_is_installed_by_uefi_https_boot(
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("another-authority", "Closed"),
-        ("no-authority", None),  # firmware does not connect
-        ("another-address", "Closed"),
-        ("no-suites", "NoSharedCipher"),
+        pytest.param("another-authority", "Closed", id="another-authority"),
+        pytest.param("no-authority", None, id="no-authority"),  # firmware does not connect
+        pytest.param("another-address", "Closed", id="another-address"),
+        pytest.param("no-suites", "NoSharedCipher", id="no-suites"),
     ],
 )
 def test_firmware_refuses_an_https_boot(
