@@ -21,6 +21,7 @@ _ROW: Final = re.compile(
 _SECONDS: Final = re.compile(r"^(\d+) s\n\n```\n(.*?)\n```", re.DOTALL)
 _TELLING: Final = re.compile(
     r"gitboot: |BOOTED |inventory: |Start (?:PXE|HTTP)|Welcome to GRUB|^iPXE \d|PXELINUX|No more network"
+    r"|Could not retrieve NBP"
 )
 _WIDEST: Final = 118
 _MOST_LINES: Final = 14
