@@ -19,6 +19,7 @@ from tests.boots.network import BASE_URLS, HOST
 from tests.boots.programs import program
 from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
+from tests.docs.test_https import make_certificates
 from tests.endpoint.test_tls import put, served
 from tests.helpers.endpoints import Site, get
 from tests.helpers.fleets import configured, fleet, mac_of, policy, profile, server, uuid_of
@@ -49,15 +50,14 @@ def assets(images: Images, tmp_path: Path) -> Path:
     return tmp_path / "assets"
 
 
-def enroll(authority: Authority, folder: Path) -> Path:
+def enroll(authority: str, folder: Path) -> Path:
     """Return the EFI signature list with an authority, as docs/running.md describes it."""
-    (folder / "ca.pem").write_text(authority.pem)
-    command = [program("cert-to-efi-sig-list"), "-g", uuid_of("authority"), "ca.pem", "ca.esl"]
-    subprocess.run(command, cwd=folder, check=True)
+    (folder / "ca.pem").write_text(authority)
+    subprocess.run([program("cert-to-efi-sig-list"), "ca.pem", "ca.esl"], cwd=folder, check=True)
     return folder / "ca.esl"
 
 
-def machine_in(folder: Path, trusts: Authority | None) -> Machine:
+def machine_in(folder: Path, trusts: str | None) -> Machine:
     folder.mkdir()
     authorities = enroll(trusts, folder) if trusts is not None else None
     return Machine(folder=folder, uuid=uuid_of("web01"), macs=(mac_of("web01"),), authorities=authorities)
@@ -79,10 +79,13 @@ def serving(folder: Path, assets: Path, issued: Issued, *more: str) -> Iterator[
         yield failures
 
 
-def test_a_server_is_installed_by_uefi_https_boot(
-    network: None, images: Images, authority: Authority, issued: Issued, tmp_path: Path, row: Row
-) -> None:
-    """Firmware fetches the UKI by https. busybox has no TLS that OpenSSL accepts, so the system reports by http."""
+def test_a_server_is_installed_by_uefi_https_boot(network: None, images: Images, tmp_path: Path, row: Row) -> None:
+    """The certificate is the one of docs/running.md. Firmware fetches the UKI by https.
+
+    busybox has no TLS that OpenSSL accepts, so the system reports by http.
+    """
+    make_certificates(tmp_path)
+    issued = Issued(tmp_path / "machines.crt", tmp_path / "machines.key")
     (tmp_path / "dnsmasq.conf").write_text("")
     plain = BASE_URLS["gitboot"]
     template = f"{{{{ urls.provisioned | replace('{BASE}', '{plain}') }}}}"
@@ -97,7 +100,7 @@ def test_a_server_is_installed_by_uefi_https_boot(
     ignition = f'{{"ignition": {{"version": "3.4.0"}}, "report": "{template}"}}'
     repository.push({"f.yaml": "---\n".join(documents), "t": ignition})
     options = (*LISTEN, "--assets", str(tmp_path / "assets"), "--machines-tls", ADDRESS, *map(str, issued))
-    machine = machine_in(tmp_path / "machine", authority)
+    machine = machine_in(tmp_path / "machine", (tmp_path / "ca.pem").read_text())
     with dnsmasq(tmp_path, tmp_path), running(repository.bare, tmp_path, *options, records="fresh") as instance:
         url = instance.get(f"/httpboot/{machine.uuid}.json").json()["UKIURL"]
         assert url == f"{BASE}/assets/node-1/node-1.efi"
@@ -127,12 +130,12 @@ def test_firmware_refuses_an_https_boot(
     reason: str | None,
     row: Row,
 ) -> None:
-    trusts: Authority | None = authority
+    trusts: str | None = authority.pem
     more: tuple[str, ...] = ()
     match how:
         case "another-authority":
             (tmp_path / "other").mkdir()
-            trusts = Authority(tmp_path / "other", rsa_bits=2048)
+            trusts = Authority(tmp_path / "other", rsa_bits=2048).pem
         case "no-authority":
             trusts = None
         case "another-address":
@@ -154,7 +157,7 @@ def test_a_new_certificate_is_used_at_the_next_boot_without_a_restart(
     own = Issued(tmp_path / "machines.pem", tmp_path / "machines.key")
     for file, target in zip(authority.issue("IP:192.0.2.99", rsa_bits=2048), own, strict=True):
         put(target, file.read_bytes())
-    machine = machine_in(tmp_path / "machine", authority)
+    machine = machine_in(tmp_path / "machine", authority.pem)
     with serving(tmp_path, assets, own):
         machine.boot_next(UKI)
         with machine.on() as running:
