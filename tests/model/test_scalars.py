@@ -456,7 +456,7 @@ def test_the_public_key_of_a_certificate_is_the_one_that_openssl_prints(
 ) -> None:
     issued = authority.issue(rsa_bits=rsa_bits)
     key = read_public_key(issued.certificate.read_bytes() + authority.issue().certificate.read_bytes())
-    command = ["openssl", "pkey", "-in", issued.key, "-pubout", "-outform", "DER"]
+    command = ["openssl", "pkey", "-in", str(issued.key), "-pubout", "-outform", "DER"]
     assert key == subprocess.run(command, check=True, capture_output=True).stdout
     assert key is not None
     assert has_rsa_key(key) is (rsa_bits is not None)
