@@ -84,7 +84,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "init": "Write a small fleet to start from.",
         "import": "Generate a fleet from the data of another system.",
         "compare-old-system": "Compare what another system boots with the fleet.",
-        "doctor": "Check this host: clock, disks, credentials, certificates, loaders.",
+        "doctor": "Check this host: clock, disks, credentials, loaders.",
         "completion": "Print the shell's completion script.",
     },
 }

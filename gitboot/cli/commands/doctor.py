@@ -93,7 +93,7 @@ def command(
     machines_ca: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Check this host: clock, disks, credentials, certificates, loaders.
+    """Check this host: clock, disks, credentials, loaders.
 
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
     and where gitboot may send them, the certificate for machines, and the boot loaders that machines fetch at each base
