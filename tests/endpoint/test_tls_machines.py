@@ -15,10 +15,10 @@ from gitboot.endpoint.tls import Certificate, HandshakeFailure, Suites, classify
 from tests.endpoint.test_boot_responses_secrets import PLAIN, Sealed, documents, path_of, secrets_in
 from tests.endpoint.test_tls import START, STATUS, find_events, made, put, served
 from tests.helpers.endpoints import ENTRY, LOADER, ONCE, Site, connect, planned, site
-from tests.helpers.fleets import configured, fleet
+from tests.helpers.fleets import SEED, configured, fleet
 from tests.helpers.forked_commands import captured
 from tests.helpers.http_peers import Authority, Issued
-from tests.helpers.running_instance import Instance, eventually
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 __all__ = ["made"]
 OVMF = "AES128-GCM-SHA256:AES256-GCM-SHA384"  # what OVMF of Debian 12 and the endpoint have in common
@@ -274,3 +274,26 @@ def test_a_failed_handshake_has_a_kind(reason: str | None, kind: HandshakeFailur
     assert classify_failure(error) is kind
     assert classify_failure(TimeoutError()) is HandshakeFailure.OTHER
     assert classify_failure(ConnectionResetError()) is HandshakeFailure.CLOSED
+
+
+def test_an_instance_reports_that_the_certificate_of_machines_cannot_be_used(
+    authority: Authority, rsa: Issued, tmp_path: Path
+) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    own = Issued(tmp_path / "machines.pem", tmp_path / "machines.key")
+    for file, target in zip(rsa, own, strict=True):
+        put(target, file.read_bytes())
+    with running(repository.bare, tmp_path, *options(own), "--poll", "1") as instance:
+
+        def condition() -> dict[str, object]:
+            found = instance.status()["conditions"]
+            return next((each for each in found if each["type"] == "CertificateReadable"), {})
+
+        assert condition() == {}
+        put(own.key, authority.issue(rsa_bits=2048).key.read_bytes())
+        found = eventually(condition)
+        assert found["reason"] == "Unusable"
+        assert "machines.key does not match" in str(found["message"])
+        put(own.key, rsa.key.read_bytes())
+        eventually(lambda: condition() == {})
