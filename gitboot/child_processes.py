@@ -331,7 +331,7 @@ class Child:
 def describe_exit(status: int) -> str:
     """Describe the unexpected exit of a child."""
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-    return f"{how}, a fault of gitboot's own: see its log"
+    return f"{how}. This is a bug in gitboot. The log of gitboot has the details"
 
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:

@@ -543,8 +543,7 @@ class Code(StrEnum):
     SECRET_KEPT_OPEN = (
         "GB3012",
         "The boot with the secret has no end",
-        "An endpoint serves a secret from the offer of an installation until its end. With another kind of boot, "
-        "clients could fetch the secret at any time.",
+        "An endpoint serves a secret only during an installation. A boot without an end would expose the secret.",
         "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
 
@@ -654,7 +653,7 @@ class Code(StrEnum):
     SYMLINK = (
         "GB5002",
         "The fleet contains a symbolic link",
-        "The target of a symbolic link may not be part of the commit.",
+        "The target of a symbolic link is possibly not in the commit.",
         "Replace the link with the file, or list the link in .gitbootignore.",
     )
     LFS_POINTER = (

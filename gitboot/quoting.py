@@ -186,7 +186,7 @@ _IPXE_FAULTS: Final = _FAULTS + _compile_faults(
     (r"\A(?:\|\||&&|;)\Z", "the words ||, && and ; end a command"),
     (r"\\\Z", "a backslash at the end of a line joins the next line to it"),
 )
-_IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "iPXE replaces several spaces by one"))
+_IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "iPXE merges consecutive spaces into one"))
 _IPXE_HARMFUL: Final = re.compile(
     r"""[^ -~] | \A- | \$(?=\{) | (?<![^ ])\# | (?<![^ ])(?:\|\||&&|;)(?![^ ]) | \\\Z""", re.VERBOSE
 )

@@ -25,7 +25,7 @@ _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(text: str) -> str:
-    """Escape text as one line that cannot control a terminal and that shows its characters in their order.
+    """Escape text for one line of output, without control characters and characters that change the order of text.
 
     Each control character (C0, DEL, C1, line ends), each character that is invisible or that reorders its neighbours,
     each lone surrogate, and each space other than U+0020 becomes an escape. The first ``#`` of a command for a CI

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -42,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The images of boots and packages are too big for memory. Tests of disks create their own (`disks_and_terminals`).
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     cases.lives = config.getoption("lives")
     how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=cases.examples(100))
     settings.register_profile("gitboot", how)

@@ -183,7 +183,7 @@ NOWHERE = [
 ]  # fmt: skip
 ONLY_SOME = {
     # what it is: (the argument, who refuses it, why)
-    "two spaces": ("a=b  c", {"iPXE"}, "replaces several spaces by one"),
+    "two spaces": ("a=b  c", {"iPXE"}, "merges consecutive spaces into one"),
     "a setting of iPXE's": ("a=${net0/mac}", {"iPXE"}, "expand"),
     "a setting in a setting": ("a=${${x}}", {"iPXE"}, "expand"),
     "|| as a word": ("a=b || reboot", {"iPXE"}, "end a command"),

@@ -126,7 +126,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def is_absent(self) -> bool:
-        """Whether machines cannot or must not boot from the artifact. False if the server does not answer."""
+        """Whether the artifact is missing, wrong or unsigned. False if the server does not answer."""
         return self.presence in (Presence.MISSING, Presence.WRONG, Presence.UNSIGNED)
 
 
@@ -294,7 +294,7 @@ class Fetcher(Protocol):
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
-    """Return the new result, or ``before`` if the server does not answer and the artifact was absent before."""
+    """Return the new result. If the server does not answer and the artifact was absent, return ``before``."""
     if now.presence is not Presence.UNKNOWN or before is None or not before.is_absent:
         return now
     return now if before.presence is Presence.UNSIGNED and now.signer is not None else before

@@ -128,9 +128,11 @@ def identify(
         return SameMachine()
     if is_same is None:
         return UnprovenIdentity(
-            message=f"the BMC shows {reported}, so gitboot cannot check whether it is {document_text}"
+            message=f"the BMC reports {reported}, so gitboot cannot check whether it is {document_text}"
         )
-    message = f"the BMC shows {reported}, and the document has {document_text}{_format_remedy(document, reported)}"
+    message = (
+        f"the BMC reports {reported}, but the Server document has {document_text}{_format_remedy(document, reported)}"
+    )
     return AnotherMachine(message=message)
 
 
@@ -271,7 +273,7 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
     if not fields:
         return ""
     line = f"reports: {{{', '.join(fields)}}}"
-    return f". If the BMC belongs to the machine of the document, add {line} to bmc. If not, correct bmc.address"
+    return f". If this BMC belongs to the server, you can add {line} under bmc in the Server document"
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):

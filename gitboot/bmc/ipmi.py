@@ -99,7 +99,7 @@ class IpmiConnection:
         )
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Return ``observed`` unchanged, because IPMI does not report a clock."""
+        """Return ``observed`` unchanged, because IPMI does not report the time of the BMC."""
         return observed
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:

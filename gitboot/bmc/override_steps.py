@@ -404,8 +404,8 @@ def _apply_override(
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
         return request_operator(
-            f"the BMC showed {record.override}{uri} for {record.reason} before this instance set it. Another instance"
-            " may have installed the machine, so gitboot does not set it"
+            f"the BMC already had {record.override}{uri}, the override for {record.reason}, although this instance"
+            " never set it. Another instance may have set it, and the machine may already have booted from it"
         )
     if record is None and _is_set_by_another(wanted, override, observed):
         return ConfirmRecord(
@@ -426,8 +426,8 @@ def _apply_override(
         if not (wanted.set_again and record.state is OverrideState.LOST):
             return NoChange()
         return request_operator(
-            f"{record.override} for {record.reason} is gone, and gitboot cannot prove that a reset consumed it, so"
-            " gitboot does not set it again"
+            f"{record.override} for {record.reason} is gone, and gitboot cannot prove that the machine booted from it,"
+            " so gitboot does not set it again"
         )
     if not is_shown(record.override, observed):
         return _restore_override(wanted, record, override, observed, now, moving_marks)

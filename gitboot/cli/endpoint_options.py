@@ -271,7 +271,7 @@ shared_ledger_options = combine_options(
         metavar="URL",
         help="The PostgreSQL database with the ledger of the instance, as in `gitboot run --ledger`. The endpoint "
         "sends the fetches in --spool to this database, and records each one-time boot there before it serves "
-        "the boot. Default: an instance on this host reads --spool.",
+        "the boot. Default: none. An instance on this host then reads --spool.",
     ),
     click.option(
         "--ledger-password",

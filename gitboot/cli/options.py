@@ -293,11 +293,11 @@ def check_reason(_: click.Context, parameter: click.Parameter, text: str | None)
     if text is None:
         return None
     if not text.strip():
-        raise click.BadParameter("the reason is empty: write why you do this", param=parameter)
+        raise click.BadParameter("the reason is empty: write why you make this change", param=parameter)
     if is_placeholder_reason(text):
         raise click.BadParameter(
-            f"{printable(text)} is the placeholder of an example: write why you do this, for example 'INC-4711: disk "
-            "replaced'",
+            f"{printable(text)} is the placeholder of an example: write why you make this change, for example "
+            "'INC-4711: disk replaced'",
             param=parameter,
         )
     return text

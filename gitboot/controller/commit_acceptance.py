@@ -29,6 +29,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
 from gitboot.git.clone import Source
+from gitboot.git.signatures import parse_untrusted_commit
 from gitboot.jsonio import format_instant
 from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
@@ -47,7 +48,7 @@ from gitboot.review.guards import (
 )
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, Held, PassedCommit
-from gitboot.text import format_count, format_names, format_rest
+from gitboot.text import format_count, format_names, format_rest, printable
 
 if TYPE_CHECKING:
     from gitboot.git.signatures import SignatureChecker
@@ -190,7 +191,7 @@ class CommitAcceptor:
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
 
-        After a start, this first restores the commit that was accepted last. The caller must store the attempt in the
+        After a start, first restore the last accepted commit. The caller must store the attempt in the
         ledger and then call `adopt`.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
@@ -614,11 +615,31 @@ def format_accepted(commit: Commit, signer: Signer | None = None) -> str:
 
 def format_rejected(attempt: Attempt) -> str:
     first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
-    rest = format_rest(len(attempt.problems) - 1, "problem")
-    which = attempt.attempted[:12] if attempt.attempted is not None else "the commit that was accepted before the start"
-    if attempt.retry_at is None or not attempt.is_unevaluated:
-        return f"{which} is invalid: {first}{rest and f' {rest}'}"
-    return f"{which} could not be evaluated: {first}. gitboot tries again at {format_instant(attempt.retry_at)}"
+    attempted = attempt.attempted
+    which = f"commit {attempted[:12]}" if attempted is not None else "the commit that was accepted before the start"
+    if attempt.retry_at is not None and attempt.is_unevaluated:
+        text = f"{which} was not evaluated: {first.message} ({first.code})"
+        return f"{printable(text)}. gitboot will retry at {format_instant(attempt.retry_at)}"
+    if first.code is Code.UNTRUSTED:
+        ancestor = parse_untrusted_commit(first)
+        what = f"its ancestor {first.message}" if ancestor is not None else first.message
+        if ancestor is not None and attempted is not None and attempted.startswith(ancestor):
+            what = f"it{first.message.removeprefix(ancestor)}"
+        return printable(f"{which} is not accepted: {what} ({first.code})")
+    place = f"{first.path}:{first.line}:{first.column}: " if first.path != "." else ""
+    hint = f". {first.hint[:1].upper()}{first.hint[1:]}" if first.hint else ""
+    others = len(attempt.problems) - 1
+    rest = f". The commit has {format_count(others, 'other problem')}" if others else ""
+    return f"{printable(f'{which} is invalid: {place}{first.code}: {first.message}{hint}')}{rest}"
+
+
+def find_untrusted_commit(attempt: Attempt) -> str | None:
+    """Return the commit that no trusted key signed: the attempted commit or an ancestor. None: all are trusted."""
+    untrusted = next((each for each in attempt.problems if each.code is Code.UNTRUSTED), None)
+    if untrusted is None:
+        return None
+    found, attempted = parse_untrusted_commit(untrusted), attempt.attempted
+    return attempted if found is None or (attempted is not None and attempted.startswith(found)) else found
 
 
 _AFTER_GAP: Final = (
@@ -634,22 +655,18 @@ def format_held(candidate: Candidate) -> str:
     The message has no command, because a terminal wraps the message. The remedy of the condition is the command.
     """
     verdict = candidate.verdict
-    trips = " and ".join(
-        f"{trip.guard} ({phrases.format_trip(trip)})" for trip in verdict.trips if not trip.acknowledged
-    )
+    trips = " and ".join(phrases.format_exceeded_limit(trip) for trip in verdict.trips if not trip.acknowledged)
+    message = f"commit {candidate.commit.revision[:12]} is on hold until it is approved: {trips}"
     if Guard.MAX_REINSTALLS in verdict.holding and candidate.reinstalls:
-        trips = f"{trips} ({format_names(candidate.reinstalls)})"
+        message = f"{message}. Servers to reinstall: {format_names(candidate.reinstalls)}"
     if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
         gets = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
         rest = format_rest(len(verdict.inherited) - _MAX_INHERITED, "identity")
-        trips = f"{trips} ({gets}{rest and f' {rest}'})"
-    message = f"{candidate.commit.revision[:12]} is held by {trips}"
+        message = f"{message}. Moved identities: {gets}{rest and f' {rest}'}"
     if not candidate.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
     if not _acknowledging_lines(verdict, candidate.need):
-        message = f"{message}. A commit message cannot acknowledge it"
-    elif candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding:
-        message = f"{message}. A line in the message of a signed commit can acknowledge it"
+        message = f"{message}. Only gitboot approve can approve it, not a line in a commit message"
     if candidate.released:
         message = (
             f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the "
@@ -657,7 +674,7 @@ def format_held(candidate: Candidate) -> str:
         )
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         names = format_names([revision[:12] for revision, _ in candidate.steps])
-        message = f"{message}. You can also acknowledge each merge on its own: {names}"
+        message = f"{message}. You can also approve each merge on its own: {names}"
     unheeded = tuple(
         f"{phrases.format_value(each.line)!r} does not count: {phrases.format_value(each.why)}"
         for each in candidate.unheeded
@@ -670,7 +687,7 @@ def format_acknowledgement(candidate: Candidate) -> str:
     verdict = candidate.verdict
     ways = [f"run {format_approval(verdict.digest)}"]
     if candidate.heeds_lines and (lines := _acknowledging_lines(verdict, candidate.need)):
-        ways.insert(0, f"add to a commit message: {' '.join(lines)}")
+        ways.insert(0, f"add the line {' '.join(lines)} to {describe_ack_message(candidate)}")
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         steps = "; ".join(
             f"{revision[:12]}: {' '.join(_acknowledging_lines(step, candidate.need)) or 'gitboot approve'}"
@@ -678,6 +695,12 @@ def format_acknowledgement(candidate: Candidate) -> str:
         )
         ways.append(f"acknowledge each merge on its own: {steps}")
     return f"To let it through, {'. Or '.join(ways)}"
+
+
+def describe_ack_message(candidate: Candidate) -> str:
+    """Return in which commit message a line can acknowledge a held commit."""
+    is_signed = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in candidate.verdict.holding
+    return f"the message of a {'signed' if is_signed else 'new'} commit"
 
 
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:

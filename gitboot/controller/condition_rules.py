@@ -11,7 +11,14 @@ from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, is_withheld
 from gitboot.controller.bmcs.schedule import BmcState
-from gitboot.controller.commit_acceptance import format_accepted, format_acknowledgement, format_held, format_rejected
+from gitboot.controller.commit_acceptance import (
+    describe_ack_message,
+    find_untrusted_commit,
+    format_accepted,
+    format_acknowledgement,
+    format_held,
+    format_rejected,
+)
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import find_fleet_stop
@@ -23,49 +30,48 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, 
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
-from gitboot.resolve.provisioning_record import StopScope
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Run, StepEvidence, StopScope
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS
-from gitboot.status.conditions import Condition, Event, find_condition_type, find_remedy
+from gitboot.status.conditions import LOCKED_LEDGER, Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
-from gitboot.text import format_count, format_names, format_rest
+from gitboot.text import format_age, format_count, format_names, format_rest
 
-_ADOPT: Final = "adopt (all servers are installed as Git wants)"
-_BEGIN_HINTS: Final = {
-    "NewLedger": f"gitboot installs no server until you run gitboot records begin with one of: {_ADOPT}, a file of "
-    "exported records, or fresh (no server is installed, so gitboot erases the disks of all servers and installs them)",
-    "RestoredLedger": "gitboot installs no server until you run gitboot records begin with one of: OUTPUT/ops/records "
-    f"(the records that gitboot published), {_ADOPT}, or as-recorded (the ledger is right)",
-    "ForeignLedger": "gitboot installs no server until you choose another --out, or run gitboot records begin with one "
-    f"of: OUTPUT/ops/records (the records that the other instance published), or {_ADOPT}",
-    "DamagedLedger": "gitboot installs no server until you run gitboot records begin with one of: OUTPUT/ops/records "
-    f"(the records that gitboot published), or {_ADOPT}",
-}
 _DOUBTS: Final = {
-    "RestoredLedger": "the ledger is an older copy, so it has no record of later installations",
-    "ForeignLedger": "another instance published OUTPUT, and this ledger has no record of its installations",
-    "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which has no record of what is installed",
+    "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
+    "from it. gitboot installs no server until you state which records are correct, with gitboot records begin",
+    "ForeignLedger": "the files in OUTPUT were published with another ledger, so the ledger of this instance does not "
+    "know what was installed. gitboot installs no server until you choose another --out, or state what is installed, "
+    "with gitboot records begin",
+    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger, which does not know which servers are "
+    "installed. gitboot installs no server until you state which are, with gitboot records begin",
 }
 _CLOCK_STATES: Final = {
-    ClockState.SYNCHRONISED: "a time service synchronizes the clock",
+    ClockState.SYNCHRONISED: "a time service controls the clock",
     ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.UNKEPT: "the kernel reports that no time service synchronizes the clock",
-    ClockState.UNKNOWN: "the kernel does not report whether a time service synchronizes the clock",
+    ClockState.UNKEPT: "the kernel reports that no time service controls the clock",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
 }
-_UNFINISHED_BOOTS: Final = {  # the worst first; NAMES are the servers
-    "OutcomeUnknown": "gitboot cannot tell whether these servers booted the installer: NAMES. The endpoint may have "
-    "served the boot, and recorded no outcome",
-    "NeedsOperator": "gitboot cannot tell whether these servers were installed: NAMES. Their boot overrides are gone, "
-    "or were set by another instance",
-    "Failed": "the installation of these servers failed: NAMES",
-    "Overdue": "the installation of these servers has made no progress for too long: NAMES",
+# The texts for one server and for several servers, the worst reason first. NAMES are the servers.
+_UNFINISHED_BOOTS: Final = {
+    "OutcomeUnknown": (
+        "gitboot does not know whether NAME booted the installer: DETAIL, but the endpoint did not record whether the "
+        "transfer completed",
+        "gitboot does not know whether these servers booted the installer, because the endpoint did not record whether "
+        "the transfer completed: NAMES",
+    ),
+    "NeedsOperator": (
+        "gitboot does not know whether NAME was installed. Its boot override is gone, or was set by another instance",
+        "gitboot does not know whether these servers were installed, because their boot overrides are gone, or were "
+        "set by another instance: NAMES",
+    ),
+    "Failed": ("the installation of NAME failed: DETAIL", "the installation of these servers failed: NAMES"),
+    "Overdue": (
+        "the installation of NAME has made no progress since DETAIL",
+        "the installation of these servers has made no progress for more than DURATION: NAMES",
+    ),
 }
-# Without the User-Agent, a log does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
-_NEW_LOGS: Final = (
-    "In that case, first install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each mirror. An "
-    "older nginx.conf logs no User-Agent, so a fetch by GRUB or PXELINUX would not prove an installation"
-)
 _LATE: Final = timedelta(minutes=5)
 _OVERDUE: Final = timedelta(minutes=2)  # after a transition, verify-mirror accepts the previous version for this long
 _ROOT_WARNING: Final = timedelta(days=60)  # enough time for an operator to get the root key from its safe
@@ -81,11 +87,13 @@ _BMC_TEXTS: Final = {
     "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
     "NeedsOperator": "gitboot cannot tell whether NAME has booted or was reset. It changes nothing at this BMC until "
     "you resolve this",
-    "Overdue": "since TIME, gitboot has failed to set or clear the boot override of NAME. It keeps trying",
-    "Stalled": "gitboot could not set or clear the boot override of NAME. It tries again every 10 minutes",
+    "Overdue": "gitboot has been unable to change the boot override of NAME since TIME. It keeps trying",
+    "Stalled": "gitboot could not change the boot override of NAME. It retries every 10 minutes",
     "Unsupported": "the BMC of NAME does not support the boot that its plan needs, so gitboot sets no boot override",
-    "Waiting": "gitboot could not set or clear the boot override of NAME yet. It tries again by itself",
+    "Waiting": "gitboot has not been able to change the boot override of NAME yet. It will retry automatically",
 }
+_NOT_CHECKED: Final = "Machines do not check this list, so they boot as before"
+_EXPECTED: Final = "This is expected if the other instance is meant to be active"
 _NO_RETRY: Final = ("ForeignTree", "LockedByAnother")  # errors of a target after which gitboot does not try again
 
 
@@ -126,6 +134,17 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
     }
     if (output := state.knowledge.facts.output) is not None:
         values["OUTPUT"] = output
+    if (spool := state.knowledge.facts.spool) is not None:
+        values["SPOOL"] = spool
+    if (problem := find_untrusted_commit(state.attempt)) is not None:
+        values["UNTRUSTED"] = problem
+    if (gone := state.attempt.gone) is not None:
+        values["REMOVED"] = gone.commit
+    if state.fetched is not None and (mismatch := state.fetched.elsewhere) is not None:
+        values["FOLLOWED"] = mismatch.followed
+        values |= {"BRANCH": mismatch.branch} if mismatch.branch is not None else {}
+    if state.signed_list is not None and state.signed_list.key_folder is not None:
+        values["KEYFOLDER"] = state.signed_list.key_folder
     if (held := state.attempt.held) is not None:
         values["DIGEST"] = held.digest[:SHOWN_DIGITS]
     if claims := state.knowledge.claims:
@@ -145,45 +164,58 @@ def _remedy(
         case "PowerWavesRunning":
             values = {**values, "SERVER": min(min(who) for who in state.schedule.stopped_maintenances.values())}
         case "InstallsCompleted":
-            named = {name for servers in _unproven(state, at).values() for name in servers}
+            unproven = _unproven(state, at)
+            named = {name for servers in unproven.values() for name in servers}
+            if condition.reason == "Failed":  # its remedy installs the servers again
+                named = unproven["Failed"]
         case "RecordsVerified":
             named = state.plans.unknown
         case "SecretsPrivate":
             named = _check_unexpected_fetches(state)
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
             return (
-                f"ledger: {values['LEDGER']}  # only if this instance should take over. Stop the other instance, then "
-                f"write this for the site {accepted.site} in the spec of the Fleet"
+                f"ledger: {values['LEDGER']}  # only to make this instance active: stop the other instance, then set "
+                f"this for the site {accepted.site} in the spec of the Fleet"
             )
+        case "MaintenanceRunsStarted":
+            named = _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
+        case "LedgerWritable" if _is_locked(state.unwritable or ""):
+            return LOCKED_LEDGER
     if named:
         values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
     found, commit = find_remedy(condition.type, condition.reason, values), state.commit
     has_sites = commit is not None and commit.fleet.has_instances_by_site
     if found is not None and condition.reason == "UnverifiedServers" and has_sites:
-        found += ". If another site had the servers before, use records take-over FILE"
+        it = "it" if len(named) == 1 else "a server"
+        found += (
+            f". If another site managed {it} before, run gitboot records hand-over there, and gitboot records "
+            "take-over here with its output"
+        )
+    held, candidate = state.attempt.held, state.attempt.candidate
+    if found is not None and condition.reason == "GuardTripped" and held and held.lines and candidate is not None:
+        message = describe_ack_message(candidate)
+        found += f". Or approve it in Git: gitboot status prints a Gitboot-Ack line. Write this line into {message}"
     return found
 
 
 def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
-    stays = (
-        f". gitboot still serves the boots of commit {attempt.accepted.revision[:12]}"
-        if attempt.accepted is not None
-        else ""
-    )
+    served = attempt.accepted.revision[:12] if attempt.accepted is not None else None
+    stays = f". gitboot still serves commit {served}" if served is not None else ""
+    until_then = f". Until then, gitboot serves commit {served}" if served is not None else ""
     if attempt.trouble is not None:
         reason, message = attempt.trouble
-        message = f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. gitboot tries again by itself"
+        message = f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. gitboot will retry automatically"
         yield "SourceReady", False, reason, message
     elif fetched is not None and fetched.failed:
         message = (
-            f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. gitboot tries again by itself"
+            f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. gitboot will retry automatically"
         )
         yield "SourceReady", False, fetched.reason, message
     elif fetched is not None:
         yield "SourceReady", True, fetched.reason, fetched.message
     if fetched is not None and fetched.elsewhere is not None:
-        yield "BranchFollowed", False, *fetched.elsewhere
+        yield "BranchFollowed", False, fetched.elsewhere.reason, fetched.elsewhere.message
     if suspension is not None and at < suspension.until:
         message = (
             f"{suspension.who} suspended this instance until {format_instant(suspension.until)}, so it accepts no "
@@ -209,14 +241,20 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
             "CommitAccepted",
             False,
             "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            f"{format_rejected(attempt)}{stays}",
+            f"{format_rejected(attempt)}{until_then if attempt.is_unevaluated else stays}",
         )
     if (gone := attempt.gone) is not None and gone.servers:
-        servers = format_count(gone.servers, "server")
-        newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"
+        commit, servers = gone.commit[:12], format_count(gone.servers, "server")
         message = (
-            f"commit {gone.commit[:12]} removed the install boots of {servers}, and the branch no longer has this "
-            f"commit. gitboot withholds these boots until {newer}, or until you start gitboot once with --allow-rewind"
+            f"the branch was rewritten (force push?) and no longer contains commit {commit}, which had removed the "
+            f"install boots of {servers}. gitboot still withholds these boots, because they erase disks. "
+        )
+        message += (
+            f"If you push commit {commit} again, they stay removed. If you push any other new commit, gitboot serves "
+            "the install boots that the new commit has"
+            if gone.is_here
+            else f"It withholds them until the branch contains commit {commit} again. Other new commits do not change "
+            "this, because gitboot no longer has a copy of that commit"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 
@@ -225,44 +263,46 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
     identity = knowledge.facts.identity
     if state.unwritable is not None:
+        error = state.unwritable
         message = (
-            f"gitboot cannot write to the ledger: {state.unwritable}. It tries again every 5 s. Until then, it records "
-            "no installation and sets no boot override"
+            f"another process has locked the ledger {error.partition(': ')[0]}. gitboot"
+            if _is_locked(error)
+            else f"gitboot cannot write to the ledger: {error}. It"
         )
+        message += " retries every 5 s. Until then, it records no installations and sets no boot overrides"
         yield "LedgerWritable", False, "Failed", message
     else:
         yield "LedgerWritable", True, "Writable", "gitboot stored all changes in the ledger"
     if accepted is None:
         return
     if state.commit is None:
-        whose = f"the ledger {accepted.ledger}" if accepted.ledger != NO_LEDGER else f"no ledger for {accepted.site}"
         message = (
-            f"the Fleet names {whose}, and this instance has the ledger {identity}, so this instance is a standby. It "
-            "publishes no boot files and does not change BMCs. This is normal if the other instance should act"
+            f"this instance is a standby, because {_describe_named_ledger(accepted, accepted.ledger, identity)}. It "
+            f"publishes no boot files and does not change BMCs. {_EXPECTED}"
         )
         if orders is not None and orders.ledger == identity:
-            message += ". The newest Fleet names this ledger, so this instance acts as soon as that commit is accepted"
+            message += (
+                ". The newest Fleet names this ledger, so this instance becomes active when gitboot accepts that commit"
+            )
         yield "LedgerNamed", False, "AnotherLedger", message
         return
     if not state.may_act:
         acts_next = orders is not None and orders.ledger in (None, identity)
         is_orphaned = accepted.ledger == NO_LEDGER if acts_next else state.is_orphaned
         named = (None if orders is None or acts_next else orders.ledger, accepted.ledger)
-        other = next(
-            (f"the ledger {each}" for each in named if each not in (None, identity, NO_LEDGER)), "another ledger"
-        )
-        who = f"no ledger for {accepted.site}" if is_orphaned else other
+        other = next((each for each in named if each not in (None, identity, NO_LEDGER)), None)
+        who = _describe_named_ledger(accepted, NO_LEDGER if is_orphaned else other, identity)
         message = (
-            f"the Fleet names {who}, and this instance has the ledger {identity}, so this instance is a standby now. "
-            "It sets no boot overrides and withholds install boots. It still ends maintenance windows and clears the "
-            "overrides that it set"
+            f"this instance is now a standby, because {who}. It sets no boot overrides and serves no install boots. It "
+            "still ends maintenance windows and clears the overrides that it set"
         )
         if acts_next:
             message += (
-                ". The newest Fleet names this ledger, so this instance acts again as soon as that commit is accepted"
+                ". The newest Fleet names this ledger, so this instance becomes active again when gitboot accepts that "
+                "commit"
             )
         elif not is_orphaned:
-            message += ". This is normal if the other instance should act"
+            message += f". {_EXPECTED}"
         yield "LedgerNamed", False, "BecameStandby", message
     unknown = state.plans.unknown
     if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
@@ -270,10 +310,8 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     elif unknown:
         message = (
             f"the ledger does not record whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} installed, so "
-            f"gitboot does not install {'it' if len(unknown) == 1 else 'them'}. Run gitboot records set to record it"
+            f"gitboot does not install {'it' if len(unknown) == 1 else 'them'}"
         )
-        if accepted.fleet.has_instances_by_site:
-            message += ", or gitboot records take-over if another site had the servers before"
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
         yield "RecordsVerified", True, "Verified", "the ledger has a record of each server"
@@ -287,10 +325,22 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     new = (
-        "the ledger is new and does not record what is installed, and the fleet requires the installation of "
-        f"{format_count(provisioned, 'server')}"
+        "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
+        f"installation of {format_count(provisioned, 'server')}. gitboot installs no server until you state which are "
+        "installed, with gitboot records begin"
     )
-    return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
+    return doubt, _DOUBTS.get(doubt, new)
+
+
+def _describe_named_ledger(commit: Commit, ledger: str | None, identity: str) -> str:
+    if ledger == NO_LEDGER:
+        return f"the Fleet names no ledger for {commit.site} (this instance has {identity})"
+    return f"the Fleet names another ledger ({f'{ledger}; ' if ledger is not None else ''}this instance has {identity})"
+
+
+def _is_locked(error: str) -> bool:
+    """Return whether an error of the ledger shows that another process has locked its file (SQLite, SQLITE_BUSY)."""
+    return error.endswith("(database is locked)")
 
 
 def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
@@ -300,13 +350,18 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     documents = "documents" if len(without) > 1 else "document"
     bmcs = f", or add a BMC to the Server {documents} of {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
-        bmcs += f", or name a ledger in the Fleet, so that gitboot sets overrides for {_some(plans.unseen - without)}"
+        others = _some(plans.unseen - without)
+        bmcs += f", or name a ledger in the Fleet: gitboot then sets boot overrides for {others}, and sees their use"
     message = (
-        f"gitboot could not see whether {_some(plans.unseen)} boots, so it does not install this server"
+        f"gitboot does not install {_some(plans.unseen)}, because it has no way to see whether this server boots"
         if len(plans.unseen) == 1
-        else f"gitboot could not see whether these servers boot, so it does not install them: {_some(plans.unseen)}"
+        else f"gitboot does not install these servers, because it has no way to see whether they boot: "
+        f"{_some(plans.unseen)}"
     )
-    message += f". The Fleet has evidence: {commit.decisions.evidence}. Start gitboot with --listen or --spool{bmcs}"
+    message += (
+        f". The Fleet requires such evidence (evidence: {commit.decisions.evidence}). Start gitboot with --listen or "
+        f"--spool{bmcs}"
+    )
     return "EvidenceAvailable", False, "NoEvidence", message
 
 
@@ -330,9 +385,9 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     else:
         yield "InstallsAllowed", True, "Allowed", "no stop is in force"
     if (wrong := describe_clock_lag(facts, at)) is not None:
-        yield "ClockTrusted", False, "Behind", f"gitboot does not change BMCs: {wrong}"
+        yield "ClockTrusted", False, "Behind", f"gitboot does not change BMCs, because {wrong}"
     elif (wrong := describe_unkept_clock(facts, state.keeping)) is not None:
-        yield "ClockTrusted", False, "Unsynchronised", f"gitboot does not change BMCs: {wrong}"
+        yield "ClockTrusted", False, "Unsynchronised", f"gitboot does not change BMCs, because {wrong}"
     else:
         yield "ClockTrusted", True, str(state.keeping), _CLOCK_STATES[state.keeping]
 
@@ -363,31 +418,69 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
         )
     yield _of_the_boots(state, at)
     yield from _of_the_artifacts(state)
-    overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.find_overdue_runs(at).items()}
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
-        message = (
-            "the endpoint may have served the boot of a maintenance to these servers, and recorded no outcome: "
-            f"{_each(unknown)}. gitboot does not serve this boot again"
-        )
-        yield "MaintenanceRunsStarted", False, "OutcomeUnknown", message
-    elif overdue:
-        message = (
-            "the endpoint served the boot of a maintenance to these servers, and the run has not started: "
-            f"{_each(overdue)}. gitboot does not serve this boot again"
-        )
-        yield "MaintenanceRunsStarted", False, "Overdue", message
+        yield "MaintenanceRunsStarted", False, "OutcomeUnknown", _describe_unknown_runs(plans, unknown)
+    elif overdue := state.find_overdue_runs(at):
+        yield "MaintenanceRunsStarted", False, "Overdue", _describe_overdue_runs(overdue)
     if late := [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]:
-        message = f"these pins or holds are past their deadlines, and remain in effect: {', '.join(late)}"
+        message = (
+            f"{late[0]} is past its deadline, but remains in effect"
+            if len(late) == 1
+            else f"these pins or holds are past their deadlines, but remain in effect: {', '.join(late)}"
+        )
         yield "OptOutsInTime", False, "Overdue", message
     else:
         yield "OptOutsInTime", True, "InTime", "no pin or hold is past its deadline"
+
+
+def _describe_unknown_runs(plans: Plans, serves: Mapping[str, StepEvidence]) -> str:
+    boots = {name: f"Maintenance/{plan.maintenance}" for name in serves if (plan := plans.servers[name].plan)}
+    if len(serves) == 1:
+        ((name, seen),) = serves.items()
+        return (
+            f"gitboot does not know whether {name} got the boot files of {boots[name]}: {_describe_request(seen)}, but "
+            "the endpoint did not record whether the transfer completed. gitboot will not serve these files again"
+        )
+    details = {name: f"{boots[name]}: {_describe_request(seen)}" for name, seen in serves.items()}
+    return (
+        "gitboot does not know whether these servers got the boot files of their maintenance, because the endpoint did "
+        f"not record whether the transfer completed: {_each(details)}. gitboot will not serve these files again"
+    )
+
+
+def _describe_overdue_runs(runs: Mapping[str, tuple[str, Run]]) -> str:
+    if len(runs) == 1:
+        ((name, (maintenance, run)),) = runs.items()
+        how = "fetched the boot files" if run.given is None or run.given.path else "used the boot override"
+        return (
+            f"{name} {how} of Maintenance/{maintenance} at {format_instant(run.at)}, but the maintenance has not "
+            "started. gitboot will not serve them again"
+        )
+    details = {name: f"Maintenance/{each} at {format_instant(run.at)}" for name, (each, run) in runs.items()}
+    return (
+        f"these servers fetched the boot files of a maintenance, but the maintenance has not started: {_each(details)}"
+        ". gitboot will not serve them again"
+    )
+
+
+def _describe_request(seen: StepEvidence) -> str:
+    return f"{seen.client} requested {seen.path} at {format_instant(seen.at)}"
+
+
+def _describe_failure(failure: Failure) -> str:
+    when, last = format_instant(failure.at), failure.log.splitlines()[-1:]
+    return (
+        f'{failure.client} reported "{last[0]}" at {when}'
+        if last
+        else f"{failure.client} reported the failure at {when}"
+    )
 
 
 def _describe_publish_failure(reason: str, error: str, applied: str | None) -> str:
     message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}"
     files = f"the boot files of commit {applied[:12]}" if applied is not None else "the files that OUTPUT already has"
     message += f". Machines still get {files}"
-    return message if reason in _NO_RETRY else f"{message}. gitboot tries again by itself"
+    return message if reason in _NO_RETRY else f"{message}. gitboot will retry automatically"
 
 
 def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
@@ -404,7 +497,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
         ]
         message = (
             f"gitboot withholds these boots until their files are available: {_some(boots)}. gitboot checks the files "
-            "again by itself"
+            "again automatically"
         )
         yield "ArtifactsPresent", False, "Missing", message
     if withheld or sightings is None:
@@ -427,8 +520,18 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
 
 def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     if found := _unproven(state, at):
-        texts = (_UNFINISHED_BOOTS[reason].replace("NAMES", _each(servers)) for reason, servers in found.items())
-        message = f"{'. '.join(texts)}. gitboot does not install these servers again by itself"
+        texts, duration = list[str](), format_age(state.longest_step.total_seconds())
+        for reason, servers in found.items():
+            one, several = _UNFINISHED_BOOTS[reason]
+            text = several.replace("DURATION", duration).replace("NAMES", _each(servers))
+            if len(servers) == 1:
+                ((name, detail),) = servers.items()
+                if reason == "Overdue":
+                    detail = _describe_progress(state.find_overdue(at)[name])
+                text = one.replace("NAME", name).replace("DETAIL", detail)
+            texts.append(f"{text[0].upper()}{text[1:]}" if texts and not text.startswith("gitboot") else text)
+        them = "it" if len({name for servers in found.values() for name in servers}) == 1 else "them"
+        message = f"{'. '.join(texts)}. gitboot will not install {them} again automatically"
         return "InstallsCompleted", False, next(iter(found)), message
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
@@ -443,23 +546,34 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
     """
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
-        "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
-        "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
-        "Failed": {name: str(attempt.failed) for name, attempt in plans.begun.items() if attempt.failed is not None},
-        "Overdue": {
-            name: f"{each.step.label.lower()}: {each.last_seen}" for name, each in state.find_overdue(at).items()
+        "OutcomeUnknown": {
+            name: _describe_request(each) for name, each in _unknown_serves(plans, Cause.OUTCOME).items()
         },
+        "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
+        "Failed": {
+            name: _describe_failure(attempt.failed)
+            for name, attempt in plans.begun.items()
+            if attempt.failed is not None
+        },
+        "Overdue": {name: str(each.last_seen) for name, each in state.find_overdue(at).items()},
     }
     return {reason: servers for reason, servers in found.items() if servers}
 
 
-def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
-    """Return, by server, a description of the first request to which an endpoint may have sent the boot."""
+def _describe_progress(attempt: InstallAttempt) -> str:
+    seen = attempt.last_seen
+    what = f"{seen.client} fetched {seen.path}" if seen.path else "it used its boot override"
+    started = "the installer started: " if attempt.is_running else ""
+    return f"{format_instant(seen.at)}, when {started}{what}"
+
+
+def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
+    """Return, by server, the first request to which an endpoint may have sent the boot."""
     found = {}
     for server in (plans.servers[name] for name in plans.unknown_outcomes):
         if server.plan is not None and server.plan.cause is cause and server.record is not None:
             serves = [each.seen for each in server.record.unknown_serves if not each.is_withheld]
-            found[server.decision.server] = str(min(serves, key=lambda each: each.at))
+            found[server.decision.server] = min(serves, key=lambda each: each.at)
     return found
 
 
@@ -492,11 +606,17 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "BmcsSet", False, "LedgerNotNamed", message
     if schedule.stopped_maintenances:
         minutes = state.longest_step // timedelta(minutes=1)
-        message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
+        stopped = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
         message = (
-            f"these servers are not back in service {minutes} minutes after gitboot switched their power: {message}. "
-            "gitboot switches no other server of the maintenance until they are back"
+            f"these servers are not back in service {minutes} minutes after gitboot switched their power: {stopped}. "
+            "gitboot does not switch other servers of the maintenance until they are back"
         )
+        if [len(who) for who in schedule.stopped_maintenances.values()] == [1]:
+            ((maintenance, (name,)),) = schedule.stopped_maintenances.items()
+            message = (
+                f"{name} is not back in service {minutes} minutes after gitboot switched its power for Maintenance/"
+                f"{maintenance}. gitboot does not switch other servers of this maintenance until {name} is back"
+            )
         yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
         message = f"maintenances may switch the power of {format_count(len(schedule.power), 'server')}"
@@ -515,7 +635,7 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         is_whole = serving.alive == serving.expected
         restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
         hung = f", {serving.hung} {'does' if serving.hung == 1 else 'do'} not respond" if serving.hung else ""
-        replaces = "" if is_whole else ". gitboot replaces the process by itself"
+        replaces = "" if is_whole else ". gitboot replaces the process automatically"
         are = "is" if serving.alive == 1 else "are"
         endpoints = format_count(serving.expected, "endpoint")
         message = f"{serving.alive} of {endpoints} {are} running{hung}{restarts}{replaces}"
@@ -529,7 +649,7 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (telling := state.telling) is not None and telling.failure is not None:
         reason, error = telling.failure
         message = f"gitboot could not report the result of a commit to the forge: {error.rstrip('.')}"
-        yield "CommitStatusReported", False, reason, f"{message}. gitboot tries again by itself"
+        yield "CommitStatusReported", False, reason, f"{message}. gitboot will retry automatically"
     elif telling is not None:
         reported = (
             f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
@@ -539,7 +659,9 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
         reason, error = state.unsent
-        message = f"gitboot could not send notices: {error.rstrip('.')}. gitboot keeps them and tries again by itself"
+        message = (
+            f"gitboot could not send notices: {error.rstrip('.')}. gitboot keeps them and will retry automatically"
+        )
         yield "NotificationsSent", False, reason, message
     if failures := state.thread_failures:
         names = ", ".join(each.thread for each in failures)
@@ -566,7 +688,7 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         due = format_instant(first.overdue_since or at)
         message = (
             f"gitboot could not update the target {first.name}{others} for a change that was due at {due}, such as the "
-            f"end of a maintenance window. Machines that boot from it may still get the boots of that window{why}"
+            f"end of a maintenance window. Machines that boot from there may still boot the maintenance image{why}"
         )
         yield "TargetsCurrent", False, "TransitionOverdue", message
     elif failing:
@@ -574,7 +696,7 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         name, behind = failing[0].name, failing[0].behind_since
         others = f" and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
         since = f". Its boot files have been out of date since {format_instant(behind)}" if behind is not None else ""
-        retry = "" if reason in _NO_RETRY else ". gitboot tries again by itself"
+        retry = "" if reason in _NO_RETRY else ". gitboot will retry automatically"
         message = f"gitboot cannot update the target {name}{others}: {_strip_target(message, name)}{since}{retry}"
         yield "TargetsCurrent", False, reason, message
     elif late:
@@ -582,7 +704,7 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
             f"{each.name} has not had the newest boot files since {format_instant(each.behind_since or at)}"
             for each in late
         )
-        message = f"{names}. Machines that boot from there get older boot files. gitboot tries again by itself"
+        message = f"{names}. Machines that boot from there get older boot files. gitboot will retry automatically"
         yield "TargetsCurrent", False, "Behind", message
     else:
         message = f"{format_count(len(following), 'target')} up to date, or being updated now"
@@ -605,20 +727,25 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
         if found.failure is not None:
             reason, message = found.failure
-            valid = f". The earlier list is valid until {format_instant(found.expires)}" if found.expires else ""
-            message = f"gitboot could not renew the signed list: {message.rstrip('.')}{valid}. Machines boot as before"
+            valid = (
+                f". The current list is valid until {format_instant(found.expires)}. After that, readers such as "
+                "gitboot verify-mirror reject it"
+                if found.expires is not None
+                else ""
+            )
+            message = f"gitboot could not renew the signed list: {message.rstrip('.')}{valid}. {_NOT_CHECKED}"
             yield "SignedListCurrent", False, reason, message
         elif found.expires is not None and found.expires <= at:
             message = (
                 f"the signed list expired at {format_instant(found.expires)}, so readers such as gitboot verify-mirror "
-                "reject it. Machines boot as before"
+                f"reject it. {_NOT_CHECKED}"
             )
             yield "SignedListCurrent", False, "Expired", message
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
             message = (
                 f"the root metadata of the signed list expires at {ends}. Until then, the signed list is valid. After "
-                "that, gitboot verify-mirror and other readers reject the list. Machines boot as before"
+                f"that, readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
             )
             yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
@@ -629,18 +756,20 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     lacking = [each for each in state.following if each.withheld]
     if names:
+        boots = "this server boots" if len(names) == 1 else "these servers boot"
         message = (
-            f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because "
-            f"copies of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Until you name an endpoint in "
-            "the Fleet, these servers boot their disks. Copies can also serve these boots, with "
-            f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
+            f"{format_names(names, _MAX_NAMED)}: {boots} from disk until you set an endpoint in the Fleet. Since the "
+            "upgrade, gitboot does not write one-time boots to OUTPUT, because a mirror of OUTPUT does not record who "
+            "fetched a file"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
+        count = lacking[0].withheld
+        boots, their = ("This server boots", "its") if count == 1 else ("These servers boot", "their")
         message = (
-            f"the target {lacking[0].name} does not have the one-time boots of "
-            f"{format_count(lacking[0].withheld, 'server')}, because a target does not record fetches, and the Fleet "
-            "names no endpoint that serves them instead. These servers boot their disks until you name an endpoint"
+            f"{format_count(count, 'server')} cannot get {their} one-time boots. The target {lacking[0].name} cannot "
+            "serve them, because it does not record who fetched a file. An endpoint can, but the Fleet sets none. "
+            f"{boots} from disk until you set one"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:

@@ -21,6 +21,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Denial, UnnamedProxy
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.fleet.revision import Revision
+from gitboot.git.clone import BranchMismatch
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import NO_LEDGER, Evidence
 from gitboot.model.scalars import SystemUuid
@@ -51,7 +52,7 @@ class Fetched:
     failed: bool = False
     began: datetime | None = field(default=None, compare=False)  # start of the last fetch that finished
     commit: str | None = field(default=None, compare=False)  # the commit that was fetched last
-    elsewhere: tuple[str, str] | None = None  # reason and message if HEAD does not name the followed branch
+    elsewhere: BranchMismatch | None = None  # None: HEAD names the followed branch
 
 
 class LimitedFiles(NamedTuple):

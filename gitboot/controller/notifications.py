@@ -489,7 +489,7 @@ class _Table(Struct, frozen=True):
         )
 
     def _text(self, key: str) -> str | None:
-        """Return the value of a key, either from the table or from the file that the key KEY-file names."""
+        """Return the value of a key in the table, or the content of the file if the table has KEY-file instead."""
         here, there = self.given.get(key), self.given.get(f"{key}-file")
         if here is not None and there is not None:
             raise self._wrong(f"expected {key} or {key}-file, not both")

@@ -307,7 +307,7 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
-        """Delete the fetch log entries that the output tree reflects. ``times`` is the deletion number in the tree."""
+        """Delete the entries that the output tree already includes. ``times`` is the deletion number in the tree."""
         if self._spool is None:
             return
         try:
@@ -341,7 +341,7 @@ class FolderFetchLog:
 
 
 class SharedFetchLog:
-    """The fetch log in a shared database, as the host with the lease uses it.
+    """The fetch log in a shared database. Only the host with the lease uses this class.
 
     Methods raise `LedgerError` if the database cannot be read.
     """

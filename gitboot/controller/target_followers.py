@@ -113,6 +113,7 @@ class FollowedTarget:
             expires=expires,
             root_expires=keys.root_expires if keys is not None else before.root_expires,
             failure=failure,
+            key_folder=str(self._list_keys) if self._list_keys is not None else None,
         )
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:

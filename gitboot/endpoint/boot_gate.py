@@ -60,7 +60,7 @@ class FetchFilter:
 
         Any client could send such a request. ``served_to`` is the client to which gitboot served the boot, or None if
         gitboot did not serve the boot. Addresses and monitoring requests are checked by `find_reason_to_ignore`. If the
-        Fleet names clients, all their fetches count.
+        Fleet lists clients, each fetch by one of them counts as evidence.
         """
         if self._tree.terms.clients or is_system(agent):
             return True
@@ -70,7 +70,7 @@ class FetchFilter:
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
         """Return why a fetch does not count, or None if it counts.
 
-        If the Fleet names clients, all their fetches count.
+        If the Fleet lists clients, each fetch by one of them counts as evidence.
         """
         if is_check(agent, query):
             return "the request is a check by gitboot"
@@ -249,7 +249,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
 
 class BootGate:
-    """Decides, by the serving terms, the existing files and the spool, whether a path is served.
+    """Decides whether a path is served. This depends on the serving terms, the existing files and the spool.
 
     Logs denials.
     """

@@ -166,7 +166,7 @@ FAMILIES: Final = (
     Family(
         "gitboot_servers_installing",
         _GAUGE,
-        "Servers from the first fetch of an install boot until there is evidence of completion.",
+        "The number of servers that have fetched an install boot and have no evidence of completion yet.",
         ("state", "step"),
         "state: Installing, or Served if no evidence of completion is configured; step: the last step",
     ),

@@ -37,7 +37,7 @@ _FEW: Final = 8  # look up machines by name if at most one server in this many i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """A valid commit as an instance uses it: decisions and machines, but no files."""
+    """The parts of a valid commit that an instance needs: decisions and machines, but no files."""
 
     revision: Revision
     fleet: FleetSpec

@@ -155,7 +155,7 @@ def check_branch(branch: str) -> None:
 
 
 def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
-    """Return whether a branch contains these files in the fleet at ``path``, or None if there is no such branch.
+    """Return whether a branch of the fleet at ``path`` contains these files, or None if there is no such branch.
 
     Remote-tracking branches count too. Raises `UsageError` if ``path`` is not in a Git repository.
     """

@@ -55,6 +55,15 @@ class FollowedBranch(NamedTuple):
     is_default: bool  # gitboot took the branch from the remote's HEAD at the first start
 
 
+class BranchMismatch(NamedTuple):
+    """A remote whose HEAD does not name the branch that the instance follows."""
+
+    reason: str
+    message: str
+    branch: str | None  # the branch that HEAD names, for example main
+    followed: str
+
+
 class BranchRecord(Protocol):
     """The stored record of the branch that an instance follows."""
 
@@ -66,6 +75,10 @@ class BranchRecord(Protocol):
 
     def write(self, branch: FollowedBranch) -> None:
         """Record the branch."""
+
+
+def _shorten(reference: str | None) -> str | None:
+    return reference.removeprefix("refs/heads/") if reference is not None else None
 
 
 class Source:
@@ -110,23 +123,24 @@ class Source:
         return self._remote.reference
 
     @property
-    def branch_mismatch(self) -> tuple[str, str] | None:
-        """A reason and a message if HEAD no longer names the branch that gitboot found at the first start, or None.
+    def branch_mismatch(self) -> BranchMismatch | None:
+        """How HEAD differs from the branch that gitboot found at the first start, or None if it names this branch.
 
         Always None if --rev names the branch, and before the first fetch.
         """
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
             return None
-        branch = recorded.reference
+        branch, followed, url = _shorten(head.branch), _shorten(recorded.reference) or "", self._remote.url
         if head.is_checked_out:
-            description = f"{head.branch} is checked out" if head.branch is not None else "HEAD is detached"
-            return (
-                "AnotherBranchCheckedOut",
-                f"{description} in {self._remote.url}, and gitboot continues to follow {branch}",
+            reason = "AnotherBranchCheckedOut"
+            found = f"{branch} is checked out in {url}" if branch is not None else f"HEAD is detached in {url}"
+        else:
+            reason = "DefaultBranchChanged"
+            found = (
+                f"the default branch of {url} is now {branch}" if branch is not None else f"{url} has no default branch"
             )
-        names = f"names {head.branch} as its default branch" if head.branch is not None else "names no default branch"
-        return "DefaultBranchChanged", f"{self._remote.url} {names} now, and gitboot continues to follow {branch}"
+        return BranchMismatch(reason, f"{found}, but gitboot still follows {followed}", branch, followed)
 
     # The clone
 

@@ -161,6 +161,12 @@ def _find_object_signer(
     return keys.find_signer(signed, is_merge=is_merge)
 
 
+def parse_untrusted_commit(problem: Problem) -> str | None:
+    """Return the first 12 digits of the commit that a problem with an untrusted signature is about, or None."""
+    found = re.match(r"([0-9a-f]{12}) is (?!not the commit of)", problem.message)
+    return found[1] if found is not None else None
+
+
 def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | None) -> Problem | None:
     if signer is None:
         message = f"{revision[:12]} is not the commit of an annotated tag that --rev names"

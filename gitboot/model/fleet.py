@@ -36,6 +36,7 @@ class Output(StrEnum):
     SERIAL = "serial"
     DHCP_DNSMASQ = "dhcp-dnsmasq"
     DHCP_KEA = "dhcp-kea"
+    DHCP_PROXY = "dhcp-proxy"
     MATCHBOX = "matchbox"
     BSS = "bss"
     SMEE = "smee"

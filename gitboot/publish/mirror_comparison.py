@@ -267,7 +267,7 @@ class WebMirror:
     ) -> None:
         """``deadline_s`` limits a response without its body. The body must arrive at ``rate`` or faster.
 
-        ``nonce`` must be a text that no earlier request contained, so that no cache has stored a response for it.
+        ``nonce`` must differ in each comparison, so that no cache has stored a response for it.
         """
         self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
@@ -310,7 +310,7 @@ class WebMirror:
     def _fetch(
         self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
     ) -> tuple[bytes | None, MirrorAnswer]:
-        """Return the first ``max_bytes + 1`` bytes of a file, or None if it is absent, and the head of the response."""
+        """Return at most ``max_bytes + 1`` bytes of a file (None if it is absent), and the status and headers."""
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
@@ -554,7 +554,7 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield (
             MirrorFault.UNDATED,
-            "the modification time differs from that of the published file, so fetches are no evidence",
+            "the modification time differs from that of the published file, so fetches from here cannot be evidence",
         )
     wanted = find_content_type(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()

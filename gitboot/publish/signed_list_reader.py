@@ -468,7 +468,7 @@ def check_path(path: str) -> str:
     """Return ``path`` if a listing may contain it. Raises ValueError for any other path."""
     parts = path.split("/")
     if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
-        raise ValueError(f"no file can be at {path!r}")
+        raise ValueError(f"a listing must not contain the path {path!r}")
     if parts[0] == SIGNED.rstrip("/"):
         raise ValueError(f"a listing contains a file of the list itself: {path!r}")
     return path

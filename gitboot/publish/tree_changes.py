@@ -538,10 +538,10 @@ class WindowEnds:
 
         No other process may publish to the tree during the call. Each file gets the content that is valid for its path
         at ``at``. If that content belongs to another window, the file gets the content outside of windows, because a
-        newer commit may have cancelled that window. A boot that writes a disk is replaced by its fallback. A file with
-        unknown content stays. New files are dated ``modified_at``, or one second after the previous version if that is
-        later. Raises `WindowsNotEnded`, after which the next call tries again, and reads only the states that are still
-        due.
+        newer commit may have cancelled that window. If the content boots an image that writes to a disk, the file gets
+        its fallback. A file with unknown content stays. New files are dated ``modified_at``, or one second after the
+        previous version if that is later. Raises `WindowsNotEnded`, after which the next call tries again, and reads
+        only the states that are still due.
         """
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)

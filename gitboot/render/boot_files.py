@@ -192,6 +192,7 @@ SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple
     (Output.PXELINUX, pxelinux.render_shared),
     (Output.DHCP_DNSMASQ, dhcp.render_dnsmasq),
     (Output.DHCP_KEA, dhcp.render_kea),
+    (Output.DHCP_PROXY, dhcp.render_proxy),
     (Output.MATCHBOX, ipxe.build_first_script_renderer("boot.ipxe.0")),
     (Output.SMEE, ipxe.build_first_script_renderer("auto.ipxe")),
     (Output.SMEE, ipxe.build_first_script_renderer("ipxe/script/auto.ipxe")),  # the path that Tinkerbell uses
@@ -239,7 +240,7 @@ def render_idle_files(
 
 def lists_interfaces(outputs: Collection[Output]) -> bool:
     """Return whether a fleet file, such as a DHCP configuration, lists the interfaces of each server."""
-    return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
+    return not {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY}.isdisjoint(outputs)
 
 
 def render_fleet_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[str, File]:

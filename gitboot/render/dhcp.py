@@ -1,4 +1,4 @@
-"""DHCP configuration for dnsmasq and Kea."""
+"""DHCP configuration for dnsmasq and Kea, and for dnsmasq as a proxyDHCP server."""
 
 from __future__ import annotations
 
@@ -176,12 +176,11 @@ _HEADER: Final = """\
 # gitboot: the reservations and boot loaders of the fleet. Include this file in the configuration of dnsmasq:
 # conf-file=THIS-FILE
 # Configure the address ranges, the interfaces and the TFTP root there. All tags of this file begin with gitboot_.
-
+"""
+_DETECT_IPXE: Final = """
 # Detect iPXE, however it was started. Otherwise iPXE would load iPXE again and again.
 dhcp-match=set:gitboot_ipxe,175
 dhcp-userclass=set:gitboot_ipxe,iPXE
-
-# Detect the architecture of the firmware: option 93 of DHCPv4, option 61 of DHCPv6
 """
 
 
@@ -193,8 +192,9 @@ def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
             kinds.append(f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}")
             if client.ipv6:
                 kinds.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
-    lines = "\n".join([*kinds, *_render_dnsmasq_loaders(decisions), "", "# Reservations"])
-    text = f"{_HEADER}{lines}\n{_render_dnsmasq_reservations(decisions.hosts)}"
+    architectures = "\n# Detect the architecture of the firmware: option 93 of DHCPv4, option 61 of DHCPv6"
+    lines = "\n".join([architectures, *kinds, *_render_dnsmasq_loaders(decisions), "", "# Reservations"])
+    text = f"{_HEADER}{_DETECT_IPXE}{lines}\n{_render_dnsmasq_reservations(decisions.hosts)}"
     yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
 
 
@@ -288,6 +288,117 @@ def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ..
 def _quote(url: str) -> str:
     """Quote a URL so that a comma does not end the value. The URL must not contain quotes or backslashes."""
     return f'"{url}"'
+
+
+# proxyDHCP (Preboot Execution Environment 2.1, 2.2.3: the DHCP server assigns the address, the proxy names the loader)
+
+_PROXY_HEADER: Final = """\
+# gitboot: the boot loaders of the fleet, for a network whose DHCP server stays as it is. dnsmasq answers beside that
+# server and assigns no address. Include this file in the configuration of dnsmasq, and no other file of gitboot:
+# conf-file=THIS-FILE
+# Configure the network (dhcp-range=NETWORK,proxy,NETMASK), the interface and the TFTP root there.
+# All tags of this file begin with gitboot_.
+
+# Answer UEFI HTTP boot too. Without this line, dnsmasq 2.83 and later answer only PXE as a proxy.
+dhcp-pxe-vendor=PXEClient,HTTPClient
+"""
+# A proxy sends the boot file only in the header, whose field has 128 bytes, including a final zero (RFC 2131, 2).
+LONGEST_PROXY_URL: Final = 127
+
+
+def render_proxy(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """Yield ``ops/dhcp/dnsmasq-proxy.conf``."""
+    http = [client for client in CLIENTS if client.http]
+    architectures = "\n".join(
+        [
+            "\n# Detect the architecture of firmware that boots by HTTP",
+            *(
+                f"dhcp-match=set:gitboot_{each.name},option:client-arch,{number}"
+                for each in http
+                for number in each.types
+            ),
+            *_render_proxy_loaders(decisions),
+        ]
+    )
+    text = f"{_PROXY_HEADER}{_DETECT_IPXE}{architectures}\n{_render_proxy_servers(decisions.hosts)}"
+    yield "ops/dhcp/dnsmasq-proxy.conf", File(text.encode(), ContentType.TEXT)
+
+
+def _render_proxy_loaders(decisions: Decisions) -> Iterator[str]:
+    ipxe, requested = Output.IPXE in decisions.outputs, list_requested_loaders(decisions)
+    firmware = "tag:!gitboot_ipxe," if ipxe else ""
+    for mirror in list_mirrors(decisions):
+        yield f"\n# Machines of the site {mirror.site}" if mirror.site else "\n# Machines without a site"
+        site_tag = (
+            f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
+        )
+        server = _format_server(mirror)
+        if ipxe:
+            yield from _render_proxy_script(f"{site_tag}tag:gitboot_ipxe", mirror.url("boot.ipxe"), server)
+        for loader in (None, *requested):
+            tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if requested else ""
+            for offer in list_proxy_offers(decisions, loader):
+                tags = f"{site_tag}{firmware}{tag}"
+                if offer.client.http:
+                    yield _render_proxy_boot(f"{tags}tag:gitboot_{offer.client.name}", mirror.loader_url(offer.path))
+                else:
+                    # The file that firmware loads by TFTP, for each architecture by its number
+                    yield from (f"pxe-service={tags}{each},gitboot,{offer.path}{server}" for each in offer.client.types)
+
+
+def list_proxy_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
+    """Yield the loaders that a proxy can offer. PXELINUX needs option 210, which a proxy does not send."""
+    return (each for each in list_loader_offers(decisions, preferred) if each.loader is not Output.PXELINUX)
+
+
+def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
+    """Return the URLs that are too long for the answer of a proxy, sorted."""
+    scripts = {mirror.url("boot.ipxe") for mirror in list_mirrors(decisions) if Output.IPXE in decisions.outputs}
+    loaders = {
+        mirror.loader_url(offer.path)
+        for mirror in list_mirrors(decisions)
+        for loader in (None, *list_requested_loaders(decisions))
+        for offer in list_proxy_offers(decisions, loader)
+        if offer.client.http
+    }
+    return sorted(url for url in scripts | loaders if len(url) > LONGEST_PROXY_URL)
+
+
+def _format_server(mirror: Mirror) -> str:
+    """Return the last field of a boot file: the TFTP server. Without it, dnsmasq sends its own address."""
+    address = mirror.address
+    return f",{address}" if address is not None and address.version == 4 else ""
+
+
+def _render_proxy_script(tags: str, url: str, server: str) -> Iterator[str]:
+    """Yield the lines that name the first script for iPXE.
+
+    iPXE ignores a boot file without the address of a server (`dhcp_has_pxeopts` in its net/udp/dhcp.c). dnsmasq sends
+    its own address to UEFI, but to BIOS only for a service.
+    """
+    yield _render_proxy_boot(tags, url, f",{server}" if server else "")
+    if not server and len(url) <= LONGEST_PROXY_URL:
+        yield f"pxe-service={tags},0,gitboot,{_quote(url)}"
+
+
+def _render_proxy_boot(tags: str, url: str, server: str = "") -> str:
+    if len(url) > LONGEST_PROXY_URL:
+        return f"# Missing, because a proxy can send only {LONGEST_PROXY_URL} characters: {url}"
+    return f"dhcp-boot={tags},{_quote(url)}{server}"
+
+
+@lru_cache(maxsize=1)  # most commits change no interface
+def _render_proxy_servers(hosts: tuple[Host, ...]) -> str:
+    """Return a line with the tags of each server. dnsmasq also sets the tag ``known`` for its interfaces."""
+    lines = ["\n# The servers of the fleet. To answer only them, add dhcp-ignore=tag:!known to your configuration\n"]
+    for host in hosts:
+        reservations = list(list_reservations([host]))
+        tags = ["set:gitboot_server"]
+        tags += [f"set:gitboot_site,set:gitboot_site_{host.site}"] if host.site is not None else []
+        tags += [f"set:gitboot_loader,set:gitboot_loader_{host.loader.lower()}"] if host.loader is not None else []
+        if reservations:
+            lines.append(f"dhcp-host={','.join([*(each.mac for each in reservations), *tags])}\n")
+    return "".join(lines)
 
 
 class Reservation(Struct, frozen=True, kw_only=True):

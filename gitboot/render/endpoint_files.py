@@ -161,7 +161,7 @@ def parse_outline(data: bytes) -> Outline:
     try:
         found = _outline_decoder().decode(data)
     except DecodeError as error:
-        raise ValueError(f"not the state of a server: {error}") from error
+        raise ValueError(f"the file does not contain the state of a server: {error}") from error
     return Outline(found.identities, tuple(found.files))
 
 
@@ -178,7 +178,7 @@ def parse_state(data: bytes) -> PublishedServer:
     """Parse a state that `render_state` wrote. Raises `ValueError` for other content or formats."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"not the state of a server in format {FORMAT}")
+        raise ValueError(f"the file does not contain the state of a server in format {FORMAT}")
     try:
         return PublishedServer(
             server=document["server"],
@@ -191,7 +191,7 @@ def parse_state(data: bytes) -> PublishedServer:
             paths={BOOT + path: tuple(map(_parse_version, each)) for path, each in document["paths"].items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"not the state of a server: {error!r}") from error
+        raise ValueError(f"the file does not contain the state of a server: {error!r}") from error
 
 
 def _parse_version(facts: Mapping[str, Any]) -> PathVersion:
@@ -247,7 +247,7 @@ def build_serving_terms(
 
 
 def render_terms(terms: ServingTerms) -> dict[str, File]:
-    """Return the file that contains the serving terms, by path."""
+    """Return the file with the terms by which endpoints serve boots, as a mapping from its path."""
     facts = {
         "format": TERMS_FORMAT,
         "clients": list(map(str, terms.clients)),

@@ -28,7 +28,7 @@ def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
 def update_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
-    """Return the members of each shard after the machines in ``changed`` gained or lost a record."""
+    """Return the new members of each shard. The machines in ``changed`` gained or lost a record."""
     now = dict(before)
     for uuid in changed:
         shard = shard_name(uuid)
@@ -41,7 +41,7 @@ def update_members(
 def render_record_files(
     members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
 ) -> FileUpdates:
-    """Return the files of the shards that contain or contained a machine in ``changed``. None: of all shards."""
+    """Return the files of all shards, or with ``changed`` those that contain or contained one of these machines."""
     shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
     return FileUpdates(
         files={_build_path(each): _render_file(members[each], record) for each in shards if each in members},

@@ -252,7 +252,7 @@ def _limit_open_end(
 ) -> tuple[list[tuple[datetime, BootPlan | None]], datetime | None]:
     """Limit a maintenance without an end to one hour. Return the later plans, and when to render the server again.
 
-    A running instance renders the server again before that hour ends. The hour starts on a quarter-hour boundary, so
+    A running instance renders the server again before that hour ends. The hour begins at a multiple of 15 minutes, so
     that rendering twice gives the same files.
     """
     opens, last = later[-1] if later else (None, now)

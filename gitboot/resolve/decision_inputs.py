@@ -121,7 +121,7 @@ class DecisionFinding(NamedTuple):
     severity: Severity = Severity.ERROR
     is_shared: bool = True
     most_named: int = 2  # the message names this many servers, and counts the others
-    beside: Id | None = None  # another document, whose file is appended to the message
+    beside: Id | None = None  # another document in the message, in which gitboot inserts the file of this document
     since: datetime | None = None  # None: from the beginning
     until: datetime | None = None  # None: until the commit changes
 
@@ -160,9 +160,12 @@ def locate_findings(
             path, place = origin.path, before.place
         message = finding.message
         if finding.beside is not None:
-            message = f"{message}; {finding.beside} is in {repository.origins[finding.beside].path}"
+            beside = str(finding.beside)
+            message = message.replace(beside, f"{beside} ({repository.origins[finding.beside].path})", 1)
         if finding.is_shared:
-            message = f"{message} ({format_names(sorted(names), finding.most_named)})"
+            servers_text = format_names(sorted(names), finding.most_named)
+            is_pair = finding.beside is not None
+            message = f"{message}. Both apply to {servers_text}" if is_pair else f"{message} ({servers_text})"
         problem = Problem(
             path=path,
             line=place.line,

@@ -73,7 +73,7 @@ INSTALL_MODES: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def report_token(uuid: SystemUuid, provision: int, image: str) -> str:
-    """Return the token with which an installer reports that it installed this provision number and image."""
+    """Return the token with which an installer reports this installation, by provision number and image."""
     return offer_token(uuid, str(provision), image)
 
 
@@ -232,8 +232,8 @@ class Boot:
     def move_user_data(self, folder: str, *, token_change: tuple[str, str]) -> Boot:
         """Return the boot with its user data moved to another folder below the base URL.
 
-        ``token_change`` is the old and the new token. The new token replaces the old one in all texts, so that the
-        installer uses it in its reports.
+        ``token_change`` is the old and the new token. The new token replaces the old one in the scripts and the
+        user data, so that the installer uses it in its reports.
         """
         user_data = self.user_data
         within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None

@@ -63,7 +63,7 @@ def _select_boot_outputs(outputs: object) -> set[object]:
 
 # Adding or removing these outputs changes no file that machines boot. `mirror` changes URLs, which decisions contain.
 _WITHOUT_BOOT_FILES: Final = frozenset(
-    {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.INVENTORY, Output.MIRROR, Output.PAGES}
+    {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.INVENTORY, Output.MIRROR, Output.PAGES}
 )
 
 
@@ -103,7 +103,8 @@ def _shared_facts(
     }
 
 
-_HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # not from decisions alone
+# Outputs that are not rendered from decisions alone.
+_HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.PXELINUX})
 
 
 def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:

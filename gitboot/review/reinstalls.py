@@ -330,7 +330,7 @@ def find_identity_reinstalls(
 ) -> tuple[Reinstall, ...]:
     """Return the reinstallations that are possible because a server takes over the identities of other servers.
 
-    ``owners`` maps identities to server names in the older commit. ``was`` is this server's own name in that commit.
+    ``owners`` maps identities to server names in the older commit. In that commit, the name of this server is ``was``.
     """
     return tuple(
         Reinstall(ReinstallReason(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was

@@ -110,59 +110,88 @@ class ConditionType(Struct, frozen=True):
 
 # A remedy is a command or a setting. Its comment states what to do first ("…, then run this"), or when the command is
 # right ("only if …"), and then what the command does or what else the operator can do.
-_RETRY: Final = (
-    "gitboot reconcile --state STATE  # fix the cause that the message names, then run this to try again now"
-)
+_RETRY: Final = "gitboot reconcile --state STATE  # fix the error, then run this to retry now"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = (
-    "gitboot records confirm-clock --state STATE --reason '…'  # only if the clock of this host is right. If it is "
-    "wrong, correct it instead"
+    "gitboot records confirm-clock --state STATE --reason '…'  # run this only if the clock of this host shows the "
+    "correct time. If it does not, correct the clock instead"
 )
 _RECORD: Final = (
-    "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check the servers, then run this if they "
-    "are installed. If they are not, use pending instead of provisioned. gitboot then erases their disks and installs "
-    "them"
+    "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check each server, then run this for the "
+    "servers that are installed. For the others, use pending instead of provisioned: gitboot then erases their disks "
+    "and installs them"
+)
+_INSTALL_AGAIN: Final = (
+    "gitboot records set SERVERS pending --state STATE --reason '…'  # fix the cause of the failure, then run this: "
+    "gitboot then erases the disks of these servers and installs them again. For a server that is installed despite "
+    "the failure, use provisioned instead of pending"
 )
 _RUN: Final = (
-    "git grep -n 'kind: Maintenance'  # check the servers, then run this in a clone of the fleet. To boot the servers "
-    "once more, raise run in the Maintenance"
+    "git grep -n 'kind: Maintenance'  # check each server first. To run the maintenance again, increase spec.run by 1 "
+    "in its document, and push the commit. This command finds the document. Run it in a clone of the fleet repository"
 )
+_FOR_ONE_SERVER: Final = {  # the remedies above, if SERVERS is one server
+    _RECORD: (
+        "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check SERVERS. If it is installed, run "
+        "this. If it is not, use pending instead of provisioned: gitboot then erases its disks and installs it"
+    ),
+    _INSTALL_AGAIN: (
+        "gitboot records set SERVERS pending --state STATE --reason '…'  # fix the cause of the failure, then run "
+        "this: gitboot then erases the disks of SERVERS and installs it again. If SERVERS is installed despite the "
+        "failure, use provisioned instead of pending"
+    ),
+    _RUN: (
+        "git grep -n 'kind: Maintenance'  # check SERVERS first. To run the maintenance again, increase spec.run by 1 "
+        "in its document, and push the commit. This command finds the document. Run it in a clone of the fleet "
+        "repository"
+    ),
+}
 _FETCHES: Final = (
     "gitboot secret fetches SERVERS --state STATE  # shows each fetch. If all fetches are legitimate, run this again "
     "with --confirm '…'. If not, replace the secret"
 )
 _ACT: Final = (
-    "ledger: LEDGER  # only if this instance should take over. Stop the other instance, then write this where the "
-    "Fleet names the other ledger"
+    "ledger: LEDGER  # only to make this instance active: stop the other instance, then replace the ledger ID in the "
+    "Fleet with this one"
 )
-_ADOPT: Final = (
-    "gitboot records begin OUTPUT/ops/records --state STATE  # uses the records that were published last. If there are "
-    "none, and all servers are installed, use adopt instead of the folder"
+_LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
+_ADOPTED: Final = "every server already has the installation that Git describes"
+_TAKE_OVER: Final = (
+    f"If this instance replaces the one with the other ledger, make sure that the other one is stopped, then run this "
+    f"to load its last records. If that folder has no records and {_ADOPTED}, use adopt instead of the folder"
+)
+_FOREIGN_OUTPUT: Final = (
+    f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
 )
 _BRANCH: Final = (
-    "gitboot run … --rev BRANCH  # restart gitboot run once with the name of the branch to follow. The ledger stores "
-    "the name, so later starts do not need this option"
+    "gitboot run … --rev BRANCH  # restart gitboot run once with the name of the branch to follow. gitboot remembers "
+    "the choice, so later starts do not need this option"
 )
 _ANY_BRANCH: Final = (
-    "gitboot run … --rev BRANCH  # restart gitboot run once with the name of the new branch, or of the branch that it "
-    "follows now. The ledger stores the name"
+    "gitboot run … --rev BRANCH  # restart gitboot run once with this option to follow BRANCH. To stay on FOLLOWED, "
+    "use --rev FOLLOWED. gitboot remembers the choice"
 )
 _KEYGEN: Final = (
-    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key, for the folder of root.key. "
-    "The root key does not change. Then copy the new files, without root.key, to the folder of the setting list-keys"
+    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key. FOLDER contains root.key, "
+    "which does not change. Then copy the other files of FOLDER to the folder in the setting list-keys of gitboot run"
 )
 _ENDPOINT: Final = (
-    "endpoint: URL  # add this to the spec of the Fleet. URL is the address at which machines reach gitboot run "
-    "--listen or gitboot serve. If you have no endpoint, install the new ops/serve/nginx.conf or Caddyfile on each "
-    "mirror, then add serving: {oneTimeBoots: Copies} instead"
+    "endpoint: URL  # add this to the spec of the Fleet, with the URL at which machines reach gitboot run --listen or "
+    "gitboot serve. If you have no endpoint, install the current nginx.conf or Caddyfile from OUTPUT/ops/serve on each "
+    "mirror, then set serving: {oneTimeBoots: Copies} instead"
+)
+_EVENTS: Final = "gitboot events --state STATE | tail  # shows the last errors. gitboot will retry automatically"
+LOCKED_LEDGER: Final = (  # the remedy of LedgerWritable if another process has locked the file
+    "fuser -v STATE/ledger.sqlite  # shows the processes that use the ledger. End the backup, the sqlite3 shell or the "
+    "second gitboot that keeps it locked. Do not delete files in STATE"
 )
 _TYPES: Final = (
     ConditionType(
         "AcceptingCommits",
         {
             "Suspended": (
-                "gitboot resume --state STATE  # ask the person that the message names, then run this. The suspension "
-                "also ends by itself"
+                "gitboot resume --state STATE  # ask the person who suspended it, then run this. The suspension also "
+                "ends automatically, at the time in the message"
             )
         },
         (Alert("GitbootSuspended", "warning", "6h"),),
@@ -217,12 +246,12 @@ _TYPES: Final = (
                 "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # stop gitboot serve on HOST, then run this"
             ),
             "Stopped": (
-                "gitboot allow-installs --state STATE  # ask the person that the message names, then run this. Pending "
-                "installations then start and erase disks"
+                "gitboot allow-installs --state STATE  # ask the person who stopped these boots, then run this. "
+                "Pending installations then start and erase disks"
             ),
             "StoppedByFleet": (
-                "git grep -n stopped:  # run this in a clone of the fleet. Ask the author of the line, then remove the "
-                "line"
+                "git grep -n stopped:  # run this in a clone of the fleet repository. Ask the author of the line, then "
+                "remove the line"
             ),
         },
         (Alert("GitbootInstallsStopped", "warning", "15m"),),
@@ -230,7 +259,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "InstallsCompleted",
-        {"Failed": _RECORD, "NeedsOperator": _RECORD, "OutcomeUnknown": _RECORD, "Overdue": _RECORD},
+        {"Failed": _INSTALL_AGAIN, "NeedsOperator": _RECORD, "OutcomeUnknown": _RECORD, "Overdue": _RECORD},
         (Alert("GitbootInstallsNotCompleted", "warning", "5m"),),
         event="NeedsOperator",
     ),
@@ -269,19 +298,22 @@ _TYPES: Final = (
         "CommitAccepted",
         {
             "GuardTripped": (
-                "gitboot approve DIGEST --all-guards --state STATE --reason '…'  # only after you have reviewed the "
-                "changes: gitboot diff --accepted OUTPUT ..COMMIT STATE/repository.git"
+                "gitboot approve DIGEST --all-guards --state STATE --reason '…'  # first review the changes with "
+                "gitboot diff --accepted OUTPUT ..COMMIT STATE/repository.git, then run this"
             ),
             "Invalid": (
                 "gitboot validate STATE/repository.git --rev COMMIT  # shows the problems. Correct them in a new commit"
             ),
             "NotEvaluated": (
-                "commit-seconds = 600  # add this to the file of --config, then restart gitboot run. If the message "
+                "commit-seconds = 600  # first remove very large files and templates from the commit. If the commit is "
+                "correct, add this to the file that you pass with --config, then restart gitboot run. If the message "
                 "names memory, raise commit-memory instead"
             ),
             "Untrusted": (
-                "git log --show-signature COMMIT  # shows the key of the signature. Sign the commit with a trusted "
-                "key, or add its key to the trusted keys"
+                "git log --show-signature -1 UNTRUSTED  # run this in a clone of the fleet repository. It shows "
+                "whether a signature is missing, or which key made it. Ask the author to sign the commit with a "
+                "trusted key and to push it again. If you trust the author of a key that gitboot does not have, add "
+                "the key to the trusted keys instead"
             ),
         },
         (
@@ -294,7 +326,8 @@ _TYPES: Final = (
         "CredentialsReadable",
         {
             "Unreadable": (
-                "ls -l FILE  # correct the file that the message names. gitboot reads the file again for each request"
+                "ls -l FILE  # correct the file in the message. You need no restart, because gitboot reads the file "
+                "again for each request"
             )
         },
         (Alert("GitbootCredentialsUnreadable", "warning", "5m"),),
@@ -303,8 +336,8 @@ _TYPES: Final = (
         "EvidenceAvailable",
         {
             "NoEvidence": (
-                "gitboot run … --listen HOST:PORT  # restart gitboot run with this option, if machines fetch from this "
-                "host. If they fetch from gitboot serve or a mirror, use --spool DIRECTORY instead"
+                "gitboot run … --listen HOST:PORT  # if machines fetch from this host, restart gitboot run with this "
+                "option. If they fetch from gitboot serve or a mirror, use --spool DIRECTORY instead"
             )
         },
         (Alert("GitbootNoEvidence", "warning", "30m"),),
@@ -313,8 +346,9 @@ _TYPES: Final = (
         "HistoryComplete",
         {
             "CommitMissing": (
-                "gitboot run … --allow-rewind  # only if gitboot may serve these install boots again, which erase "
-                "disks. Restart gitboot run once with this option"
+                "gitboot run … --allow-rewind  # if the rewrite was a mistake, push commit REMOVED back to the branch "
+                "instead. Only if these servers are really to be erased and installed, restart gitboot run once with "
+                "this option"
             )
         },
         (Alert("GitbootCommitMissing", "warning", "10m"),),
@@ -341,7 +375,8 @@ _TYPES: Final = (
         "LedgerWritable",
         {
             "Failed": (
-                "df -h STATE && ls -l STATE  # free disk space or correct the permissions. Do not delete files in STATE"
+                "df -h STATE && ls -l STATE  # free disk space, or correct the permissions. Do not delete files in "
+                "STATE"
             )
         },
         (Alert("GitbootLedgerNotWritable", "critical", "2m"),),
@@ -350,16 +385,16 @@ _TYPES: Final = (
         "SignedListCurrent",
         {
             "Expired": (
-                "gitboot reconcile --state STATE  # check that the clock of this host is right, then run this to renew "
-                "the list"
+                "gitboot reconcile --state STATE  # check that the clock of this host shows the correct time, then run "
+                "this to renew the list"
             ),
             "KeyNotInRoot": _KEYGEN,
             "KeyUnreadable": (
-                "ls -l FOLDER  # check the folder that the message names. Only the user of gitboot may read the key. "
-                "If a file is missing, copy it from the host that has root.key"
+                "ls -l KEYFOLDER  # if a file is missing, copy it from the host that has root.key. Otherwise correct "
+                "its owner and mode: the account that runs gitboot must be able to read it, and no other account"
             ),
             "RootExpires": _KEYGEN,
-            ANY: "gitboot events --state STATE | tail  # shows the last errors. gitboot tries again by itself",
+            ANY: _EVENTS,
         },
         (Alert("GitbootSignedListNotCurrent", "warning", "30m"),),
         event="SignedListNotCurrent",
@@ -369,8 +404,8 @@ _TYPES: Final = (
         "NotificationsSent",
         {
             ANY: (
-                "gitboot events --state STATE | tail  # shows the last errors. gitboot keeps the notices and tries "
-                "again by itself"
+                "gitboot events --state STATE | tail  # shows the last errors. gitboot keeps the notices and will "
+                "retry automatically"
             )
         },
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
@@ -388,8 +423,8 @@ _TYPES: Final = (
         "OptOutsInTime",
         {
             "Overdue": (
-                "git grep -n -A3 -E 'pin:|holds:'  # run this in a clone of the fleet. In a commit, remove the pin or "
-                "the hold, or extend its deadline"
+                "git grep -n -A3 -E 'pin:|holds:'  # run this in a clone of the fleet repository. In a commit, remove "
+                "the pin or the hold, or extend its deadline"
             )
         },
         (Alert("GitbootOptOutOverdue", "warning", "1h"),),
@@ -411,14 +446,19 @@ _TYPES: Final = (
     ),
     ConditionType(
         "ProxiesTrusted",
-        {"Unnamed": 'trusted-proxies = ["PROXIES"]  # only if this is your proxy. Add this to the file of --config'},
+        {
+            "Unnamed": (
+                'trusted-proxies = ["PROXIES"]  # only if this is your proxy: add this to the file that you pass with '
+                "--config"
+            )
+        },
         (Alert("GitbootProxyNotTrusted", "warning", "1h"),),
         event="ProxyNotTrusted",
         announces_on=Announcement.STATUS,  # the message contains addresses that a client can choose
     ),
     ConditionType(
         "Published",
-        {"ForeignTree": _ADOPT, ANY: _RETRY},
+        {"ForeignTree": _FOREIGN_OUTPUT, ANY: _RETRY},
         (Alert("GitbootNotPublished", "critical", "5m"),),
         event="PublishFailed",
     ),
@@ -435,14 +475,21 @@ _TYPES: Final = (
     ConditionType(
         "RecordsVerified",
         {
-            "DamagedLedger": _ADOPT,
-            "ForeignLedger": _ADOPT,
-            "NewLedger": (
-                "gitboot records begin adopt --state STATE  # check that STATE is the right folder, then run this if "
-                "all servers are installed. If you have exported records, use their file instead of adopt. If no "
-                "server is installed, use fresh. gitboot then erases the disks of all servers and installs them"
+            "DamagedLedger": (
+                f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
+                f"{_ADOPTED}, use adopt instead of the folder"
             ),
-            "RestoredLedger": _ADOPT,
+            "ForeignLedger": _FOREIGN_OUTPUT,
+            "NewLedger": (
+                "gitboot records begin adopt --state STATE  # first check that STATE is the right folder. Run this "
+                f"if {_ADOPTED}. If you have exported records, use their file instead of adopt. If no server is "
+                "installed, use fresh instead: gitboot then erases the disks of all servers and installs them"
+            ),
+            "RestoredLedger": (
+                f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
+                f"{_ADOPTED}, use adopt instead of the folder. If no server was installed after the copy was made, use "
+                "as-recorded"
+            ),
             "UnverifiedServers": _RECORD,
         },
         (
@@ -486,8 +533,9 @@ _TYPES: Final = (
             "BranchMissing": _BRANCH,
             "BranchNotNamed": _BRANCH,
             "SourceTooLarge": (
-                "fetch-memory = MIB  # raise the limit that the message names (or fetch-disk) in the file of --config, "
-                "then restart gitboot run. You can also remove large files from the history"
+                "fetch-memory = MIB  # in the file that you pass with --config, raise the limit in the message "
+                "(fetch-memory or fetch-disk), then restart gitboot run. You can also remove large files from the "
+                "history"
             ),
             "CorruptClone": (
                 "gitboot reconcile --state STATE  # check the disk of STATE and the network, then run this to clone "
@@ -516,11 +564,14 @@ _TYPES: Final = (
     ConditionType(
         "TargetsCurrent",
         {
-            "Behind": "gitboot events --state STATE | tail  # shows the last errors. gitboot tries again by itself",
-            "ForeignTree": _ADOPT,
+            "Behind": _EVENTS,
+            "ForeignTree": (
+                f"{_LAST_RECORDS}  # if the target is the wrong one, restart gitboot run with another --target. "
+                f"{_TAKE_OVER}"
+            ),
             "TransitionOverdue": (
-                "gitboot reconcile --state STATE  # fix the cause that the message or gitboot events names, then run "
-                "this to try again now"
+                "gitboot reconcile --state STATE  # find the error in gitboot events and fix it, then run this to "
+                "retry now"
             ),
             ANY: _RETRY,
         },
@@ -556,40 +607,46 @@ _TYPES: Final = (
     ),
     ConditionType(
         "CommitStatusReported",
-        {ANY: "gitboot run … --forge KIND=URL TOKEN  # check the URL and the token. gitboot tries again by itself"},
+        {
+            ANY: (
+                "gitboot run … --forge KIND=URL TOKEN  # if the forge is unreachable, you only have to wait. If it "
+                "rejects the token or the URL, correct this option"
+            )
+        },
         (Alert("GitbootCommitStatusNotReported", "warning", "30m"),),
     ),
     ConditionType(
         BMC,
         {
             "AnotherMachine": (
-                "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # only if the machine is SERVER, for "
-                "example with a new mainboard. You can also add reports to its document. If it is another machine, "
-                "correct bmc.address"
+                "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # run this only if the BMC belongs to "
+                "SERVER, for example after its mainboard was replaced: gitboot accepts the new identity. If the BMC "
+                "belongs to another machine, correct bmc.address in the Server document instead"
             ),
             "Contended": f"{_ASK}  # find and stop what else changes the boot override, then run this",
             "ForeignMedium": (
-                f"{_ASK}  # find out who uses the images, and eject them at the BMC. Then run this to try again now"
+                f"{_ASK}  # find out who uses the images, and eject them at the BMC. Then run this to retry now"
             ),
             "ForeignOverride": (
                 "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # find out who set the override and "
                 "why. If it is no longer needed, run this, and gitboot replaces it"
             ),
             "NeedsOperator": (
-                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console, then run "
-                "this if SERVER has booted or was reset. If it has not, use --not-set instead of --consumed. gitboot "
-                "then tries again, and this can install SERVER"
+                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console of SERVER. If "
+                "it has booted or was reset, run this. If it has not, use --not-set instead of --consumed: gitboot "
+                "then sets the override again, and this boot can erase the disks of SERVER"
             ),
             "Overdue": (
-                f"{_ASK}  # fix the cause that the message names, then run this to try again now. If the BMC is gone "
-                "for good, end the wait with gitboot bmc resolve SERVER --consumed --state STATE --reason '…'"
+                f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, first "
+                "correct bmc.address in the Server document, and then run gitboot bmc resolve SERVER --consumed "
+                "--state STATE --reason '…': gitboot stops trying"
             ),
-            "Stalled": f"{_ASK}  # fix the cause that the message names, then run this to try again now",
+            "Stalled": f"{_ASK}  # fix the cause, then run this to retry now",
             "Unsupported": (
                 "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the profile "
                 "and the policy of SERVER. In the policy, choose a method or an override that the BMC supports"
             ),
-            "Waiting": f"{_ASK}  # tries again now. Usually you only have to wait",
+            "Waiting": f"{_ASK}  # usually you only have to wait. To retry now, run this",
         },
         (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # Waiting is retried
         event="OverrideStalled",
@@ -612,6 +669,9 @@ def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]
     """
     declared, server = find_condition_type(type), type.partition("/")[2]
     line = declared.find_remedy(reason) if declared is not None else None
+    named = (values or {}).get("SERVERS", ())
+    if line is not None and (isinstance(named, str) or len(named) == 1):
+        line = _FOR_ONE_SERVER.get(line, line)
     return line and fill_placeholders(line, {**(values or {}), **({SERVER: server} if server else {})})
 
 

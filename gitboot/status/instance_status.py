@@ -69,6 +69,7 @@ class SignedListState(Struct, frozen=True, kw_only=True):
     expires: datetime | None = None  # when the list expires; None: this process has not written a list
     root_expires: datetime | None = None  # when the newest root metadata expires; None: unsigned, or unknown
     failure: tuple[str, str] | None = None  # why the list could not be written: reason, message
+    key_folder: str | None = None  # the folder with the keys that sign the list; None: unsigned
 
 
 class Held(Struct, frozen=True, kw_only=True):

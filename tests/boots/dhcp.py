@@ -1,20 +1,27 @@
-"""DHCP servers: what an operator configures of their own, with what gitboot generated included."""
+"""DHCP servers: what an operator configures, with what gitboot generated included, or as the pages show it.
+
+A proxy runs beside one of `OTHERS`, which knows nothing of boots.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from tests.boots.network import BRIDGE, HOST
+from gitboot.render.boot_files import render_fleet_files
+from tests.boots.network import BASE_URLS, BRIDGE, CARD, HOST, PORT, Neighbour, neighbour
 from tests.boots.programs import program, running
 from tests.helpers.endpoints import eventually
+from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "dhcp.md"
+DOCS: Final = Path(__file__).parents[2] / "docs"
+PAGE: Final = DOCS / "dhcp.md"
+HOW_TO: Final = DOCS / "how-to" / "dhcp-servers.md"
 
 NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_IPV6: Final = "AdvDefaultLifetime 0;"  # for a router without IPv6
@@ -48,18 +55,27 @@ _RANGES: Final = {
 
 @contextmanager
 def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    configuration, log = folder / "dhcp.conf", folder / "dhcp.log"
     lines = (
-        *(f"interface={BRIDGE}", "except-interface=lo", "bind-dynamic", "port=0", "no-ping", "user=root", "log-dhcp"),
-        "pid-file=",  # else all of them share one
-        *(f"dhcp-leasefile={folder}/leases", f"log-facility={log}", "dhcp-authoritative"),
+        *(f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative"),
         *_RANGES[version],
-        *(f"dhcp-host={mac},set:gitboot_site,set:gitboot_site_{site}" for mac, site in strangers.items()),
+        *_sites(strangers),
         f"conf-file={generated}/dnsmasq.conf",
     )
-    configuration.write_text("\n".join(lines) + "\n")
+    with _running_dnsmasq("dhcp", folder, lines):
+        yield
+
+
+def _sites(strangers: Mapping[str, str]) -> Iterator[str]:
+    return (f"dhcp-host={mac},set:gitboot_site,set:gitboot_site_{site}" for mac, site in strangers.items())
+
+
+@contextmanager
+def _running_dnsmasq(name: str, folder: Path, lines: Iterable[str], on: Neighbour | None = None) -> Iterator[None]:
+    configuration, log = folder / f"{name}.conf", folder / f"{name}.log"
+    own = ("except-interface=lo", "user=root", "pid-file=", "log-dhcp", f"log-facility={log}")
+    configuration.write_text("\n".join((*own, f"dhcp-leasefile={folder}/{name}.leases", *lines)) + "\n")
     command = [program("dnsmasq"), "--keep-in-foreground", f"--conf-file={configuration}"]
-    with running(command):
+    with running(command if on is None else on.command(*command)):
         assert eventually(lambda: log.exists() and "started" in log.read_text())
         yield
 
@@ -130,6 +146,173 @@ kea: Final[Dhcp] = _kea4
 kea6: Final[Dhcp] = _kea6
 
 
+# dnsmasq as a proxy, beside a DHCP server that knows nothing of boots
+
+OTHER: Final = "192.0.2.9"  # the address of that server
+_PROXY: Final = re.compile(r"^    # /etc/dnsmasq\.d/gitboot\.conf\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
+
+
+def beside(other: str, *more: str) -> Dhcp:
+    """Return the documented proxy, with ``more`` lines, beside one of `OTHERS`."""
+
+    @contextmanager
+    def both(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+        with (
+            neighbour("other", OTHER) as host,
+            OTHERS[other](host, folder),
+            _router(folder, _NO_IPV6),
+            _proxy(generated, folder, strangers, more),
+        ):
+            yield
+
+    return both
+
+
+@contextmanager
+def _proxy(generated: Path, folder: Path, strangers: Mapping[str, str], more: tuple[str, ...]) -> Iterator[None]:
+    [block] = _PROXY.findall(PAGE.read_text())
+    own = {
+        "interface=eth0": f"interface={BRIDGE}",
+        "/srv/tftp": f"{folder}/tftp",
+        "/srv/gitboot/ops/dhcp": str(generated),
+    }
+    for shown, ours in own.items():
+        assert shown in block
+        block = block.replace(shown, ours)
+    lines = (*(line.strip() for line in block.splitlines()), *_sites(strangers), *more)
+    with _running_dnsmasq("proxy", folder, lines):
+        yield
+
+
+@contextmanager
+def _plain_dnsmasq(host: Neighbour, folder: Path) -> Iterator[None]:
+    # It also answers DNS: hosts may be named in a base URL.
+    lines = (f"interface={CARD}", "dhcp-authoritative", "no-ping", "no-resolv", "no-hosts", *_RANGES[4])
+    with _running_dnsmasq("other", folder, (*lines, f"address=/{NAMED}/{HOST}"), host):
+        yield
+
+
+NAMED: Final = "boot.test"  # the name of `HOST` to clients of the plain dnsmasq
+
+
+def write_proxy(folder: Path, base_url: str = BASE_URLS["gitboot"]) -> Path:
+    """Write the configuration of a proxy for a fleet with one server at a site, which has another loader."""
+    sites = f"[{{name: nginx, select: {{matchLabels: {{role: far}}}}, baseURL: '{BASE_URLS['nginx']}'}}]"
+    spec = f"baseURL: '{base_url}', sites: {sites}, outputs: [ipxe, grub, dhcp-proxy]"
+    servers = (server("known", "role: near"), server("far", "role: far", "loader: GRUB"))
+    decisions = decided(fleet(spec), image("web-1"), profile("web", "web-1"), policy("web", "All"), *servers)
+    for path, file in render_fleet_files(decisions).items():
+        if path.startswith("ops/dhcp/"):
+            (folder / Path(path).name).write_bytes(file.content)
+    return folder
+
+
+@contextmanager
+def _proxy_at_a_name(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    own = folder / "named"
+    own.mkdir()
+    write_proxy(own, f"http://{NAMED}:{PORT}")
+    with beside("dnsmasq")(own, folder, strangers):
+        yield
+
+
+proxy_at_a_name: Final[Dhcp] = _proxy_at_a_name
+
+
+@contextmanager
+def _plain_kea(host: Neighbour, folder: Path) -> Iterator[None]:
+    subnet = '{"subnet": "192.0.2.0/24", "pools": [{"pool": "192.0.2.100 - 192.0.2.199"}]}'
+    own = f'"interfaces-config": {{"interfaces": ["{CARD}"]}}, "subnet4": [{subnet}]'
+    with _running_kea(f'{{"Dhcp4": {{{own}, {_FOR_TESTS}}}}}', folder, host):
+        yield
+
+
+_FOR_TESTS: Final = '"lease-database": {"type": "memfile", "persist": false}'
+
+
+@contextmanager
+def _running_kea(text: str, folder: Path, on: Neighbour | None = None) -> Iterator[None]:
+    """Run kea-dhcp4, which writes its log to the standard output."""
+    configuration, log = folder / "kea.json", folder / "kea.log"
+    logger = f'{{"name": "kea-dhcp4", "severity": "INFO", "output_options": [{{"output": "{log}"}}]}}'
+    configuration.write_text(text.replace(_FOR_TESTS, f'{_FOR_TESTS}, "loggers": [{logger}]'))
+    command = [program("kea-dhcp4"), "-c", str(configuration)]
+    environment = {"KEA_PIDFILE_DIR": str(folder), "KEA_LOCKFILE_DIR": str(folder)}
+    with running(command if on is None else on.command(*command), environment):
+        assert eventually(lambda: log.exists() and "DHCP4_STARTED" in log.read_text())
+        yield
+
+
+@contextmanager
+def _plain_dhcpd(host: Neighbour, folder: Path) -> Iterator[None]:
+    with _running_dhcpd("subnet 192.0.2.0 netmask 255.255.255.0 { range 192.0.2.100 192.0.2.199; }", folder, host):
+        yield
+
+
+@contextmanager
+def _running_dhcpd(text: str, folder: Path, on: Neighbour | None = None) -> Iterator[None]:
+    configuration, leases, log = folder / "dhcpd.conf", folder / "dhcpd.leases", folder / "dhcpd.log"
+    configuration.write_text(f"authoritative;\n{text}\n")
+    leases.touch()
+    files = ("-cf", str(configuration), "-lf", str(leases), "--no-pid")
+    command = [program("dhcpd"), "-4", "-d", *files, BRIDGE if on is None else CARD]
+    command = ["sh", "-c", f'exec "$@" 2>{log}', "dhcpd", *command]
+    with running(command if on is None else on.command(*command)):
+        assert eventually(lambda: log.exists() and "Server starting service." in log.read_text())
+        yield
+
+
+OTHERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[None]]]] = {
+    "dnsmasq": _plain_dnsmasq,
+    "Kea": _plain_kea,
+    "ISC-dhcpd": _plain_dhcpd,
+}
+
+
+# The snippets of docs/how-to/dhcp-servers.md, without anything that gitboot generated
+
+
+@contextmanager
+def _dhcpd_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    with _running_dhcpd(_shown("ISC dhcpd"), folder), _router(folder, _NO_IPV6):
+        yield
+
+
+@contextmanager
+def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    text = _shown("Kea")
+    own = {
+        '"interfaces": ["eth0"]': f'"interfaces": ["{BRIDGE}/{HOST}"]',
+        '"lease-database": {"type": "memfile"}': _FOR_TESTS,
+    }
+    for shown, ours in own.items():
+        assert shown in text
+        text = text.replace(shown, ours)
+    with _running_kea(text, folder), _router(folder, _NO_IPV6):
+        yield
+
+
+def _shown(server: str) -> str:
+    """Return the configuration that the page shows for a server."""
+    section = HOW_TO.read_text().partition(f"\n## {server}\n")[2].partition("\n## ")[0]
+    [block] = re.findall(r"^```\n(.*?)^```\n", section, re.MULTILINE | re.DOTALL)
+    assert isinstance(block, str)
+    return block
+
+
+@contextmanager
+def _one_boot_file(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    """Send the boot file that the page names for a server with only one."""
+    lines = (f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative", *_RANGES[4])
+    assert "`loaders/grub-x86_64.efi`" in HOW_TO.read_text().partition("\n## UniFi")[2]
+    with _running_dnsmasq("dhcp", folder, (*lines, f"dhcp-boot=loaders/grub-x86_64.efi,,{HOST}")):
+        yield
+
+
+OF_PAGE: Final[Mapping[str, Dhcp]] = {"ISC-dhcpd": _dhcpd_of_page, "Kea": _kea_of_page}
+one_boot_file: Final[Dhcp] = _one_boot_file
+
+
 # IPv4 that leads nowhere
 
 _NOWHERE: Final = f"http://{HOST}:9/"  # discard; no server listens
@@ -152,14 +335,10 @@ def reject_ipv4(dhcp: Dhcp) -> Dhcp:
 
 @contextmanager
 def _leading_nowhere(folder: Path) -> Iterator[None]:
-    configuration, log = folder / "nowhere.conf", folder / "nowhere.log"
     lines = (
-        *(f"interface={BRIDGE}", "except-interface=lo", "bind-dynamic", "port=0", "no-ping", "user=root", "pid-file="),
-        *(f"dhcp-leasefile={folder}/nowhere.leases", f"log-facility={log}"),
+        *(f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping"),
         *("dhcp-vendorclass=set:firmware,HTTPClient", "dhcp-range=tag:firmware,192.0.2.200,192.0.2.209,1h"),
         *("dhcp-option-force=tag:firmware,60,HTTPClient", f"dhcp-boot=tag:firmware,{_NOWHERE}"),
     )
-    configuration.write_text("\n".join(lines) + "\n")
-    with running([program("dnsmasq"), "--keep-in-foreground", f"--conf-file={configuration}"]):
-        assert eventually(lambda: log.exists() and "started" in log.read_text())
+    with _running_dnsmasq("nowhere", folder, lines):
         yield

@@ -39,6 +39,7 @@ class Machine:
     reboots: bool = False  # whether firmware starts again when nothing could be booted
     authorities: Path | None = None  # an EFI signature list: the authorities that UEFI HTTPS boot trusts
     ends_at_reset: bool = False  # whether QEMU ends when the machine resets itself, so that its owner sees it
+    more: tuple[str, ...] = ()  # arguments of QEMU
 
     @property
     def console(self) -> Path:
@@ -94,6 +95,7 @@ class Machine:
         if self.disk is not None:
             yield from ("-drive", f"if=none,id=d0,format=raw,snapshot=on,file={self.disk}")
             yield from ("-device", f"virtio-blk-pci,drive=d0,bootindex={1 if self.disk_first else 2}")
+        yield from self.more
 
     def _bios(self) -> Iterator[str]:
         # Without graphics SeaBIOS, and all that prints by it, goes to the serial console.

@@ -1,4 +1,4 @@
-"""A network of its own, without any other: a bridge that machines and servers are on, TFTP."""
+"""A network of its own, without any other: a bridge that machines and servers are on, other hosts on it, TFTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +15,10 @@ import pytest
 
 from tests.boots.programs import program, running
 from tests.helpers.endpoints import eventually
+from tests.helpers.fleets import mac_of
 
 BRIDGE: Final = "br0"
+CARD: Final = "eth0"  # of a neighbour
 TAPS: Final = ("tap0", "tap1")
 HOST, NGINX, CADDY = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 HOST_V6, NGINX_V6, CADDY_V6 = "2001:db8::1", "2001:db8::2", "2001:db8::3"
@@ -66,6 +69,61 @@ def own_network() -> Iterator[None]:
         yield
     finally:
         _checked(libc.setns(before, _CLONE_NEWNET))
+        os.close(before)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbour:
+    """Another host on the bridge, with a network namespace of its own."""
+
+    process: int
+
+    @property
+    def namespace(self) -> str:
+        return f"/proc/{self.process}/ns/net"
+
+    def command(self, *command: str) -> list[str]:
+        """Return the command that runs this command on the host."""
+        return [program("nsenter"), f"--net={self.namespace}", "--", *command]
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Move this thread to the host. A socket stays where it was made."""
+        with _entered(self.namespace):
+            yield
+
+
+@contextmanager
+def neighbour(name: str, address: str) -> Iterator[Neighbour]:
+    """Yield a host with this address on its only card, `CARD`; ``name`` is the port of the bridge."""
+    own = os.readlink("/proc/thread-self/ns/net")
+    with running([program("unshare"), "--net", program("sleep"), "infinity"]) as process:
+        host = Neighbour(process=process.pid)
+        assert eventually(lambda: os.readlink(host.namespace) != own)
+        try:
+            for link in (
+                # Always the same address, because the hosts of the network remember it for a while.
+                f"link add {name} type veth peer name {CARD} address {mac_of(name)} netns {process.pid}",
+                f"link set {name} master {BRIDGE} addrgenmode none up",
+            ):
+                subprocess.run([program("ip"), *link.split()], check=True)
+            for link in ("link set lo up", f"link set {CARD} addrgenmode none up", f"addr add {address}/24 dev {CARD}"):
+                subprocess.run(host.command(program("ip"), *link.split()), check=True)
+            yield host
+        finally:
+            subprocess.run([program("ip"), "link", "delete", name], check=False)
+
+
+@contextmanager
+def _entered(namespace: str) -> Iterator[None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    before, there = (os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/net", namespace))
+    try:
+        _checked(libc.setns(there, _CLONE_NEWNET))
+        yield
+    finally:
+        _checked(libc.setns(before, _CLONE_NEWNET))
+        os.close(there)
         os.close(before)
 
 

@@ -101,30 +101,47 @@ class Site:
 
 @contextmanager
 def published(
-    folder: Path, images: Images, guests: Iterable[Guest], *, outputs: str, more: str = "", dhcp: Dhcp = dnsmasq
+    folder: Path,
+    images: Images,
+    guests: Iterable[Guest],
+    *,
+    outputs: str,
+    more: str = "",
+    dhcp: Dhcp = dnsmasq,
+    dhcp_serves_tftp: bool = False,
 ) -> Iterator[Site]:
-    """Push the fleet, run gitboot, mirror its tree, and start DHCP and TFTP with its configuration."""
+    """Push the fleet, run gitboot, mirror its tree, and start DHCP and TFTP with its configuration.
+
+    ``dhcp_serves_tftp``: the DHCP server is also the TFTP server of all addresses.
+    """
     known = {guest.name: guest for guest in guests}
     repository = Repository.create(folder / "git")
     copied = ", serving: {oneTimeBoots: Copies}"  # so that mirrors without an endpoint offer what is made once
     repository.push(files(known.values(), images, outputs=outputs, more=copied + more))
     boot = folder / "output" / "boot"
     images.place(boot / "assets")
+    serve_tftp = _without_tftp if dhcp_serves_tftp else tftp
     with ExitStack() as stack:
         options = ("--assets", str(boot / "assets"), *configured(max_installs=1000))
         instance = stack.enter_context(running(repository.bare, folder, *LISTEN, *options, records="fresh"))
-        stack.enter_context(tftp(loaders(repository.work, boot, folder / "tftp", more=images.unpacked), HOST))
+        root = loaders(repository.work, boot, folder / "tftp", more=images.unpacked)
+        stack.enter_context(serve_tftp(root, HOST))
         logs = {}
         for by, at, ipv6, serve in (("nginx", NGINX, NGINX_V6, nginx), ("Caddy", CADDY, CADDY_V6, caddy)):
             program(by.lower())  # this fails here, while tests of mirrors alone would be skipped
             own = folder / by
             shutil.copytree(boot, own / "boot")  # with its times, as docs/mirrors.md wants
             root = loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by], images.unpacked)
-            stack.enter_context(tftp(root, at))
+            stack.enter_context(serve_tftp(root, at))
             mirror = stack.enter_context(serve(own / "boot", folder / "output/ops/serve", own, at, 80, ipv6))
             logs[by] = logs[f"{by}-IPv6"] = mirror.log
         stack.enter_context(dhcp(folder / "output/ops/dhcp", folder, _strangers(known.values())))
         yield Site(folder=folder, images=images, guests=known, repository=repository, instance=instance, logs=logs)
+
+
+@contextmanager
+def _without_tftp(root: Path, address: str) -> Iterator[None]:
+    yield
 
 
 def _strangers(guests: Iterable[Guest]) -> dict[str, str]:

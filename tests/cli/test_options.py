@@ -59,7 +59,7 @@ def test_a_user_is_shown_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_blank_reason_is_rejected(tmp_path: Path, typed_line: str, reason: str) -> None:
     done = typed(*typed_line.split(), "--state", tmp_path, "--reason", reason)
     assert done.code == Exit.USAGE
-    assert "Invalid value for '--reason': the reason is empty: write why you do this" in " ".join(done.err.split())
+    assert "the reason is empty: write why you make this change" in " ".join(done.err.split())
 
 
 PLACEHOLDERS: Final = [
@@ -190,7 +190,7 @@ def test_run_has_at_most_45_options() -> None:
     run = command("run")
     shown = [each for each in run.get_params(click.Context(run)) if isinstance(each, click.Option) and not each.hidden]
     assert "--help" in {option for each in shown for option in each.opts}
-    assert len(shown) <= MOST_OPTIONS, "make the new one a setting: docs/adr/0064-settings-in-the-configuration-file.md"
+    assert len(shown) <= MOST_OPTIONS, "make the new one a setting: docs/adr/0064-commands-and-configuration.md"
 
 
 @for_each("name", ["run", "serve"])

@@ -102,7 +102,7 @@ def test_a_commit_that_would_reinstall_servers_is_held_and_the_accepted_one_stay
     (event,) = (event for event in parts.events if event.type == "Held")
     assert f"Gitboot-Ack: {get_held(parts).digest} maxReinstalls maxUpdatePercent" in event.message
     assert f"gitboot approve {get_held(parts).digest[:16]} --all-guards --reason '…' --state DIRECTORY" in event.message
-    assert "servers that may be reinstalled: 12; the limit is 0" in event.message
+    assert "it could reinstall 12 servers (maxReinstalls allows 0)" in event.message
 
 
 def test_a_held_commit_is_accepted_with_an_approval_of_its_digest_and_of_each_guard(
@@ -478,7 +478,7 @@ def test_finding_r11_a_commit_is_rejected_until_the_overlap_of_its_maintenances_
     reconcile_once(parts, 1)
     assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
     (problem,) = parts.reconciler.status.problems
-    assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z; Maintenance/a is in" in problem.message
+    assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z. Both apply to web00" in problem.message
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == due
     assert parts.reconciler.reconcile(due - timedelta(seconds=1)) == due
     assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))

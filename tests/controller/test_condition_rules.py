@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,13 +24,14 @@ from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Revision
-from gitboot.git.clone import Source
+from gitboot.git.clone import BranchMismatch, Source
 from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem
+from gitboot.render.server_files import ServerState
 from gitboot.resolve.policy_selection import OptOut
-from gitboot.resolve.provisioning_record import StopOrder
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, StepEvidence, StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
@@ -80,15 +82,20 @@ FINE = InstanceState(
     fetched=Fetched(),
 )
 TARGET = TargetStatus(name="s3://boots", commit="c0ffee")
-LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
+KEYS = "/etc/gitboot/list-keys"
+LIST = SignedListState(
+    signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61), key_folder=KEYS
+)
 STOPPED = Knowledge(
     facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False))
 )
 DOUBTED = Facts(identity=MINE, initialised="adopt", doubt="RestoredLedger")
 UNFETCHED = "git@forge.example.net:fleet.git: connection refused"
-RENAMED = (
+RENAMED = BranchMismatch(
     "DefaultBranchChanged",
-    "git@forge.example.net:fleet.git names trunk as its default branch now, and gitboot continues to follow main",
+    "the default branch of git@forge.example.net:fleet.git is now trunk, but gitboot still follows main",
+    "trunk",
+    "main",
 )
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="the field spec.power is not supported yet")
 PIN = OptOut(
@@ -292,7 +299,11 @@ def same(state: InstanceState) -> InstanceState:
             "a list that cannot be signed",
             with_(
                 signed_list=structs.replace(
-                    LIST, failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file")
+                    LIST,
+                    failure=(
+                        "KeyUnreadable",
+                        "/etc/gitboot/list-keys/publication.key cannot be read: No such file or directory",
+                    ),
                 )
             ),
             "SignedListCurrent",
@@ -304,7 +315,10 @@ def same(state: InstanceState) -> InstanceState:
                 signed_list=structs.replace(
                     LIST,
                     expires=None,
-                    failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file"),
+                    failure=(
+                        "KeyUnreadable",
+                        "/etc/gitboot/list-keys/publication.key cannot be read: No such file or directory",
+                    ),
                 )
             ),
             "SignedListCurrent",
@@ -369,7 +383,7 @@ def same(state: InstanceState) -> InstanceState:
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
         (
             "it does not",
-            with_(unwritable="/var/lib/gitboot/ledger.sqlite: database or disk is full"),
+            with_(unwritable="/var/lib/gitboot/ledger.sqlite: the ledger cannot be written (database or disk is full)"),
             "LedgerWritable",
             (False, "Failed"),
         ),
@@ -560,3 +574,159 @@ def test_a_changed_condition_is_announced_once(
     events = list(announcements([before], [now], FINE, NOON))
     assert [event.type for event in events] == expected, case
     assert all(event.warning for event in events)
+
+
+# Messages and remedies
+
+
+def find_condition(state: InstanceState, type: str) -> Condition:
+    return next(each for each in conditions(state, NOON) if each.type == type)
+
+
+def failed(*servers: str) -> dict[str, InstallAttempt]:
+    boot = StepEvidence(NOON - timedelta(minutes=5), "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
+    failure = Failure(NOON, "10.0.0.7", "partitioning\nno disk found")
+    return {name: InstallAttempt(key="provision/1", boots=(boot,), failed=failure) for name in servers}
+
+
+@for_each(
+    ("servers", "message", "remedy"),
+    [
+        (
+            ("web01",),
+            'the installation of web01 failed: 10.0.0.7 reported "no disk found" at 2026-11-20T12:00:00Z. gitboot will '
+            "not install it again automatically",
+            "gitboot records set web01 pending --state STATE --reason '…'  # fix the cause of the failure, then run "
+            "this: gitboot then erases the disks of web01 and installs it again. If web01 is installed despite the "
+            "failure, use provisioned instead of pending",
+        ),
+        (
+            ("web01", "web02"),
+            'the installation of these servers failed: web01 (10.0.0.7 reported "no disk found" at '
+            '2026-11-20T12:00:00Z), web02 (10.0.0.7 reported "no disk found" at 2026-11-20T12:00:00Z). gitboot will '
+            "not install them again automatically",
+            "gitboot records set web01 web02 pending --state STATE --reason '…'  # fix the cause of the failure, then "
+            "run this: gitboot then erases the disks of these servers and installs them again. For a server that is "
+            "installed despite the failure, use provisioned instead of pending",
+        ),
+    ],
+)
+def test_the_remedy_of_a_failed_installation_is_another_one(
+    servers: tuple[str, ...], message: str, remedy: str
+) -> None:
+    found = find_condition(
+        structs.replace(FINE, plans=Plans(commit=COMMIT, begun=failed(*servers))), "InstallsCompleted"
+    )
+    assert (found.reason, found.message, found.remedy) == ("Failed", message, remedy)
+
+
+def test_the_remedy_of_a_failed_installation_spares_servers_that_may_be_installing() -> None:
+    """The remedy erases disks, so it does not name a server whose installation only makes no progress."""
+    (late,) = failed("web01").values()
+    late = structs.replace(late, failed=None, boots=(late.boots[0]._replace(at=NOON - timedelta(hours=1)),))
+    web01 = WANTING.decisions.servers["web01"]
+    plans = Plans(
+        commit=WANTING,
+        servers={"web01": cast(ServerState, SimpleNamespace(decision=web01))},
+        begun={"web01": late, **failed("web02")},
+    )
+    found = find_condition(structs.replace(FINE, attempt=accepted(WANTING), plans=plans), "InstallsCompleted")
+    assert found.reason == "Failed" and "web01 has made no progress since 2026-11-20T11:00:00Z, when" in found.message
+    assert found.remedy is not None and found.remedy.startswith("gitboot records set web02 pending ")
+
+
+@for_each(
+    ("error", "message", "remedy"),
+    [
+        (
+            "/srv/state/ledger.sqlite: the ledger cannot be written (database is locked)",
+            "another process has locked the ledger /srv/state/ledger.sqlite. gitboot retries every 5 s",
+            "fuser -v STATE/ledger.sqlite  # ",
+        ),
+        (
+            "/srv/state/ledger.sqlite: the ledger cannot be written (its disk is full)",
+            "gitboot cannot write to the ledger: /srv/state/ledger.sqlite: the ledger cannot be written (its disk is "
+            "full). It retries every 5 s",
+            "df -h STATE && ls -l STATE  # ",
+        ),
+    ],
+)
+def test_the_remedy_of_a_locked_ledger_looks_for_the_process(error: str, message: str, remedy: str) -> None:
+    found = find_condition(structs.replace(FINE, unwritable=error), "LedgerWritable")
+    assert found.message.startswith(message) and found.remedy is not None and found.remedy.startswith(remedy)
+
+
+OLDER = "b" * 12
+
+
+@for_each(
+    ("problem", "message", "commit"),
+    [
+        (f"{OLDER} is not signed", f"its ancestor {OLDER} is not signed (GB5020)", OLDER),
+        ("0" * 12 + " is not signed", "it is not signed (GB5020)", "0" * 40),
+        (
+            "the tag on " + "0" * 12 + " is signed by the key A, which is not listed",
+            "the tag on " + "0" * 12 + " is signed by the key A, which is not listed (GB5020)",
+            "0" * 40,
+        ),
+    ],
+)
+def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_signature(
+    problem: str, message: str, commit: str
+) -> None:
+    untrusted = structs.replace(
+        accepted(COMMIT), attempted=Revision("0" * 40), problems=(Code.UNTRUSTED.build_problem(problem),)
+    )
+    found = find_condition(structs.replace(FINE, attempt=untrusted), "CommitAccepted")
+    served = f"gitboot still serves commit {COMMIT.revision[:12]}"
+    assert (found.reason, found.message) == (
+        "Untrusted",
+        f"commit {'0' * 12} is not accepted: {message}. {served}",
+    )
+    assert found.remedy is not None and found.remedy.startswith(f"git log --show-signature -1 {commit}  # ")
+
+
+@for_each(
+    ("change", "type", "remedy"),
+    [
+        (
+            with_(fetched=Fetched(elsewhere=RENAMED)),
+            "BranchFollowed",
+            "gitboot run … --rev trunk  # restart gitboot run once with this option to follow trunk. To stay on main, "
+            "use --rev main. gitboot remembers the choice",
+        ),
+        (
+            with_(fetched=Fetched(elsewhere=RENAMED._replace(branch=None))),
+            "BranchFollowed",
+            "gitboot run … --rev BRANCH  # restart gitboot run once with this option to follow BRANCH. To stay on "
+            "main, use --rev main. gitboot remembers the choice",
+        ),
+        (
+            with_(
+                signed_list=structs.replace(
+                    LIST, failure=("KeyUnreadable", f"{KEYS}/publication.key cannot be read: Permission denied")
+                )
+            ),
+            "SignedListCurrent",
+            "ls -l /etc/gitboot/list-keys  # if a file is missing, copy it from the host that has root.key. Otherwise "
+            "correct its owner and mode: the account that runs gitboot must be able to read it, and no other account",
+        ),
+    ],
+)
+def test_a_remedy_has_the_names_and_the_folder_that_gitboot_knows(
+    change: Callable[[InstanceState], InstanceState], type: str, remedy: str
+) -> None:
+    assert find_condition(change(FINE), type).remedy == remedy
+
+
+@for_each(
+    ("is_here", "expected"),
+    [(True, "If you push any other new commit"), (False, "until the branch contains")],
+)
+def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: bool, expected: str) -> None:
+    gone = MissingCommit(Revision("0" * 40), 2, is_here=is_here)
+    found = find_condition(
+        structs.replace(FINE, attempt=structs.replace(accepted(COMMIT), gone=gone)), "HistoryComplete"
+    )
+    assert expected in found.message
+    assert found.remedy is not None and f"push commit {'0' * 40} back" in found.remedy

@@ -334,7 +334,7 @@ def never_evaluate(self: Here, revision: Revision, base: Commit | None) -> Evalu
 
 def not_ended(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It is ended again and again."""
-    raise NotEvaluated([build_limit_problem("it is not evaluated in time")])
+    raise NotEvaluated([build_limit_problem("the evaluation did not end within 20 s")])
 
 
 def rejected(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:

@@ -210,7 +210,7 @@ def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirm
         web.uuid = web.machine.uuid = uuid_of("another board")
         until_applied(instance, rack.push("Replace the motherboard of web01"))
         found = until_condition(instance, "RecordsVerified", status=False, reason="UnverifiedServers")
-        assert "web01" in found["message"] and "records set" in found["message"]
+        assert "web01" in found["message"] and found["remedy"].startswith("gitboot records set web01 provisioned ")
         assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
         assert "new motherboard" in find_events(instance, "ServerUnknown")[0]
         rack.said("records", "set", "web01", word, *REASON)

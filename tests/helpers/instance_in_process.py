@@ -262,7 +262,7 @@ class Here(EvaluatorClient):
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         if revision in self._unending:
-            raise NotEvaluated([build_limit_problem("it is not evaluated in time")])
+            raise NotEvaluated([build_limit_problem("the evaluation did not end within 20 s")])
         try:
             difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:

@@ -565,7 +565,7 @@ def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host(path: Path
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
         open_ledger(two / "ledger.sqlite")
-    assert f"moved to  {socket.gethostname()}:{path}; gitboot does not use this place any more" in show(two)
+    assert f"moved to  {socket.gethostname()}:{path}; gitboot no longer uses this ledger" in show(two)
     for command in (("events",), ("records", "show"), ("resume",)):
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command

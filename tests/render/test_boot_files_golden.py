@@ -81,7 +81,7 @@ USER_DATA = "userData: {{format: {format}, template: t.j2}}"
 
 EVERY_LOOKUP = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid]"
 DHCP = (
-    "baseURL: 'http://192.0.2.1', outputs: [ipxe, grub, pxelinux, dhcp-dnsmasq, dhcp-kea], "
+    "baseURL: 'http://192.0.2.1', outputs: [ipxe, grub, pxelinux, dhcp-dnsmasq, dhcp-kea, dhcp-proxy], "
     "sites: [{name: fra1, select: {matchLabels: {role: db}}, baseURL: 'http://[2001:db8::1]:8080/boot'}]"
 )
 DATABASE = document(
@@ -266,7 +266,7 @@ def _compare(folder: Path, files: dict[str, bytes]) -> None:
         assert golden[path].decode() == content.decode(), path
 
 
-SCRIPT = re.compile(r"\.ipxe$|(^|/)ipxe/|grub\.cfg|pxelinux\.cfg/|dnsmasq\.conf$")
+SCRIPT = re.compile(r"\.ipxe$|(^|/)ipxe/|grub\.cfg|pxelinux\.cfg/|dnsmasq(-proxy)?\.conf$")
 TEXT_LINE = re.compile(rb"#(?!!)|(echo|say) ")  # a comment, which has the plan digest too, or a text for a person
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.artifacts.boot_loaders import LOADERS as PLACED
+from gitboot.model.fleet import Output
 from gitboot.render.boot_files import render_fleet_files
-from gitboot.render.dhcp import LOADERS
+from gitboot.render.dhcp import LOADERS, LONGEST_PROXY_URL
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import hypothesis_strategies
 from tests.helpers.cases import for_each
@@ -146,6 +148,17 @@ def test_dnsmasq_accepts_the_configuration_beside_an_existing_one(case: str, tmp
     included = tmp_path / "gitboot.conf"
     included.write_text(configuration(FLEETS[case]())["dnsmasq.conf"])
     own = f"port=0\ndhcp-range=10.1.0.0,static\ndhcp-host=52:54:00:ff:00:01,own\nconf-file={included}\n"
+    (tmp_path / "dnsmasq.conf").write_text(own)
+    _passes("dnsmasq", "--test", "-C", str(tmp_path / "dnsmasq.conf"))
+
+
+@needs("dnsmasq")
+@pytest.mark.parametrize("case", FLEETS)
+def test_dnsmasq_accepts_the_proxy_beside_a_network_of_its_own(case: str, tmp_path: Path) -> None:
+    decisions = structs.replace(FLEETS[case](), outputs=frozenset({Output.IPXE, Output.GRUB, Output.DHCP_PROXY}))
+    included = tmp_path / "gitboot.conf"
+    included.write_text(configuration(decisions)["dnsmasq-proxy.conf"])
+    own = f"port=0\ndhcp-range=10.1.0.0,proxy,255.255.0.0\ndhcp-ignore=tag:!known\nconf-file={included}\n"
     (tmp_path / "dnsmasq.conf").write_text(own)
     _passes("dnsmasq", "--test", "-C", str(tmp_path / "dnsmasq.conf"))
 
@@ -374,6 +387,80 @@ def test_no_artifact_is_named() -> None:
 
 def test_every_loader_that_dhcp_names_is_placed() -> None:
     assert {path for _, _, path in LOADERS} <= {each.path for each in PLACED}
+
+
+# proxyDHCP
+
+
+def proxy(servers: Iterable[hypothesis_strategies.Document] = (), **fleet: Any) -> list[str]:
+    """Return the lines of the configuration of a proxy."""
+    outputs = fleet.pop("outputs", ["ipxe", "grub", "dhcp-proxy"])
+    return configuration(decided(servers, outputs=outputs, **fleet))["dnsmasq-proxy.conf"].splitlines()
+
+
+@for_each(
+    ("architecture", "file"),
+    [
+        (0, "loaders/undionly.kpxe"),
+        (7, "loaders/snponly-x86_64.efi"),
+        (9, "loaders/snponly-x86_64.efi"),
+        (11, "loaders/ipxe-aarch64.efi"),
+    ],
+)
+def test_a_proxy_names_a_file_for_each_architecture_that_loads_by_tftp(architecture: int, file: str) -> None:
+    assert f"pxe-service=tag:!gitboot_ipxe,{architecture},gitboot,{file},192.0.2.1" in proxy()
+
+
+def test_a_proxy_gives_http_clients_a_url_and_ipxe_the_first_script_with_a_server() -> None:
+    lines = proxy()
+    loader = '"http://192.0.2.1/assets/loaders/snponly-x86_64.efi"'
+    assert f"dhcp-boot=tag:!gitboot_ipxe,tag:gitboot_http_x86_64,{loader}" in lines
+    assert 'dhcp-boot=tag:gitboot_ipxe,"http://192.0.2.1/boot.ipxe",,192.0.2.1' in lines
+    assert "dhcp-pxe-vendor=PXEClient,HTTPClient" in lines
+
+
+def test_a_proxy_at_a_host_name_gives_ipxe_on_bios_a_service_because_it_needs_a_server() -> None:
+    lines = proxy(baseURL="http://boot.test")
+    assert 'dhcp-boot=tag:gitboot_ipxe,"http://boot.test/boot.ipxe"' in lines
+    assert 'pxe-service=tag:gitboot_ipxe,0,gitboot,"http://boot.test/boot.ipxe"' in lines
+    assert "pxe-service=tag:!gitboot_ipxe,0,gitboot,loaders/undionly.kpxe" in lines
+
+
+def test_a_proxy_knows_each_boot_interface_with_its_site_and_its_loader_but_no_address() -> None:
+    nics: list[dict[str, Any]] = [
+        {"mac": "52:54:00:00:00:01", "addresses": ["192.0.2.9/24"]},
+        {"mac": "52:54:00:00:00:02"},
+        {"mac": "52:54:00:00:00:03", "boot": False},
+    ]
+    servers = [
+        server("web01", nics, "fra1", loader="GRUB"),
+        server("web02", [{"mac": "52:54:00:00:00:04"}]),
+        server("old", [{"mac": "52:54:00:00:00:05"}], lifecycle="Retired"),
+    ]
+    lines = proxy(servers, sites=SITES)
+    assert [line for line in lines if line.startswith("dhcp-host=")] == [
+        "dhcp-host=52:54:00:00:00:01,52:54:00:00:00:02,set:gitboot_server,set:gitboot_site,set:gitboot_site_fra1,"
+        "set:gitboot_loader,set:gitboot_loader_grub",
+        "dhcp-host=52:54:00:00:00:04,set:gitboot_server",
+    ]
+    grub = "tag:gitboot_site_fra1,tag:!gitboot_ipxe,tag:gitboot_loader_grub,7,gitboot,loaders/grub-x86_64.efi"
+    assert f"pxe-service={grub}" in lines
+    assert 'dhcp-boot=tag:gitboot_site_fra1,tag:gitboot_ipxe,"http://fra1.test/boot,all/boot.ipxe"' in lines
+
+
+def test_a_proxy_names_only_urls_that_its_answer_has_room_for() -> None:
+    fitting = f"http://boot.test/{'a' * (LONGEST_PROXY_URL - len('http://boot.test//boot.ipxe'))}"
+    script = f"{fitting}/boot.ipxe"
+    assert len(script) == LONGEST_PROXY_URL
+    lines = proxy(baseURL=fitting)
+    assert f'dhcp-boot=tag:gitboot_ipxe,"{script}"' in lines
+    assert [line for line in lines if "http" in line and "assets" in line and not line.startswith("# Missing")] == []
+    assert not [line for line in proxy(baseURL=f"{fitting}a") if "boot.ipxe" in line and not line.startswith("# ")]
+
+
+def test_a_proxy_does_not_name_pxelinux_because_it_cannot_send_its_path() -> None:
+    lines = proxy(outputs=["pxelinux", "dhcp-proxy"])
+    assert not [line for line in lines if "lpxelinux" in line]
 
 
 def test_without_the_output_no_file_is_written() -> None:

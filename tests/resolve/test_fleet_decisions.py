@@ -160,8 +160,8 @@ def test_finding_r11_an_overlap_is_named_and_counts_until_it_is_over(
             decide(found, instant)
         (problem,) = raised.value.problems
         assert (problem.code, problem.path) == ("GB2012", "windows/b.yaml")
-        message = f"have the same priority and overlap {overlap}; Maintenance/a is in windows/a.yaml (web01)"
-        assert problem.message == f"Maintenance/a and Maintenance/b {message}"
+        message = f"have the same priority and overlap {overlap}. Both apply to web01"
+        assert problem.message == f"Maintenance/a (windows/a.yaml) and Maintenance/b {message}"
 
 
 def test_finding_r11_an_overlap_is_reported_beside_other_problems() -> None:

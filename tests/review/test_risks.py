@@ -155,7 +155,7 @@ def test_finding_r9_a_server_that_leaves_parked_is_reinstalled_only_by_its_numbe
     assert changes.extent.reinstalls == 1, "the guard counts it until the instance has looked at its records"
 
 
-@pytest.mark.parametrize("output", ["dhcp-dnsmasq", "dhcp-kea", "inventory"])
+@pytest.mark.parametrize("output", ["dhcp-dnsmasq", "dhcp-kea", "dhcp-proxy", "inventory"])
 def test_finding_r9_an_output_without_boot_files_changes_no_server(output: str) -> None:
     old = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}
     new = {**FLEET, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, {output}]")}

@@ -155,8 +155,10 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
         for each in country.instances["fra1"].parts.reconciler.status.conditions
         if each.reason == "UnverifiedServers"
     ]
-    assert "or gitboot records take-over if another site had the servers before" in known.message
-    assert known.remedy is not None and known.remedy.endswith("use records take-over FILE")
+    assert known.remedy is not None and known.remedy.endswith(
+        "If another site managed it before, run gitboot records hand-over there, and gitboot records take-over here "
+        "with its output"
+    )
     country.push(*placed(web01="ams2", web02="fra1"))
     assert country.planned("ams2")["web01"] == UNKNOWN, (
         "its first ledger does not know what the other one has made of it"
@@ -474,7 +476,7 @@ def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its
     places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
     tried = typed("run", country.repository.bare, *places, "--dry-run")
     assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
-    assert "the Fleet names no ledger for fra1, and this instance has" in tried.err
+    assert "the Fleet names no ledger for fra1 (this instance has" in tried.err
     assert "It still ends maintenance windows" in tried.err
     with goes.restarted(tmp_path / "fra1", site="fra1") as again:
         again.turn()
@@ -500,9 +502,9 @@ def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Count
     country.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
     country.turn()
     (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
-    assert found.message.startswith("the Fleet names no ledger for fra1, and this instance has")
+    assert "because the Fleet names no ledger for fra1 (this instance has" in found.message
     assert found.message.endswith(
-        "The newest Fleet names this ledger, so this instance acts again as soon as that commit is accepted"
+        "The newest Fleet names this ledger, so this instance becomes active again when gitboot accepts that commit"
     )
 
 

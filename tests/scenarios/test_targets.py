@@ -335,7 +335,7 @@ def test_a_one_time_boot_is_not_in_a_bucket_unless_an_endpoint_records_it(
             "--target", f"s3://waits/alone?endpoint={store.url}&credentials={keys}", records="fresh"
         ) as one:
             found = until_condition(one, "OneTimeBootsServed", status=False, reason="NoEndpoint")
-            assert "does not have the one-time boots of 1 server" in found["message"]
+            assert "1 server cannot get its one-time boots" in found["message"]
             until_condition(one, "TargetsCurrent", status=True, reason="Current")
             lies = (rack.output / f"boot{blade.entry}").read_text()
             there = store.get("waits", f"alone/boot{blade.entry}").content.decode()

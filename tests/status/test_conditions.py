@@ -138,7 +138,7 @@ def test_words_in_capitals_in_a_remedy_are_filled_in() -> None:
     assert line is not None
     command, _, comment = line.partition("  # ")
     assert command == "gitboot approve d1 --all-guards --state STATE --reason '…'"
-    assert comment.endswith(": gitboot diff --accepted /srv/boot ..c0ffee STATE/repository.git")
+    assert "gitboot diff --accepted /srv/boot ..c0ffee STATE/repository.git, then" in comment
     assert fill_state(command, "/var/lib/git boot") == (
         "gitboot approve d1 --all-guards --state '/var/lib/git boot' --reason '…'"
     )

@@ -428,9 +428,9 @@ def loaders(
 ) -> None:
     """Install boot loaders under the names that DHCP sends.
 
-    gitboot copies iPXE, GRUB and PXELINUX from the packages of the distribution. It builds a GRUB that starts with
-    grub.cfg at the base URL. If a loader is missing, gitboot prints the package that contains it. A second run writes
-    nothing.
+    gitboot copies iPXE, GRUB and PXELINUX from the packages of the distribution. It builds a GRUB image that
+    starts with grub.cfg at the base URL. If a loader is missing, gitboot prints the package that contains it. A second
+    run writes nothing.
     """
     from gitboot.artifacts.boot_loaders import Placed, Placement, place
 

@@ -113,8 +113,8 @@ def get(
     """Read BMCs and show the state of their overrides.
 
     gitboot reads the BMCs of SERVERS, or of all servers. The table shows the override that the plan wants, the override
-    at the BMC, the newest record, the evidence and the next step. Servers that need an operator are first. If you name
-    SERVERS, gitboot also shows the boot order and Secure Boot. gitboot changes nothing.
+    at the BMC, the newest record, the evidence and the next step. Servers that need an operator are listed first. If
+    you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot changes nothing.
     """
     found = _inspect(servers, selector, state, credentials)
     text = partial(_format_text, found, state, in_full=bool(servers))
@@ -473,9 +473,9 @@ _force_option = click.option("--force", is_flag=True, help="Act at once, without
 def power() -> None:
     """Show which machines are on; switch or reset them.
 
-    A machine then boots what its plan names. A command that changes power shows the plans first. gitboot does not
-    change the power of a machine during POST, or if the BMC reports another machine than the document names. These
-    commands also work while the instance is suspended.
+    A machine that starts boots what its plan specifies. A command that changes power shows the plans first. gitboot
+    does not change the power of a machine during POST, or if the BMC reports another machine than the document names.
+    These commands also work while the instance is suspended.
     """
 
 

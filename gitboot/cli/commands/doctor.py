@@ -36,7 +36,13 @@ from gitboot.jsonio import format_document
 from gitboot.model.fleet import Output
 from gitboot.publish.durable_files import is_readable_by_others
 from gitboot.publish.manifest import MANIFEST, parse_head
-from gitboot.render.dhcp import list_loader_offers, list_mirrors, list_requested_loaders
+from gitboot.render.dhcp import (
+    LONGEST_PROXY_URL,
+    list_loader_offers,
+    list_mirrors,
+    list_omitted_proxy_urls,
+    list_requested_loaders,
+)
 from gitboot.resolve.server_decision import Decisions
 from gitboot.standard_streams import style
 from gitboot.status.conditions import find_remedy
@@ -159,6 +165,7 @@ def _run_checks(
         yield from of_credentials(credentials, look)
         yield from of_certificate(tls, look.commit.decisions)
         yield from of_mirrors(look.commit.decisions, tls)
+        yield from of_proxy(look.commit.decisions)
 
 
 def _format_text(results: Examined) -> str:
@@ -260,8 +267,8 @@ def of_who_sets(look: OfflineInstance) -> Examination:
     commit, identity = look.commit, look.knowledge.facts.identity
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
-        hint = "gitboot status  # if this instance should act, see the remedy of the condition LedgerNamed"
-        message = f"the Fleet names another ledger than {identity}, so this instance does not act"
+        hint = "gitboot status  # only to make this instance active: see the remedy of the condition LedgerNamed"
+        message = f"the Fleet names another ledger than {identity}, so this instance is a standby"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
         message = f"the Fleet names no ledger, so gitboot sets no boot override of {format_count(bmcs, 'server')}"
@@ -439,6 +446,18 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
             yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
         else:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+
+
+def of_proxy(decisions: Decisions) -> Examination:
+    """Check that a proxyDHCP server, if the Fleet has one, can send each URL."""
+    if Output.DHCP_PROXY not in decisions.outputs:
+        return
+    omitted = list_omitted_proxy_urls(decisions)
+    if not omitted:
+        yield fine("DHCP", "the URLs are short enough for a proxyDHCP server")
+    for url in omitted:
+        message = f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration lacks {url}"
+        yield _wrong("DHCP", message, "use a shorter baseURL, or the output dhcp-dnsmasq or dhcp-kea")
 
 
 def _of_room(place: Path, *, files: int) -> Examination:

@@ -201,8 +201,8 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     and `gitboot diff` show the digest and the guards. If another commit arrives, the digest changes, and you must
     review the commits again.
 
-    The line `Gitboot-Ack: DIGEST GUARD` in a commit message has the same effect, and reviewers see it. The line may
-    name several guards, and needs all 64 digits of the digest.
+    The line `Gitboot-Ack: DIGEST GUARD` in a commit message has the same effect, and reviewers see it. Write all 64
+    digits of the digest. The line may contain several guards.
     """
     if bool(guards) is all_guards:
         raise UsageError("name the guards: --all-guards, or --guard GUARD for each guard (not both)")
@@ -239,7 +239,7 @@ def allow_installs_command(state: Path) -> None:
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = find_released_servers(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # the endpoints' stop on this host is removed here
-        unchanged = f"the stop has ended only for the endpoints of this host, and not in the ledger: {error}"
+        unchanged = f"the endpoints of this host serve boots again, but the ledger does not contain this yet: {error}"
         for each in (*apply_to_folders(found, remove_stop), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None

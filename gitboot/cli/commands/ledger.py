@@ -60,7 +60,7 @@ def show(state: Path) -> None:
     rows = [format_count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
     click.echo(f"place     {found.name}")
     if found.moved_to is not None:
-        click.echo(f"moved to  {found.moved_to}; gitboot does not use this place any more")
+        click.echo(f"moved to  {found.moved_to}; gitboot no longer uses this ledger")
     click.echo(f"identity  {found.identity}")
     click.echo(f"changes   {found.changes}")
     if found.lease is not None:

@@ -130,9 +130,9 @@ def begin(what: str, state: Path, yes: bool) -> None:
     gitboot would install a server, it asks for confirmation.
 
     Use fresh if servers with provision 1 or more are not installed yet. Only a new ledger accepts this. Use adopt if
-    every server is installed as Git wants it now. Use as-recorded if the records in the ledger are right, for example
-    after OUTPUT moved. Use FILE for exported records, such as ops/records of an output tree. Servers that are not in
-    FILE stay unknown. gitboot rejects a FILE that is older than the output tree.
+    every server already has the installation that Git describes. Use as-recorded if the records in the ledger are
+    correct, for example after OUTPUT moved. Use FILE for exported records, such as ops/records of an output tree.
+    Servers that are not in FILE stay unknown. gitboot rejects a FILE that is older than the output tree.
     """
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
@@ -232,10 +232,10 @@ def _format_record(record: Record) -> str:
 @state_option
 @reason_option
 def confirm_clock(state: Path, reason: str) -> None:
-    """Confirm that the clock of this host is right.
+    """Confirm that the clock of this host shows the correct time.
 
-    Do this if the clock is behind the ledger, or if no time service synchronizes it. If a time service synchronizes the
-    clock later and then stops, confirm the clock again.
+    Do this if the clock is behind the ledger, or if no time service controls it. If a time service controls the clock
+    later and then stops, confirm the clock again.
     """
     click.echo(request_change(state, CLOCK, {"reason": reason}))
 

@@ -166,8 +166,8 @@ def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path 
 def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Check that the keys decrypt each secret of a fleet.
 
-    Run this check on a host that has the keys, before you merge a commit and after you replace a key. A review cannot
-    make this check, because CI does not have the keys. gitboot does not print the secrets. PATH is the fleet.
+    Run this check on a host that has the keys, before you merge a commit and after you replace a key. `gitboot diff` in
+    CI cannot check this, because CI does not have the keys. gitboot does not print the secrets. PATH is the fleet.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
 HasSignature = Callable[[str, str], bool | None]
-_NO_LEDGER_NAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
+_NO_LEDGER_NAMED: Final = "the Fleet does not name a ledger, so another instance may change the same BMC"
 _SET_BY_ANOTHER: Final = "was set by another instance, so this instance does not set it"
 _FAILURE_TEXTS: Final = {
     BmcUnreachable: "unreachable",

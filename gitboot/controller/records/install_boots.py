@@ -518,8 +518,8 @@ def may_have_unread_fetch(
     """Return whether one of the machines may have fetched an install boot that ``accepted`` offers but ``commit`` does
     not.
 
-    Such a fetch may be in the part of the fetch log that gitboot has not read yet. A policy does not offer its boot to
-    a machine that is recorded as provisioned, but a maintenance does.
+    Such a fetch may be in the part of the fetch log that gitboot has not read yet. A machine
+    that is recorded as provisioned gets no boot of a policy, but it gets the boot of a maintenance.
     """
     for uuid in machines:
         offered = _find_decision(accepted, uuid)

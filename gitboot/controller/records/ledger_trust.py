@@ -37,13 +37,14 @@ _INTERVALS: Final = 5  # number of intervals between heartbeats that the ledger 
 
 
 def describe_clock_lag(about: Facts, at: datetime) -> str | None:
-    """Return a message if the clock is behind the ledger's last heartbeat, otherwise None."""
+    """Return why the clock may be wrong if it is behind the ledger's last heartbeat, otherwise None."""
     beat = about.heartbeat
     if beat is None or beat.at - at <= _MOST_BEHIND:
         return None
     return (
-        f"the clock shows {format_instant(at)}, but gitboot wrote the ledger at {format_instant(beat.at)}. Correct the "
-        "clock. If it was ahead before and is right now, run gitboot records confirm-clock"
+        f"the clock may be wrong: it shows {format_instant(at)}, but the last ledger entry is from "
+        f"{format_instant(beat.at)}. If the clock is wrong, correct it. If it is correct and was too fast earlier, run "
+        "gitboot records confirm-clock"
     )
 
 
@@ -56,8 +57,9 @@ def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
     if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
         return None
     return (
-        "the kernel reports that no time service synchronizes the clock. Check timedatectl or chronyc tracking (chrony "
-        "needs rtcsync), or accept the clock as it is: gitboot records confirm-clock"
+        "the kernel reports that no time service, such as NTP, controls the clock. Check the output of "
+        "timedatectl, and with chrony, that chrony.conf contains rtcsync. If the clock shows the correct time, you can "
+        "accept it as it is with gitboot records confirm-clock"
     )
 
 
@@ -161,14 +163,14 @@ class Beginning(StrEnum):
     """The records with which an operator initializes a ledger."""
 
     FRESH = "fresh"  # no server is installed: every server with provision 1 or more will be installed
-    ADOPT = "adopt"  # every server is installed as Git wants it
+    ADOPT = "adopt"  # every server has the installation that Git describes
     AS_RECORDED = "as-recorded"  # the records in this ledger are correct
     RECORDS = "records"  # the records in an exported file are correct
 
 
 _BEGINNING_TEXTS = {
     Beginning.FRESH: "no server installed",
-    Beginning.ADOPT: "every server installed as Git wants it",
+    Beginning.ADOPT: "every server installed as Git describes it",
     Beginning.AS_RECORDED: "its own records",
     Beginning.RECORDS: "exported records",
 }

@@ -109,7 +109,7 @@ def _read_device(
         nics=tuple(nics),
         labels=labels,
         remarks=(
-            remark_kept(f"device {device['name']}, whose boot the source does not have"),
+            remark_kept(f"device {device['name']}, because the source does not contain its boot"),
             *remarks,
             *of_uuid,
             *remark_if(
@@ -405,7 +405,7 @@ def _read_foreman_boot(
         return None, [remark_lost(f"its boot: its provision method is {host['provision_method']}")]
     if system_name is None or medium_name is None:
         missing = "operating system" if system_name is None else "installation medium"
-        return None, [remark_lost(f"its boot: the host has no {missing}")]
+        return None, [remark_lost(f"the boot of the host, because the host has no {missing}")]
     if medium is None or system is None:
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
         about = f"{system_name} from medium {medium_name}"

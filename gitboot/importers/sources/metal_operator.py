@@ -302,7 +302,9 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
                 remark_missing(f"its boot: {' and '.join(same)} have one owner, so it is not clear which one boots")
             ]
     first, others = next((each for each in configs if each.boot), None), configs
-    remarks = [remark_missing(f"its boot: {each} names no kernel and no uki") for each in others if not each.boot]
+    remarks = [
+        remark_missing(f"the boot of {each}, because it has no kernel and no uki") for each in others if not each.boot
+    ]
     remarks += [
         remark_lost(f"{each}, another way to boot the same system: its profile is {each.boot}")
         for each in others

@@ -131,7 +131,7 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 
 
 def parse_unlisted(data: bytes) -> frozenset[str]:
-    """Parse a target's list of unlisted paths. Raises ValueError."""
+    """Parse the list of the files at a target that are in no shard. Raises ValueError."""
     return _parse_or_explain(_parse_unlisted, data, "not a list of paths")
 
 
@@ -602,7 +602,7 @@ class StoreTarget:
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
-        """Return the content of the target according to this head and this list of unlisted paths."""
+        """Return the content of the target according to this head and this list of other files."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
         size, counting = 0, threading.Lock()

@@ -41,8 +41,12 @@ def format_share(number: int, of: int) -> str:
     """Format a count with its percentage. A count above 0 is never shown as 0 %."""
     if not number or not of:
         return f"{number:,}"
+    return f"{number:,} ({_format_percent(number, of)})"
+
+
+def _format_percent(number: int, of: int) -> str:
     percent = number * 100 / of
-    return f"{number:,} ({'<1' if percent < 1 else f'{percent:.0f}'} %)"
+    return f"{'<1' if percent < 1 else f'{percent:.0f}'} %"
 
 
 def format_value(value: Any) -> str:
@@ -213,6 +217,37 @@ def format_trip(trip: Trip) -> str:
     return f"{trip.what}{area}: {number}{of}; the limit is {trip.limit}{' %' if trip.percent else ''}"
 
 
+def format_exceeded_limit(trip: Trip) -> str:
+    """Describe what a commit does that exceeds a limit, as a clause: "it removes 26 servers (maxDeletes allows 25)"."""
+    limit = f"{trip.limit}{' %' if trip.percent else ''}"
+    guard = f"guard {trip.guard}" if trip.guard in _GUARDS_WITHOUT_NUMBER else f"{trip.guard} allows {limit}"
+    number = f"{trip.number:,}" if trip.of is None else f"{trip.number:,} of {trip.of:,}"
+    nouns = {noun: f"{number} {noun}{'' if (trip.of or trip.number) == 1 else 's'}" for noun in _COUNTED}
+    text = _EXCEEDED[trip.what].format(**nouns)
+    area = "" if trip.area == "all" else f" in {trip.area}"
+    share = f", {_format_percent(trip.number, trip.of)}" if trip.percent and trip.of else ""
+    return f"{text}{area}{share} ({guard})"
+
+
+_COUNTED: Final = ("BMC", "image", "server", "setting")
+_EXCEEDED: Final[Mapping[str, str]] = {  # by `Trip.what`
+    "commits taken back": "it does not descend from the accepted commit",
+    "instances that may no longer act": "it takes servers away from the instance that manages them now",
+    "BMCs that never received these credentials": "it sends credentials to {BMC} that never received them before",
+    "first boots": "it gives {server} a first boot",
+    "servers that may be reset": "it could reset {server}",
+    "servers that may be reinstalled": "it could reinstall {server}",
+    "servers that may boot an image that claims for the first time to write no disk": (
+        "{server} could boot an image that claims for the first time to write no disk"
+    ),
+    "changes of the boot of unknown machines": "it changes the boot of unknown machines",
+    "settings that let more clients fetch": "it changes {setting} so that more clients can fetch",
+    "images in use edited": "it edits {image} in use",
+    "servers left": "it leaves no server in the fleet",
+    "servers removed": "it removes {server}",
+    "servers changed": "it changes {server}",
+}
+_GUARDS_WITHOUT_NUMBER: Final = frozenset({Guard.ALLOW_EMPTY, Guard.ALLOW_REWIND, Guard.ALLOW_TAKEOVER})
 _TRIP_TEXTS: Final[Mapping[Guard, str]] = {
     Guard.ALLOW_EMPTY: "no server is left",
     Guard.ALLOW_REWIND: "the commit does not descend from the accepted one",
@@ -283,7 +318,7 @@ def format_origin(provenance: Provenance | None) -> str:
 
 
 def format_file_claim(claim: FileClaim) -> str:
-    """Return what an image claims about the digest of a file, and the result of a check of the signature."""
+    """Return the provenance of a digest as the image states it, and the result of the signature check."""
     origin, claimed = format_origin(claim.claimed), claim.claimed
     shown = f"claims: {origin}" if claimed is not None else origin
     is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED

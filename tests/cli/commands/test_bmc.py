@@ -89,8 +89,8 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "web01: NeedsOperator: gitboot tried to set Once Pxe for provision/1, and the BMC does not show it.",
         "    Either it was never set, or the machine has booted from it",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
-        "  # look at the console, then run this if web01 has booted or was reset. If it has not, use --not-set instead "
-        "of --consumed. gitboot then tries again, and this can install web01",
+        "  # look at the console of web01. If it has booted or was reset, run this. If it has not, use --not-set "
+        "instead of --consumed: gitboot then sets the override again, and this boot can erase the disks of web01",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: required for provision/1",
@@ -107,12 +107,12 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
         assert item["hint"].startswith(
-            "gitboot records begin adopt --state STATE  # check that STATE is the right folder"
+            "gitboot records begin adopt --state STATE  # first check that STATE is the right folder"
         )
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
-        assert item["why"] == "the Fleet names no ledger, and another instance may set the same BMC"
+        assert item["why"] == "the Fleet does not name a ledger, so another instance may change the same BMC"
         assert item["hint"].startswith(f"provisioning: {{ledger: {rack.ledger()}}}  # ")
         assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
         with rack.running():
@@ -309,8 +309,8 @@ def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: R
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
     line += (
-        "  # check the servers, then run this if they are installed. If they are not, use pending instead of "
-        "provisioned. gitboot then erases their disks and installs them"
+        "  # check web01. If it is installed, run this. If it is not, use pending instead of provisioned: gitboot then "
+        "erases its disks and installs it"
     )
     assert lines[-3] == f"    {line}"
     assert lines[-1] == "1 BMC: 1 needs an operator"
@@ -347,7 +347,7 @@ def test_another_machine_is_accepted_by_the_command_that_get_prints(rack: Rack) 
     rack.push()
     rack.once(*rack.spooling, records="fresh")
     (shown,) = get(rack, "-o", "json").json["items"]
-    assert shown["why"].startswith("AnotherMachine: the BMC shows UUID")
+    assert shown["why"].startswith("AnotherMachine: the BMC reports UUID")
     assert "gitboot bmc resolve web01 --same" in shown["hint"]
     assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: accepted the machine")
     rack.once(*rack.spooling)

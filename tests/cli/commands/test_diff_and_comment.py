@@ -144,7 +144,7 @@ def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: Wo
     work.commit(windows)
     ahead, over = (diff("main..topic", "--at", each) for each in ("2026-11-21T03:59:59Z", "2026-11-21T04:00:00Z"))
     assert (ahead.code, over.code) == (3, 0)
-    assert "overlap from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z; Maintenance/a is in a.yaml" in ahead.out
+    assert "overlap from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z. Both apply to" in ahead.out
     assert "GB2012" not in over.out
     again = facts("main..topic", "--at", "2026-11-21T04:00:00Z")["reproduce"]
     assert "--at 2026-11-21T04:00:00Z" in str(again)

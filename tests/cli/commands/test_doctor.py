@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from gitboot.cli.commands import doctor
-from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_state, of_the_clock
+from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_proxy, of_state, of_the_clock
 from gitboot.cli.main import Exit
 from gitboot.endpoint.tls import Suites
 from gitboot.system_clock import ClockState
-from tests.helpers.fleets import uuid_of
+from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
 from tests.helpers.http_peers import Authority, Issued
 from tests.helpers.instance_with_bmcs import Rack, typed
 
@@ -90,6 +90,18 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
     assert "failed   DHCP" in said and "    curl -I http://127.0.0.1:" in said
 
 
+def test_a_url_that_does_not_fit_in_the_answer_of_a_proxy_is_named() -> None:
+    seed = (image("web-1"), profile("web", "web-1"), policy("web", "All"), server("web01"))
+    base_url = f"http://boot.test/{'a' * 100}"
+    for outputs in ("ipxe, dhcp-proxy", "ipxe, dhcp-kea"):
+        decisions = decided(fleet(f"baseURL: '{base_url}', outputs: [{outputs}]"), *seed)
+        named = [(each.health, each.message.rpartition("/")[2]) for each in of_proxy(decisions)]
+        files = ("ipxe-aarch64.efi", "snponly-x86_64.efi", "undionly.kpxe")
+        assert named == [("failed", file) for file in files if "proxy" in outputs]
+    short = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, dhcp-proxy]"), *seed)
+    assert [each.health for each in of_proxy(short)] == ["ok"]
+
+
 def test_credentials_that_may_not_be_sent_to_a_bmc_of_a_document_are_named(rack: Rack, tmp_path: Path) -> None:
     credentials = Path(shutil.copytree(rack.credentials, tmp_path / "credentials"))
     (credentials / "rack" / "access.toml").write_text('networks = ["192.0.2.0/24"]\n')
@@ -144,7 +156,7 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         rack.push()
         assert rack.once("--allow-takeover").code == Exit.PARTIAL
         said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
-        assert f"the Fleet names another ledger than {rack.ledger()}, so this instance does not act" in said
+        assert f"the Fleet names another ledger than {rack.ledger()}, so this instance is a standby" in said
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])

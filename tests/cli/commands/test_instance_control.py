@@ -198,7 +198,7 @@ def test_status_prints_the_command_that_approves_the_held_commit(rack: Rack) -> 
     digest = hold(rack)
     lines = rack.said("status").splitlines()
     line = next(line for line in lines if line.startswith("    gitboot approve ")).strip()
-    command, _, review = line.partition("  # only after you have reviewed the changes: ")
+    command, _, review = line.partition(", then run this")[0].partition("  # first review the changes with ")
     assert command == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
     assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
     assert "    looked at" not in lines
@@ -230,8 +230,8 @@ def test_finding_r10_status_prints_one_command_on_one_line(
     digest = hold(rack)
     monkeypatch.setenv("COLUMNS", columns)
     lines = [line.strip() for line in rack.said("status").splitlines()]
-    (line,) = (line for line in lines if "approve" in line or "--reason" in line)
-    command, _, review = line.partition("  # only after you have reviewed the changes: ")
+    (line,) = (line for line in lines if "gitboot approve" in line or "--reason" in line)
+    command, _, review = line.partition(", then run this")[0].partition("  # first review the changes with ")
     assert command == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
     assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
     assert [line for line in lines if digest in line] == [f"Gitboot-Ack: {digest} maxReinstalls"]

@@ -538,7 +538,7 @@ def test_e25_another_machine_is_a_condition_that_names_both(site: Site) -> None:
     another_answers(site)
     site.apply()
     assert get_bmc_message(site).startswith(
-        f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"'
+        f'AnotherMachine: the BMC reports UUID {uuid_of("another")}, serial "CZ29200XYZ"'
     )
     assert uuid_of("web01") in get_bmc_message(site)
     assert (site.patches, site.states) == (0, {})
@@ -943,7 +943,7 @@ def test_of_two_instances_that_were_begun_as_fresh_only_one_sets_a_bmc(
         assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
         standing = other.instance.reconciler.state
         (told,) = [each for each in standing.conditions if each.type == "InstallsCompleted"]
-        assert told.reason == "NeedsOperator" and "or were set by another instance" in told.message
+        assert told.reason == "NeedsOperator" and "or was set by another instance" in told.message
         given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
         other.request("resolve", **given, consumed=False, key="provision/1")
         plan = other.plan()
@@ -1128,7 +1128,7 @@ def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_se
         assert plan is not None and plan.phase is Phase.DISK
         status, reason, message = other.condition("EvidenceAvailable") or (None, "", "")
         assert (status, reason) == (False, "NoEvidence")
-        assert "or name a ledger in the Fleet, so that gitboot sets overrides for web01" in message
+        assert "or name a ledger in the Fleet: gitboot then sets boot overrides for web01" in message
         other.commits.ledger = named
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):

@@ -99,7 +99,9 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
         eventually(lambda: applies(instance, commit))
         found = until(instance, "BranchFollowed", status=False)
         assert found["reason"] == "AnotherBranchCheckedOut" and "--rev" in found["remedy"]
-        assert "refs/heads/experiment is checked out" in found["message"] and "refs/heads/main" in found["message"]
+        assert found["message"].startswith("experiment is checked out") and found["message"].endswith(
+            "still follows main"
+        )
         assert instance.status()["branch"] == "refs/heads/main"
         assert "branch         refs/heads/main" in typed("status", "--state", tmp_path / "state").out
     with running(work.path, tmp_path, "--poll", "1") as instance:
@@ -129,7 +131,7 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
         assert "BranchChosen" not in once(place, tmp_path).err
         found = conditions_in(tmp_path)["BranchFollowed"]
         assert (found["status"], found["reason"]) == (False, "DefaultBranchChanged")
-        assert "names refs/heads/trunk as its default branch now" in found["message"]
+        assert "is now trunk, but gitboot still follows main" in found["message"]
         assert (
             "newest commit  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
         )
@@ -236,7 +238,9 @@ def test_a_detached_head_needs_a_rev(work: Work, tmp_path: Path, is_served: bool
 @pytest.mark.parametrize(
     ("followed", "leave", "reason", "said"),
     [
-        pytest.param(MAIN, ("switch", "--create", "x"), "AnotherBranchCheckedOut", "refs/heads/x", id="another branch"),
+        pytest.param(
+            MAIN, ("switch", "--create", "x"), "AnotherBranchCheckedOut", "x is checked out", id="another branch"
+        ),
         pytest.param(MAIN, ("switch", "--detach"), "AnotherBranchCheckedOut", "HEAD is detached", id="no branch"),
         pytest.param(MAIN, ("branch", "x"), None, None, id="the same branch"),
         pytest.param(MAIN._replace(is_default=False), ("switch", "--create", "x"), None, None, id="named by --rev"),
@@ -263,7 +267,7 @@ def test_a_changed_head_matters_only_if_gitboot_found_the_branch(
     assert source.branch_mismatch is not None
     expected = {False: (reason, said), True: ("DefaultBranchChanged", "default branch")}[is_served]
     assert source.branch_mismatch[0] == expected[0]
-    assert expected[1] in source.branch_mismatch[1] and "refs/heads/main" in source.branch_mismatch[1]
+    assert expected[1] in source.branch_mismatch.message and source.branch_mismatch.followed == "main"
 
 
 def test_after_an_upgrade_a_default_branch_without_the_accepted_commit_is_not_followed(

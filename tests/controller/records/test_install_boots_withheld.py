@@ -205,7 +205,7 @@ def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are
     assert [each.server for each in status.withheld] == list(SERVERS)
     assert {each.boots for each in status.withheld} == {None}
     (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
-    assert "(servers that may be reinstalled: 1; the limit is 0) (web03)" in condition.message
+    assert "could reinstall 1 server (maxReinstalls allows 0). Servers to reinstall: web03" in condition.message
     approve(parts, status.held.digest)
     reconcile_at(parts, 7)
     assert parts.reconciler.status.accepted == revert
@@ -405,7 +405,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
             reconcile_at(parts, seconds)
             assert_is_gone(parts, revert)
             message = getattr(history_kept(parts), "message", "")
-            assert ("until the branch has that commit again" in message) == loses_clone
+            assert ("until the branch contains commit" in message) == loses_clone
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         assert [each.facts["commit"] for each in parts.events if each.type == "CommitMissing"] == [revert]
     rewinding = structs.replace(LOOSE, allow_rewind=True)
@@ -425,7 +425,7 @@ def assert_is_gone(parts: Parts, revert: str) -> None:
     """Assert that the condition names the revert, and the number of servers whose boots it withholds."""
     condition = history_kept(parts)
     assert condition is not None and (condition.status, condition.reason) == (False, "CommitMissing")
-    assert f"{revert[:12]} removed the install boots of {len(SERVERS)} servers" in condition.message
+    assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in condition.message
     assert condition.remedy is not None and "--allow-rewind" in condition.remedy
     assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
 
@@ -438,7 +438,7 @@ def test_a_newer_commit_ends_the_withholding_of_a_lost_commit_if_the_clone_has_t
     git(repository.bare, "update-ref", "refs/heads/main", bad)
     reconcile_at(parts, 7)
     condition = history_kept(parts)
-    assert condition is not None and "until you push a newer commit" in condition.message
+    assert condition is not None and "If you push any other new commit" in condition.message
     newer = git(repository.bare, "commit-tree", "-p", bad, "-m", "Keep the image", f"{bad}^{{tree}}")
     git(repository.bare, "update-ref", "refs/heads/main", newer)
     reconcile_at(parts, 8)
@@ -466,7 +466,7 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     ) as parts:
         reconcile_at(parts, 7, 8, 9)
         condition = history_kept(parts)
-        assert condition is not None and f"{revert[:12]} removed the install boots of" in condition.message
+        assert condition is not None and f"{revert[:12]}, which had removed the install boots of" in condition.message
         assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
     with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         reconcile_at(parts, 10, 11, 12)
@@ -651,7 +651,7 @@ def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_i
         lose(state / CLONE, repository)
     with run() as instance:
         found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
-        assert f"{revert[:12]} removed the install boots of {len(SERVERS)} servers" in found["message"]
+        assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]
         assert f"{BAD}/kernel" not in instance.get(path).text
     words = shlex.split(found["remedy"], comments=True)
     assert words[:3] == ["gitboot", "run", "…"]

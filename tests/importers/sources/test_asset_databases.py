@@ -118,7 +118,7 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
         (host(managed=False), {}, "its boot: Foreman does not manage the host"),
         (host(provision_method="image"), {}, "its boot: its provision method is image"),
         (host(medium_id=9), {}, "its boot, OS from medium M: put the answers of /api/v2/media beside the hosts"),
-        (host(operatingsystem_name=None), {}, "its boot: the host has no operating system"),
+        (host(operatingsystem_name=None), {}, "the boot of the host, because the host has no operating system"),
         (host(), {"family": "Windows"}, "its boot: OS is of family Windows"),
         (host(), {}, "a list has none, export /api/v2/hosts/NAME"),
     ],

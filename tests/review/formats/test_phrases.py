@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from gitboot.jsonio import Digest
 from gitboot.review.document_changes import FieldChange, compare_fields
 from gitboot.review.formats import phrases
-from gitboot.review.guards import Guard, Trip
+from gitboot.review.guards import Area, Extent, Guard, Limits, Trip, judge
 from gitboot.review.reinstalls import Reinstall, ReinstallReason
 from gitboot.review.risks import Effect, EffectTime
 from tests.helpers.cases import for_each
@@ -73,6 +75,77 @@ def test_each_time_of_an_effect_has_a_phrase(effect: Effect, expected: str) -> N
 )
 def test_each_exceeded_limit_has_a_phrase(trip: Trip, expected: str) -> None:
     assert phrases.format_trip(trip) == expected
+
+
+@pytest.mark.parametrize(
+    ("trip", "expected"),
+    [
+        (
+            Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0),
+            "it does not descend from the accepted commit (guard allowRewind)",
+        ),
+        (
+            Trip(guard=Guard.MAX_DELETES, what="servers removed", number=2600, limit=25),
+            "it removes 2,600 servers (maxDeletes allows 25)",
+        ),
+        (
+            Trip(guard=Guard.MAX_REINSTALLS, what="servers that may be reinstalled", number=1, limit=0),
+            "it could reinstall 1 server (maxReinstalls allows 0)",
+        ),
+        (
+            Trip(
+                guard=Guard.MAX_UPDATE_PERCENT,
+                what="servers changed",
+                number=4,
+                limit=30,
+                of=10,
+                percent=True,
+                area="site=a",
+            ),
+            "it changes 4 of 10 servers in site=a, 40 % (maxUpdatePercent allows 30 %)",
+        ),
+        (
+            Trip(guard=Guard.MAX_SMALL_GROUP, what="servers removed", number=5, limit=3, of=9, area="role=db"),
+            "it removes 5 of 9 servers in role=db (maxSmallGroup allows 3)",
+        ),
+    ],
+)
+def test_a_held_commit_says_what_it_does_and_what_the_guard_allows(trip: Trip, expected: str) -> None:
+    assert phrases.format_exceeded_limit(trip) == expected
+
+
+def test_each_number_that_a_guard_counts_has_a_clause() -> None:
+    nothing = Limits(
+        max_update_percent=0,
+        max_delete_percent=0,
+        max_deletes=0,
+        max_small_group=0,
+        max_installs=0,
+        max_resets=0,
+    )
+    area = Area(label=None, size=20, changed=9, less=0, removed=9, added=0, reinstalled=0)
+    extent = Extent(
+        digest=Digest("a" * 64),
+        first=False,
+        before=20,
+        after=0,
+        installs=1,
+        reinstalls=1,
+        resets=1,
+        unknown=True,
+        mutated_images=1,
+        disk_claims=1,
+        access=1,
+        takeover=True,
+        areas=(area, structs.replace(area, label=("site", "a"), size=9)),
+    )
+    verdict = judge(extent, nothing, rewound=True, bmcs=1)
+    after = judge(structs.replace(extent, after=20), nothing)  # with servers that may boot a claimed image
+    trips = (*verdict.trips, *after.trips)
+    assert {trip.guard for trip in trips} == {*Guard}
+    texts = [phrases.format_exceeded_limit(trip) for trip in trips]
+    assert all("{" not in text for text in texts)
+    assert {trip.what for trip in trips} == phrases._EXCEEDED.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""DHCP servers answer each kind of client: the proxy beside other servers, and the servers of the how-to page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.boots.dhcp import NAMED, OF_PAGE, OTHER, OTHERS, beside, write_proxy
+from tests.boots.dhcp_client import ADDRESS, KINDS, RELAYED, Answer, Client, Kind, client
+from tests.boots.network import BASE_URLS, HOST, NGINX, own_network
+from tests.helpers.fleets import mac_of
+
+BASE: Final = BASE_URLS["gitboot"]
+LOADERS: Final[dict[int | None, str]] = {  # by architecture
+    0: "loaders/undionly.kpxe",
+    7: "loaders/snponly-x86_64.efi",
+    9: "loaders/snponly-x86_64.efi",
+    11: "loaders/ipxe-aarch64.efi",
+    16: "loaders/snponly-x86_64.efi",
+    19: "loaders/ipxe-aarch64.efi",
+}
+NOBODY: Final = "0.0.0.0"  # the address in the offer of a proxy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wire() -> Iterator[None]:
+    with own_network():
+        yield
+
+
+@pytest.fixture
+def generated(tmp_path: Path) -> Path:
+    (tmp_path / "tftp").mkdir()
+    return write_proxy(tmp_path)
+
+
+def boot_file(asks: Client, kind: Kind, mac: str = mac_of("asks")) -> Answer:
+    """Return the answer of the proxy with the boot file: its offer, or its answer at port 4011."""
+    offers = asks.discover(kind, {HOST, OTHER}, mac)
+    assert offers[OTHER].address != NOBODY
+    assert (offers[OTHER].file, offers[OTHER].vendor) == ("", "")
+    assert offers[HOST].address == NOBODY
+    return offers[HOST] if kind.http or kind.ipxe else asks.request_boot_file(kind, offers[HOST], mac)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_proxy_names_the_boot_file_of_each_kind_of_client(other: str, generated: Path, tmp_path: Path) -> None:
+    with beside(other)(generated, tmp_path), client() as asks:
+        for name, kind in KINDS.items():
+            found = boot_file(asks, kind)
+            assert found.vendor == ("HTTPClient" if kind.http else "PXEClient"), name
+            if kind.ipxe:
+                assert (found.next_server, found.file) == (HOST, f"{BASE}/boot.ipxe"), name
+            elif kind.http:
+                assert found.file == f"{BASE}/assets/{LOADERS[kind.architecture]}", name
+            else:
+                assert (found.next_server, found.file) == (HOST, LOADERS[kind.architecture]), name
+
+
+def test_a_proxy_knows_the_site_and_the_loader_of_a_server_by_its_mac_address(generated: Path, tmp_path: Path) -> None:
+    mac, site = mac_of("far"), BASE_URLS["nginx"]
+    with beside("dnsmasq")(generated, tmp_path), client() as asks:
+        script = boot_file(asks, KINDS["iPXE on BIOS"], mac)
+        assert (script.next_server, script.file) == (NGINX, f"{site}/boot.ipxe")
+        assert boot_file(asks, KINDS["HTTP x64"], mac).file == f"{site}/assets/loaders/grub-x86_64.efi"
+        loader = boot_file(asks, KINDS["UEFI x64"], mac)
+        assert (loader.next_server, loader.file) == (NGINX, "loaders/grub-x86_64.efi")
+        assert boot_file(asks, KINDS["iPXE on BIOS"], mac_of("known")).file == f"{BASE}/boot.ipxe"
+
+
+def test_a_proxy_does_not_answer_a_client_that_does_not_boot(generated: Path, tmp_path: Path) -> None:
+    with beside("dnsmasq")(generated, tmp_path), client() as asks:
+        offers = asks.discover(Kind(), {OTHER})
+        # dnsmasq answers one request after the other, so the first would have been answered by now.
+        assert asks.discover(KINDS["BIOS"], {HOST, OTHER}).keys() == {HOST, OTHER}
+        assert offers.keys() == {OTHER}
+
+
+def test_a_machine_without_a_document_gets_the_site_that_its_operator_sets(generated: Path, tmp_path: Path) -> None:
+    mac = mac_of("stranger")
+    with beside("dnsmasq")(generated, tmp_path, {mac: "nginx"}), client() as asks:
+        assert boot_file(asks, KINDS["iPXE on UEFI"], mac).file == f"{BASE_URLS['nginx']}/boot.ipxe"
+
+
+def test_a_proxy_answers_only_the_fleet_if_its_operator_ignores_the_others(generated: Path, tmp_path: Path) -> None:
+    kind = KINDS["iPXE on BIOS"]
+    with beside("dnsmasq", "dhcp-ignore=tag:!known")(generated, tmp_path), client() as asks:
+        ignored = asks.discover(kind, {OTHER}, mac_of("stranger"))
+        # dnsmasq answers one request after the other, so the first would have been answered by now.
+        assert asks.discover(kind, {HOST, OTHER}, mac_of("known")).keys() == {HOST, OTHER}
+        assert ignored.keys() == {OTHER}
+        assert "proxy-ignored" in (tmp_path / "proxy.log").read_text()
+
+
+def test_a_proxy_answers_a_relay_for_a_network_that_its_configuration_names(generated: Path, tmp_path: Path) -> None:
+    another = f"dhcp-range={RELAYED},proxy,255.255.255.0"
+    with beside("dnsmasq", another)(generated, tmp_path), client() as asks:
+        found = asks.discover_through_relay(KINDS["iPXE on UEFI"], HOST)
+        assert (found.address, found.file) == (NOBODY, f"{BASE}/boot.ipxe")
+
+
+def test_a_proxy_at_a_host_name_names_itself_to_clients_that_need_an_address(generated: Path, tmp_path: Path) -> None:
+    base_url = f"http://{NAMED}:8080"
+    with beside("dnsmasq")(write_proxy(generated, base_url), tmp_path), client() as asks:
+        for name in ("BIOS", "UEFI x64", "iPXE on UEFI"):
+            assert boot_file(asks, KINDS[name]).next_server == HOST, name
+        kind = KINDS["iPXE on BIOS"]
+        item = asks.request_boot_file(kind, asks.discover(kind, {HOST})[HOST])
+        assert (item.next_server, item.file) == (HOST, f"{base_url}/boot.ipxe")
+
+
+@pytest.mark.parametrize("name", OF_PAGE)
+def test_a_server_of_the_page_answers_each_kind_of_client(name: str, tmp_path: Path) -> None:
+    with OF_PAGE[name](tmp_path, tmp_path), client() as asks:
+        for client_name, kind in KINDS.items():
+            found = asks.discover(kind, {HOST})[HOST]
+            assert found.address not in (NOBODY, ADDRESS), client_name
+            if kind.ipxe:
+                assert found.file == f"{BASE}/boot.ipxe", client_name
+            elif kind.http:
+                expected = ("HTTPClient", f"{BASE}/assets/{LOADERS[kind.architecture]}")
+                assert (found.vendor, found.file) == expected, client_name
+            else:
+                expected = (HOST, LOADERS[kind.architecture])
+                assert (found.next_server, found.file) == expected, client_name
+                assert found.vendor == "", client_name
