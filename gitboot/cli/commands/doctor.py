@@ -103,9 +103,8 @@ def command(
 
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
     and where gitboot may send them, the certificate for machines, and the boot loaders that machines fetch at each base
-    URL. For each failed check,
-    it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC. To check
-    BMCs, use `gitboot bmc get`.
+    URL. For each failed check, it prints what to do. The instance may be running or not. gitboot changes nothing, and
+    connects to no BMC. To check BMCs, use `gitboot bmc get`.
 
     With --config, gitboot reads the configuration file of `gitboot run`.
     """
