@@ -125,15 +125,15 @@ def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> st
     if parameter.required:
         default = "*required*"
     elif isinstance(parameter, click.Option) and parameter.is_flag:
-        default = "false"
+        default = json.dumps(parameter.default is True)
     variables = ", ".join(f"`{each}`{_form_of(parameter)}" for each in list_variables(parameter))
     cells = (f"`{key}`", _value(parameter), default, variables, text)
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
 
 def _form_of(parameter: click.Parameter) -> str:
-    """Return how a variable has the two values of a parameter; "" for a parameter with one value."""
-    if parameter.nargs != 2 or not isinstance(parameter, click.Option):
+    """Return how a variable has the values of a parameter; "" for a parameter with one value."""
+    if parameter.nargs < 2 or not isinstance(parameter, click.Option):
         return ""
     separator = parameter.type.envvar_list_splitter or " "
     return f" = `{separator.join((parameter.metavar or 'A B').split())}`"

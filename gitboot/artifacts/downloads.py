@@ -92,12 +92,13 @@ class WebFetcher:
         per_host: int = 8,
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
+        ca_bundle: Path | None = None,
     ) -> None:
         """By default, ignore proxies, because boot loaders do not use a proxy either.
 
         The deadline applies to the response up to its body. The body must arrive at ``rate`` or faster.
         """
-        self._client = HttpClient(uses_proxies=uses_proxies, connections_per_host=per_host)
+        self._client = HttpClient(uses_proxies=uses_proxies, connections_per_host=per_host, ca_bundle=ca_bundle)
         self._deadline_s, self._rate = deadline_s, rate
 
     def head(self, url: str) -> ArtifactHead:

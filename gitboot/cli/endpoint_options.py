@@ -42,10 +42,31 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     operators_tokens: Path | None
     operators_listen: str | None  # HOST:PORT; None: the address for machines
     operators_tls: tuple[Path, Path] | None  # certificate and key; None: the connection is not encrypted
+    machines_tls: tuple[str, Path, Path] | None  # HOST:PORT, certificate and key; None: machines use no TLS
+    firmware_ciphers: bool  # whether that address has the cipher suites that firmware needs
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # the maximum number of idle connections from one address
 
 
+machines_tls_option = combine_options(
+    click.option(
+        "--machines-tls",
+        metavar="HOST:PORT CERT KEY",
+        type=(str, click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, dir_okay=False)),
+        help="Also serve machines by HTTPS at this address, in addition to --listen. CERT is a file with the "
+        "certificate and its chain. KEY is a file with an RSA key that no other socket uses, without a passphrase. "
+        "Both are PEM files. gitboot reads them again when they change. Default: no HTTPS for machines.",
+    ),
+    click.option(
+        "--firmware-ciphers/--no-firmware-ciphers",
+        cls=Setting,
+        default=True,
+        show_default=True,
+        help="Whether the address of --machines-tls also offers cipher suites with RSA key exchange, after those with "
+        "forward secrecy. UEFI HTTPS boot of many machines needs them. Whoever steals the key can decrypt recorded "
+        "connections with these suites.",
+    ),
+)
 # The options that control which clients may send which requests to an endpoint.
 access_options = combine_options(
     click.option(
@@ -94,6 +115,7 @@ access_options = combine_options(
         metavar="HOST:PORT",
         help="Serve /api and /metrics only at this address, and not at --listen. Default: at --listen.",
     ),
+    machines_tls_option,
     click.option(
         "--idle-connections",
         cls=Setting,
@@ -114,26 +136,32 @@ def take_access_settings(options: dict[str, Any]) -> AccessSettings:
 def check_access_settings(access: AccessSettings) -> None:
     """Check that the settings do not contradict each other and that their files are usable. Raises `UsageError`."""
     if access.operators_tls is not None and access.operators_listen is None:
-        raise UsageError("--operators-tls needs --operators-listen: gitboot does not encrypt what machines fetch")
-    clients = build_clients(access, None)
+        raise UsageError("--operators-tls needs --operators-listen; for machines, use --machines-tls")
+    clients = build_clients(access, None, None)
     if clients.tokens is not None:
         clients.tokens.check()
-    if clients.certificate is not None:
-        clients.certificate.load()
+    for certificate in (clients.certificate, clients.machines_certificate):
+        if certificate is not None:
+            certificate.load()
 
 
-def build_clients(access: AccessSettings, operators: socket.socket | None) -> ClientRules:
-    """Convert the access settings to the form that an endpoint uses. ``operators`` is the socket for operators."""
+def build_clients(
+    access: AccessSettings, operators: socket.socket | None, machines_tls: socket.socket | None
+) -> ClientRules:
+    """Convert the access settings to the form that an endpoint uses, with its sockets for operators and for TLS."""
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
 
+    certificate, machines_certificate = build_certificates(access)
     return ClientRules(
         operators=tuple(_parse_networks("--operators", access.operators)) or LOOPBACK,
         trusted_proxies=tuple(_parse_networks("trusted-proxies", access.trusted_proxies)),
         names=access.operators_hosts,
         tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
         operators_socket=operators.getsockname()[:2] if operators is not None else None,
-        certificate=build_certificate(access),
+        certificate=certificate,
+        machines_tls_socket=machines_tls.getsockname()[:2] if machines_tls is not None else None,
+        machines_certificate=machines_certificate,
         max_idle=access.idle_connections,
     )
 
@@ -152,11 +180,15 @@ def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: 
     return CredentialFiles({option: check for option, check in checks.items() if check is not None})
 
 
-def build_certificate(access: AccessSettings) -> Certificate | None:
-    """Return the certificate for the operators' socket, or None if that socket does not use encryption."""
-    from gitboot.endpoint.tls import Certificate
+def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Certificate | None]:
+    """Return the certificates for the operators' socket and for the machines' TLS socket. None: there is no TLS."""
+    from gitboot.endpoint.tls import Certificate, Suites
 
-    return Certificate(*access.operators_tls) if access.operators_tls is not None else None
+    operators = Certificate(*access.operators_tls) if access.operators_tls is not None else None
+    if access.machines_tls is None:
+        return operators, None
+    suites = Suites.FIRMWARE if access.firmware_ciphers else Suites.MACHINES
+    return operators, Certificate(*access.machines_tls[1:], suites, operators)
 
 
 def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
@@ -169,7 +201,8 @@ def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
 
 def format_access_arguments(access: AccessSettings) -> list[str]:
     """Return the access settings as command line arguments for a worker process, which inherits the sockets."""
-    settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
+    names = ("firmware_ciphers", "idle_connections", "operators_hosts", "trusted_proxies")
+    settings = {name: getattr(access, name) for name in names}
     arguments = ["--settings", json.dumps(settings)]
     for network in access.operators:
         arguments += ["--operators", network]
@@ -177,6 +210,9 @@ def format_access_arguments(access: AccessSettings) -> list[str]:
         arguments += ["--operators-tokens", str(access.operators_tokens.absolute())]
     if access.operators_tls is not None:
         arguments += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
+    if access.machines_tls is not None:
+        address, *files = access.machines_tls
+        arguments += ["--machines-tls", address, *(str(file.absolute()) for file in files)]
     return arguments
 
 
@@ -204,6 +240,18 @@ def open_operators_socket(access: AccessSettings) -> socket.socket | None:
     listener = open_listening_socket(access.operators_listen)
     url = build_url(access.operators_listen, listener, "https" if access.operators_tls is not None else "http")
     print_event(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
+    return listener
+
+
+def open_machines_tls_socket(access: AccessSettings) -> socket.socket | None:
+    """Listen for machines that use TLS. Return None if the settings contain no address for them."""
+    from gitboot.endpoint.server import build_url, open_listening_socket
+
+    if access.machines_tls is None:
+        return None
+    listener = open_listening_socket(access.machines_tls[0])
+    url = build_url(access.machines_tls[0], listener, "https")
+    print_event(Event(at=_clock(), type="ListeningByTls", message=url, facts={"url": url}))
     return listener
 
 

@@ -137,21 +137,19 @@ class OperatorAccess:
         names: Iterable[str],
         tokens: Tokens | None,
         operators_socket: tuple[str, int] | None,  # the address of the socket that only operators use
+        machines_tls_socket: tuple[str, int] | None = None,  # the address of the TLS socket that only machines use
     ) -> None:
         self._is_operator, self._is_proxy = is_operator, is_proxy
-        self._names, self._tokens, self._operators_socket = (
-            frozenset(name.lower() for name in names),
-            tokens,
-            operators_socket,
-        )
+        self._names, self._tokens = frozenset(name.lower() for name in names), tokens
+        self._operators_socket, self._machines_tls_socket = operators_socket, machines_tls_socket
 
     def is_operators_only(self, server: tuple[str, int | None] | None) -> bool:
-        everywhere = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
-        at = self._operators_socket
-        return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
+        return _is_bound_to(self._operators_socket, server)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Return whether operators have a separate socket, so that ``server`` is for machines only."""
+        """Return whether ``server`` is for machines only: the TLS socket, or any socket beside the operators' own."""
+        if _is_bound_to(self._machines_tls_socket, server):
+            return True
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
@@ -189,6 +187,12 @@ class OperatorAccess:
             ip_address(name)
             return True
         return name == "localhost" or name in self._names
+
+
+def _is_bound_to(at: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bool:
+    """Return whether the local address of a connection belongs to the socket that listens at ``at``."""
+    everywhere = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
+    return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
 
 class CredentialFiles:

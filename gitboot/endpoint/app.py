@@ -105,7 +105,7 @@ from gitboot.resolve.provisioning_record import StopScope
 from gitboot.status.conditions import STATUS_CURRENT
 
 if TYPE_CHECKING:
-    from gitboot.endpoint.tls import Certificate
+    from gitboot.endpoint.tls import Certificate, HandshakeFailure
     from gitboot.endpoint.webhooks import Webhooks
 
 
@@ -154,12 +154,14 @@ class Endpoint:
             names=clients.names,
             tokens=clients.tokens,
             operators_socket=clients.operators_socket,
+            machines_tls_socket=clients.machines_tls_socket,
         )
         self._bodies = RequestBodies()
         self.limits = Limits(clients.max_idle, self._is_trusted, self._find_client)
-        self._certificate = clients.certificate
+        self._certificate, self._machines_certificate = clients.certificate, clients.machines_certificate
         self.requests: Counter[tuple[RequestKind, int]] = Counter()  # requests by kind and status
         self.operator_denials: Counter[OperatorDenial] = Counter()  # rejected requests for operators' pages, by reason
+        self.failed_handshakes: Counter[HandshakeFailure] = Counter()  # of machines, by reason
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
         content = ServedFiles(
@@ -392,6 +394,8 @@ class Endpoint:
             *(self.requests, self.operator_denials, self.denials.counts, self._tree, self._recorder, unready_reason),
             limits=self.limits,
             certificate=self._certificate,
+            machines_certificate=self._machines_certificate,
+            failed_handshakes=self.failed_handshakes,
             unknown_requests=self._unknown.recorder.requests,
         ).render(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
@@ -573,6 +577,8 @@ class ClientRules(Struct, frozen=True, kw_only=True):
     tokens: Tokens | None = None  # for programs, which may read what operators may read, from any address
     operators_socket: tuple[str, int] | None = None  # a separate socket for operators; None: one socket for all clients
     certificate: Certificate | None = None  # for the socket for operators; None: no TLS
+    machines_tls_socket: tuple[str, int] | None = None  # a TLS socket that only machines use; None: there is none
+    machines_certificate: Certificate | None = None  # for that socket
     max_idle: int = MAX_IDLE  # idle connections of one address
     webhooks: Webhooks | None = None  # webhooks of forges; None: webhooks are rejected
     unknown_recorder: UnknownMachineRecorder = field(

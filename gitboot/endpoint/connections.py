@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import resource
+import socket
 from collections.abc import Awaitable, Callable, Iterable
 from fcntl import ioctl
 from functools import cache
 from heapq import nlargest
 from math import inf
+from sys import byteorder
 from termios import TIOCOUTQ
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -171,6 +174,31 @@ class _TitleCaseTransport:
         return getattr(self._transport, name)
 
 
+class _SentBytes:
+    """The bytes that were sent on a TLS connection so far, to see whether the client's system acknowledges them.
+
+    If a client closes the connection without a TLS alert, as most boot loaders do, uvloop closes the socket and does
+    not call `eof_received`. A duplicate of the socket still has the count of acknowledged bytes.
+    """
+
+    def __init__(self, file: int, waiting: int) -> None:
+        self._socket = socket.socket(fileno=os.dup(file))
+        self._total = self._count_acknowledged() + waiting
+
+    def are_acknowledged(self) -> bool:
+        return self._count_acknowledged() >= self._total
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _count_acknowledged(self) -> int:
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
+        return int.from_bytes(info[_BYTES_ACKED], byteorder)
+
+
+_BYTES_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info, since Linux 4.1
+
+
 class Connection(HttpToolsProtocol):
     """A uvicorn connection with limits that uvicorn lacks: on the size of heads and bodies, and on waiting."""
 
@@ -183,6 +211,8 @@ class Connection(HttpToolsProtocol):
         self._active_at = self.loop.time()  # when the client last sent or accepted data
         self._extensions: dict[str, Any] = {CLIENT_GONE: transport.is_closing, CLIENT_RECEIVED: self._has_received}
         self._had_received = False  # as of the end of the connection
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
+        self._sent: _SentBytes | None = None  # TLS: the bytes that the client has not acknowledged at the last check
         self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
         self._has_cycle = False  # whether the application has received a request from this connection
         self._is_answered = False  # whether this class itself answered the current request
@@ -201,6 +231,9 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._limits.idle.remove(self)
         self._limits.all.remove(self)
+        if self._sent is not None:
+            self._had_received = self._had_received or self._sent.are_acknowledged()
+            self._forget_sent()
 
     def eof_received(self) -> None:
         self._had_received = bool(self._has_received())  # the transport closes the socket after this
@@ -213,9 +246,19 @@ class Connection(HttpToolsProtocol):
         before it has read all data resets the connection, and the response is lost.
         """
         if self._client.is_closing():
-            return self._had_received
-        waiting = ioctl(self._client.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
-        return None if self._client.get_write_buffer_size() or any(waiting) else True
+            return None if self._sent is not None else self._had_received
+        file = self._client.get_extra_info("socket").fileno()
+        waiting = int.from_bytes(ioctl(file, TIOCOUTQ, bytes(4)), byteorder)
+        has_buffer = bool(self._client.get_write_buffer_size())
+        self._forget_sent()
+        if self._is_encrypted and waiting and not has_buffer:
+            self._sent = _SentBytes(file, waiting)
+        return None if has_buffer or waiting else True
+
+    def _forget_sent(self) -> None:
+        if self._sent is not None:
+            self._sent.close()
+            self._sent = None
 
     def data_received(self, data: bytes) -> None:
         self._unanswered_bytes += len(data)

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from itertools import accumulate
 from math import inf
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ from gitboot.endpoint.boot_responses import RequestKind
 from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree, read_unknown_machines
-from gitboot.endpoint.tls import Certificate
+from gitboot.endpoint.tls import Certificate, HandshakeFailure
 from gitboot.fetchlog.log_entries import DenialReason
 from gitboot.status.conditions import BMC, CONDITIONS
 
@@ -102,6 +103,25 @@ FAMILIES: Final = (
         "gitboot_operators_certificate_expiration_timestamp_seconds",
         _GAUGE,
         "When the certificate for operators expires; absent without TLS.",
+    ),
+    Family(
+        "gitboot_machines_certificate_readable",
+        _GAUGE,
+        "1 if the endpoint uses the certificate for machines that is in its files now; absent without machines-tls.",
+    ),
+    Family(
+        "gitboot_machines_certificate_expiration_timestamp_seconds",
+        _GAUGE,
+        "When the certificate for machines expires; absent without machines-tls.",
+    ),
+    Family(
+        "gitboot_machine_handshakes_failed",
+        _COUNTER,
+        "TLS handshakes of machines that failed; absent without machines-tls.",
+        ("reason",),
+        "NoSharedCipher: the machine has no suite of the endpoint; CertificateRejected: the machine does not accept "
+        "the certificate; Closed: the machine closed the connection, as firmware does if it does not accept the "
+        "certificate; Other: for example, the machine does not use TLS",
     ),
     # Metrics of the instance, from its status in the tree
     Family(
@@ -220,10 +240,12 @@ class Exposition(Collector):
         *,
         limits: Limits,
         certificate: Certificate | None,
+        machines_certificate: Certificate | None = None,
+        failed_handshakes: Mapping[HandshakeFailure, int] = MappingProxyType({}),
         unknown_requests: int,
     ) -> None:
-        self._unknown_requests = unknown_requests
-        self._limits, self._certificate = limits, certificate
+        self._unknown_requests, self._failed_handshakes = unknown_requests, failed_handshakes
+        self._limits, self._certificate, self._machines_certificate = limits, certificate, machines_certificate
         self._requests, self._operator_denials, self._denials, self._tree = requests, operator_denials, denials, tree
         self._records, self._unready_reason = records, unready_reason
 
@@ -252,10 +274,15 @@ class Exposition(Collector):
         yield _build_single("gitboot_unknown_machine_requests", self._unknown_requests)
         seen = read_unknown_machines(self._tree)
         yield _build_single("gitboot_unknown_machines", len(seen.machines) if seen is not None else 0)
-        if self._certificate is not None:
-            yield _build_single("gitboot_operators_certificate_readable", self._certificate.failure is None)
-            if (ends := self._certificate.ends) is not None:
-                yield _build_single("gitboot_operators_certificate_expiration_timestamp_seconds", ends.timestamp())
+        for users, certificate in (("operators", self._certificate), ("machines", self._machines_certificate)):
+            if certificate is not None:
+                name = f"gitboot_{users}_certificate"
+                yield _build_single(f"{name}_readable", certificate.failure is None)
+                if (ends := certificate.ends) is not None:
+                    yield _build_single(f"{name}_expiration_timestamp_seconds", ends.timestamp())
+        if self._machines_certificate is not None:
+            failed = {(each,): self._failed_handshakes.get(each, 0) for each in HandshakeFailure}
+            yield _build_metric("gitboot_machine_handshakes_failed", failed)
         yield from collect_status(self._tree.read_status())
 
 

@@ -39,11 +39,11 @@ _STUCK_CHECK_S: Final = 2
 class EndpointServer:
     """Serves ``app`` on listening sockets, from `start` to `stop`. Other processes may serve on the same sockets.
 
-    ``tls_socket`` is an additional socket for TLS. The server does not handle signals, so its caller must handle them
+    ``tls_sockets`` are additional sockets for TLS. The server does not handle signals, so its caller must handle them
     and call `stop`.
     """
 
-    def __init__(self, app: ASGIApp, *listening: socket.socket, tls_socket: TlsSocket | None = None) -> None:
+    def __init__(self, app: ASGIApp, *listening: socket.socket, tls_sockets: Sequence[TlsSocket] = ()) -> None:
         self._sockets = listening
         self._config = uvicorn.Config(
             app,
@@ -59,7 +59,7 @@ class EndpointServer:
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
-        self._server = _Server(self._config, tls_socket)
+        self._server = _Server(self._config, tls_sockets)
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
@@ -90,24 +90,26 @@ class EndpointServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with an additional TLS socket. uvicorn itself treats all sockets alike."""
+    """uvicorn's server with additional TLS sockets. uvicorn itself treats all sockets alike."""
 
-    def __init__(self, config: uvicorn.Config, tls_socket: TlsSocket | None) -> None:
+    def __init__(self, config: uvicorn.Config, tls_sockets: Sequence[TlsSocket]) -> None:
         super().__init__(config)
-        self._tls_socket = tls_socket
-        self._accepting: asyncio.Task[None] | None = None
+        self._tls_sockets = tls_sockets
+        self._accepting: list[asyncio.Task[None]] = []
         self._stuck_checked_s = time.monotonic()  # the time of the last check for stuck clients
         self.heartbeat_pipe: int | None = None  # the pipe to write the next heartbeat to
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._tls_socket is not None:
-            self._accepting = asyncio.create_task(
-                self._tls_socket.accept_clients(
+        self._accepting = [
+            asyncio.create_task(
+                each.accept_clients(
                     lambda: Connection(self.config, self.server_state, self.lifespan.state),
                     self.server_state.connections,
                 )
             )
+            for each in self._tls_sockets
+        ]
 
     async def on_tick(self, counter: int) -> bool:
         """Write a heartbeat, and look for stuck clients. uvicorn calls this ten times a second."""
@@ -124,8 +126,8 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
+        for task in self._accepting:
+            task.cancel()
         await super().shutdown(sockets)
 
 
@@ -187,10 +189,10 @@ _LIMITS: Final = WorkerLimits()
 class Workers:
     """Worker processes that serve on one socket, within a `with` block.
 
-    ``command`` gets the socket as ``--fd``, the operators' socket as ``--operators-fd``, and a pipe as ``--life-fd``.
-    Each worker writes to the pipe as long as it responds. gitboot kills and replaces a worker that stops writing, for
-    example after SIGSTOP. ``on_change`` is called from any thread when a worker starts, ends, stops responding or
-    responds again.
+    ``command`` gets the socket as ``--fd``, the operators' socket as ``--operators-fd``, the TLS socket for machines as
+    ``--machines-tls-fd``, and a pipe as ``--life-fd``. Each worker writes to the pipe as long as it responds. gitboot
+    kills and replaces a worker that stops writing, for example after SIGSTOP. ``on_change`` is called from any thread
+    when a worker starts, ends, stops responding or responds again.
     """
 
     def __init__(
@@ -201,12 +203,14 @@ class Workers:
         on_change: Callable[[], None] = lambda: None,
         *,
         operators: socket.socket | None = None,
+        machines_tls: socket.socket | None = None,
         limits: WorkerLimits = _LIMITS,
     ) -> None:
-        self._command = [*command, "--fd", str(listening.fileno())]
-        if operators is not None:
-            self._command += ["--operators-fd", str(operators.fileno())]
-        self._sockets = [listening] if operators is None else [listening, operators]
+        self._command, self._sockets = list(command), list[socket.socket]()
+        for option, each in (("--fd", listening), ("--operators-fd", operators), ("--machines-tls-fd", machines_tls)):
+            if each is not None:
+                self._command += [option, str(each.fileno())]
+                self._sockets.append(each)
         self._count, self._on_change, self._limits = count, on_change, limits
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count

@@ -1,4 +1,4 @@
-"""TLS for operators: a certificate that is reloaded when its files change, and a socket that limits handshakes."""
+"""TLS sockets: certificates that are reloaded when their files change, suites for firmware, limits on handshakes."""
 
 from __future__ import annotations
 
@@ -6,34 +6,50 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, MutableSet
-from contextlib import suppress
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from gitboot.endpoint.connections import HEAD_S, Connection, Limits
 from gitboot.endpoint.served_files import Signature, read_signature
 from gitboot.errors import UsageError
-from gitboot.model.scalars import read_certificate_ends
+from gitboot.model.scalars import has_rsa_key, read_certificate_ends, read_public_key
 from gitboot.status.conditions import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's reason
 
 
+class Suites(StrEnum):
+    """The cipher suites of a socket up to TLS 1.2, as OpenSSL names them, in order of preference."""
+
+    OPERATORS = ""  # Python's default: every suite has forward secrecy
+    MACHINES = "@SECLEVEL=2:ECDHE+AESGCM"
+    # EDK II has no ECDHE in OVMF of Debian 12 and 13, so it needs suites in which RSA encrypts the session's key.
+    FIRMWARE = "@SECLEVEL=2:ECDHE+AESGCM:AES128-GCM-SHA256:AES256-GCM-SHA384"
+
+
 class Certificate:
-    """A certificate and its key, in two files.
+    """A certificate and its key, in two files, and the suites of its socket.
 
     New connections use the last certificate that could be loaded. A new certificate does not affect open connections.
-    Until a certificate is loaded, the endpoint rejects all connections.
+    Until a certificate is loaded, the endpoint rejects all connections. With the suites for firmware, the key must be
+    an RSA key, and must differ from the key of ``other``, the certificate of another socket: these suites have no
+    forward secrecy, so a stolen key decrypts recorded connections.
     """
 
-    def __init__(self, file: Path, key: Path) -> None:
-        self._file, self._key = file, key
+    def __init__(
+        self, file: Path, key: Path, suites: Suites = Suites.OPERATORS, other: Certificate | None = None
+    ) -> None:
+        self._file, self._key, self._suites, self._other = file, key, suites, other
+        self._public_key: bytes | None = None  # of the certificate that is in use
+        if other is not None:
+            other._other = self
         self._signatures: tuple[Signature | None, ...] = ()  # signatures of the files at the last load
         self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the current files cannot be used
         self.ends: datetime | None = None  # the first expiry date in the chain; None: no certificate
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context = _build_context(suites)
         self.context.sni_callback = self._select_certificate
 
     def reload_if_changed(self, at: datetime) -> Event | None:
@@ -61,12 +77,12 @@ class Certificate:
     def load(self) -> None:
         """Load the files, and use them for new connections. Raises `UsageError` if they cannot be used."""
         file, key = self._file, self._key
-        for each in (file, key):
+        for each in (key, file):
             try:
-                each.read_bytes()
+                content = each.read_bytes()
             except OSError as error:
                 raise UsageError(f"{each} cannot be read: {error.strerror}") from None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = _build_context(self._suites)
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
         except ssl.SSLError:
@@ -86,13 +102,39 @@ class Certificate:
             raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
         except OSError as error:
             raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
-        self._current = context
-        with suppress(OSError):  # the file was removed in the meantime; it will be loaded again
-            self.ends = min(read_certificate_ends(file.read_bytes()), default=None)
+        public_key = read_public_key(content)
+        self._check_key(public_key)
+        self._current, self._public_key = context, public_key
+        self.ends = min(read_certificate_ends(content), default=None)
+
+    def _check_key(self, public_key: bytes | None) -> None:
+        if public_key is None:
+            return
+        if self._suites is Suites.FIRMWARE and not has_rsa_key(public_key):
+            raise UsageError(
+                f"{self._key} is not an RSA key, so firmware cannot use {self._file}; get a certificate for an RSA "
+                "key, or set firmware-ciphers = false if no machine boots by UEFI HTTPS boot"
+            )
+        other = self._other
+        if other is None or Suites.FIRMWARE not in (self._suites, other._suites):
+            return
+        if public_key == other._public_key:
+            raise UsageError(
+                f"{self._file} has the same key as {other._file}; create another key for one of them, because whoever "
+                "steals the key of machines can decrypt recorded connections, or set firmware-ciphers = false"
+            )
 
     def _select_certificate(self, connection: ssl.SSLObject, *_: Any) -> None:
         if self._current is not None:
             connection.context = self._current
+
+
+def _build_context(suites: Suites) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if suites:
+        context.set_ciphers(suites)
+    return context
 
 
 class _EncryptedKey(Exception):
@@ -110,6 +152,26 @@ _PAUSE_S: Final = 0.1  # the pause after a failed accept
 _SHUTDOWN_S: Final = 5  # for the client's close_notify
 
 
+class HandshakeFailure(StrEnum):
+    """Why a TLS handshake failed."""
+
+    NO_SHARED_CIPHER = "NoSharedCipher"  # the client offers no suite of this socket
+    CERTIFICATE = "CertificateRejected"  # the client does not trust the certificate, or it has another name
+    CLOSED = "Closed"  # the client closed the connection; firmware does so if it rejects the certificate
+    OTHER = "Other"  # for example, the client does not use TLS
+
+
+def classify_failure(error: OSError) -> HandshakeFailure:
+    """Return why a handshake failed, from OpenSSL's reason."""
+    if isinstance(error, ConnectionResetError):
+        return HandshakeFailure.CLOSED
+    reason = str(getattr(error, "reason", None) or "")
+    if reason == "NO_SHARED_CIPHER":
+        return HandshakeFailure.NO_SHARED_CIPHER
+    is_alert = "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
+    return HandshakeFailure.CERTIFICATE if is_alert else HandshakeFailure.OTHER
+
+
 class TlsSocket:
     """Accepts TLS connections on a listening socket. Other processes may accept on the same socket.
 
@@ -117,7 +179,7 @@ class TlsSocket:
     """
 
     def __init__(
-        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, on_refusal: Callable[[], None]
+        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, on_refusal: Callable[[OSError], None]
     ) -> None:
         self._listening, self._context, self._limits, self._on_refusal = listening, context, limits, on_refusal
 
@@ -149,8 +211,8 @@ class TlsSocket:
                 ssl_handshake_timeout=HEAD_S,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except OSError:
-            self._on_refusal()
+        except OSError as error:
+            self._on_refusal(error)
         finally:
             connections.discard(handshake)
             handshake.end()
@@ -177,3 +239,71 @@ class _Handshake(asyncio.Protocol):
 
     def shutdown(self) -> None:
         self.try_close()
+
+
+# Checks of what firmware can use
+
+# The suites that OVMF of Debian 12 and 13 shares with the endpoint. OpenSSL also offers them to servers of others.
+_FIRMWARE_ONLY: Final = "AES128-GCM-SHA256:AES256-GCM-SHA384:AES128-SHA256:AES256-SHA256"
+_MAX_FLIGHTS: Final = 10  # messages of a handshake in memory, each way
+
+
+def find_firmware_problem(
+    certificate: Path, key: Path, suites: Suites, *, host: str | None = None, authority: Path | None = None
+) -> str | None:
+    """Return why a machine cannot use a certificate for ``host``, or None if a TLS handshake succeeds.
+
+    If ``authority`` is None, the chain is not verified. If ``host`` is None, the names are not verified. Raises
+    `UsageError` if a file cannot be used at all.
+    """
+    Certificate(certificate, key, suites).load()
+    server = _build_context(suites)
+    server.load_cert_chain(certificate, key)
+    client = _build_firmware_client(suites, authority)
+    if authority is None:  # trust the certificate itself
+        client.load_verify_locations(certificate)
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.check_hostname = host is not None
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(_MAX_FLIGHTS):
+        waiting = 0
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                waiting += 1
+            except ssl.SSLCertVerificationError as error:
+                return str(error.verify_message).rstrip(".")
+            except ssl.SSLError as error:
+                return (error.reason or "the handshake failed").lower().replace("_", " ")
+        if not waiting:
+            break
+    return None
+
+
+def has_firmware_suites(host: str, port: int, timeout_s: float) -> bool:
+    """Return whether a server accepts the suites of firmware. Raises `OSError` if the server cannot be reached."""
+    context = _build_firmware_client(Suites.FIRMWARE, None)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, port), timeout_s) as connection:
+        try:
+            with context.wrap_socket(connection):
+                return True
+        except (ssl.SSLError, ConnectionResetError):
+            return False
+
+
+def _build_firmware_client(suites: Suites, authority: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_FIRMWARE_ONLY if suites is Suites.FIRMWARE else str(suites))
+    if authority is not None:
+        try:
+            context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"{authority} cannot be read as a PEM certificate: {error.strerror or error}") from None
+    return context

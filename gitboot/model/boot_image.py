@@ -179,6 +179,23 @@ class Artifact:
     provenance: Provenance | None = Field(
         default=None, description="Where the digest comes from. Default: the document does not state it."
     )
+    loader_signature: Url | None = Field(
+        default=None,
+        description="The URL of a CMS signature (DER) of the file: assets:PATH or http(s)://…. iPXE verifies the file "
+        "with imgverify before it boots, if it has this command. Default: iPXE does not verify the file.",
+    )
+
+    @check
+    def _loader_fetches_the_signature(self) -> None:
+        if self.loader_signature is not None and (
+            self.loader_signature.startswith("oci:") or "#" in self.loader_signature
+        ):
+            raise Malformed(
+                Code.URL,
+                f"iPXE cannot fetch the signature {self.loader_signature}",
+                "write assets:PATH or http(s)://HOST/PATH, without a file in an archive",
+                ("loaderSignature",),
+            )
 
     @check
     def _one_digest(self) -> None:
@@ -217,6 +234,30 @@ class Artifacts:
             )
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
             raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add a kernel")
+
+    @check
+    def _loader_verifies_all_or_none(self) -> None:
+        others = ((name, getattr(self, name)) for name in ("rootfs", "iso", "loader"))
+        wrong = next((name for name, each in others if each is not None and each.loader_signature is not None), None)
+        if wrong is not None:
+            raise Malformed(
+                Code.COMBINATION,
+                f"iPXE does not verify {wrong}, but it has a loaderSignature",
+                "remove loaderSignature; only a kernel, an initrd and a uki can have it",
+                (wrong, "loaderSignature"),
+            )
+        if self.kernel is None:
+            return
+        names: list[tuple[Path, Artifact]] = [(("kernel",), self.kernel)]
+        names += [(("initrds", number), initrd) for number, initrd in enumerate(self.initrds)]
+        lacking = [path for path, artifact in names if artifact.loader_signature is None]
+        if lacking and len(lacking) < len(names):
+            raise Malformed(
+                Code.COMBINATION,
+                "loaderSignature is set for a part of the files, so iPXE would boot the other files unverified",
+                "sign the kernel and each initrd, or remove loaderSignature from all of them",
+                lacking[0],
+            )
 
     def files(self) -> Iterator[tuple[Path, Artifact]]:
         """Yield each file of the image with the path of its field."""

@@ -739,14 +739,40 @@ def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
         return ()
 
 
-def _read_not_after(der: bytes) -> datetime:
-    """Return when a DER certificate expires (RFC 5280, 4.1)."""
+def read_public_key(pem: bytes) -> bytes | None:
+    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file, or None without a certificate."""
+    found = _PEM.search(pem)
+    try:
+        der = a2b_base64(found[1]) if found is not None else b""
+        at = _find_end(der, _find_end(der, _find_validity(der)))  # validity, subject
+        return der[at : _find_end(der, at)]
+    except (ValueError, IndexError):
+        return None
+
+
+def has_rsa_key(public_key: bytes) -> bool:
+    """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2)."""
+    at = _find_content(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
+    identifier = _find_content(public_key, at)
+    return public_key[identifier : _find_end(public_key, identifier)] == _RSA_ENCRYPTION
+
+
+_RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")
+
+
+def _find_validity(der: bytes) -> int:
+    """Return where the validity of a DER certificate begins (RFC 5280, 4.1)."""
     at = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
     if der[at] == _VERSION:
         at = _find_end(der, at)
     for _ in ("serialNumber", "signature", "issuer"):
         at = _find_end(der, at)
-    at = _find_end(der, _find_content(der, at))  # validity: notBefore, notAfter
+    return at
+
+
+def _read_not_after(der: bytes) -> datetime:
+    """Return when a DER certificate expires."""
+    at = _find_end(der, _find_content(der, _find_validity(der)))  # validity: notBefore, notAfter
     text = der[_find_content(der, at) : _find_end(der, at)].decode("ascii")
     if der[at] == _UTC_TIME:
         text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"

@@ -11,7 +11,7 @@ from gitboot.quoting import check_ipxe_url, quote_ipxe_arguments, sanitize_ipxe_
 from gitboot.render import boot_script_parts, paths
 from gitboot.render.boot_script_parts import IDENTITY_QUERY, LOADER_ARCHITECTURES, TO_DISK, render_heading
 from gitboot.render.paths import ContentType, File, PathKind
-from gitboot.resolve.server_decision import Boot, Decision, Decisions
+from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 
 _ATTEMPTS: Final = 5
@@ -84,18 +84,34 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     if boot.direct:
         if boot.direct_uki is None:
             return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
-        return (f"kernel {check_ipxe_url(boot.direct_uki.url)}", "boot")
-    files = boot.files
+        uki = boot.direct_uki
+        if uki.url not in boot.files.loader_signatures:
+            return (f"kernel {check_ipxe_url(uki.url)}", "boot")
+        return (f"kernel --name uki {check_ipxe_url(uki.url)}", *_verify("uki", uki, boot.files), "boot")
+    files, kernel = boot.files, boot.loaded_kernel
     names = [f"initrd{number}" for number in range(len(files.initrds))]
-    arguments = (*(f"initrd={name}" for name in names), *boot.kernel_arguments)
-    return (
-        f"kernel --name kernel {check_ipxe_url(boot.loaded_kernel.url)} {quote_ipxe_arguments(arguments)}".rstrip(),
-        *(
-            f"initrd --name {name} {check_ipxe_url(initrd.url)}"
-            for name, initrd in zip(names, files.initrds, strict=True)
-        ),
-        "boot",
-    )
+    arguments = quote_ipxe_arguments((*(f"initrd={name}" for name in names), *boot.kernel_arguments))
+    steps = [f"kernel --name kernel {check_ipxe_url(kernel.url)} {arguments}".rstrip()]
+    steps += _verify("kernel", kernel, files)
+    for name, initrd in zip(names, files.initrds, strict=True):
+        steps += [f"initrd --name {name} {check_ipxe_url(initrd.url)}", *_verify(name, initrd, files)]
+    return (*steps, "boot")
+
+
+def _verify(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
+    """Return the command that verifies a loaded file, or () if the file has no signature for iPXE."""
+    signature = files.loader_signatures.get(file.url)
+    return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()
+
+
+_VERIFIER: Final = "${gitboot-verify}"  # `imgverify`, or `echo` if this iPXE has no such command
+# `imgtrust` makes `boot` reject a kernel that no signature covers. It does not cover initrds, so `imgverify` verifies
+# each file. An iPXE that was built without IMAGE_TRUST_CMD has neither command, and boots the files unverified. iPXE
+# splits a line into words before it expands settings, so the setting must be one word (iPXE: core/exec.c).
+_TRUST_ONLY_SIGNED: Final = """\
+imgtrust && set gitboot-verify imgverify || set gitboot-verify echo
+iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boots the files unverified. ||
+"""
 
 
 def _render_attempts(steps: tuple[str, ...] | str, label: str = "") -> str:
@@ -106,8 +122,10 @@ def _render_attempts(steps: tuple[str, ...] | str, label: str = "") -> str:
     if isinstance(steps, str):
         return _render_messages(f"gitboot: {steps}", TO_DISK)
     attempt_lines = "".join(f"{step} || goto failed{label}\n" for step in steps)
+    is_verified = any(step.startswith(_VERIFIER) for step in steps)
+    trust, distrust = (_TRUST_ONLY_SIGNED, "imgtrust --allow ||\n") if is_verified else ("", "")
     return f"""\
-set attempt:int32 1
+{trust}set attempt:int32 1
 :try{label}
 imgfree
 {attempt_lines}:failed{label}
@@ -118,7 +136,7 @@ inc attempt
 goto try{label}
 :disk{label}
 imgfree
-echo gitboot: all {_ATTEMPTS} attempts failed. Booting the local disk.
+{distrust}echo gitboot: all {_ATTEMPTS} attempts failed. Booting the local disk.
 """
 
 

@@ -555,6 +555,8 @@ def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[Ne
             path = each.url.removeprefix(f"{base_url}/")
             if each.url.startswith(own) and f"/{path}" in text:
                 needed.add(NeededFile(path, each.size))
+        signatures = (url for url in boot.files.loader_signatures.values() if url.startswith(own) and url in text)
+        needed |= {NeededFile(url.removeprefix(f"{base_url}/"), None) for url in signatures}
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
         needed |= {NeededFile(f"{data.folder}/{name}", None) for name in data.files}  # a path contains the digest
     return tuple(sorted(needed, key=lambda need: (need.path, need.size or 0)))

@@ -394,12 +394,16 @@ _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 
 
 def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_signature: bool) -> BootFiles:
+    signatures: dict[str, str] = {}
+
     def file(artifact: Artifact | None, name: str) -> BootFile | None:
         if artifact is None:
             return None
         url, source = choose_download_url(artifact.url, base_url), None
         if mirrors and not artifact.url.startswith("assets:"):
             url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
+        if artifact.loader_signature is not None:
+            signatures[url] = choose_download_url(artifact.loader_signature, base_url)
         proof = None
         if requires_signature:
             proof = FileProof(url=artifact.url, signature=artifact.signature, checksums=artifacts.checksums)
@@ -412,6 +416,7 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_s
         uki=file(artifacts.uki, _UKI),
         iso=file(artifacts.iso, _ISO),
         loader=file(artifacts.loader, _LOADER),
+        loader_signatures=signatures,  # complete, because the files are built before
     )
 
 

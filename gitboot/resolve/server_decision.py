@@ -119,6 +119,8 @@ class BootFiles:
     uki: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
     iso: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
     loader: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
+    # The URLs of the signatures that iPXE verifies, by the URL of the signed file.
+    loader_signatures: Mapping[str, str] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
 
     def all(self) -> tuple[BootFile, ...]:
         single = (self.kernel, *self.initrds, self.rootfs, self.uki, self.iso, self.loader)

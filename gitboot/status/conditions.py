@@ -283,7 +283,8 @@ _TYPES: Final = (
                 "GitbootCertificateUnreadable",
                 "warning",
                 "15m",
-                also="or on (job, instance) gitboot_operators_certificate_readable == 0",
+                also="or on (job, instance) gitboot_operators_certificate_readable == 0\n          "
+                "or on (job, instance) gitboot_machines_certificate_readable == 0",
             ),
         ),
     ),

@@ -25,7 +25,7 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     restarts: int  # number of restarted processes since the instance started
     hung: int = 0  # number of processes that do not respond
     unread: tuple[str, ...] = ()  # the unusable credential files, as texts with option, file and cause
-    certificate: str | None = None  # why the certificate of the operators' address is unusable
+    certificate: str | None = None  # why a certificate, of operators or of machines, is unusable
 
 
 class ForgeReport(Struct, frozen=True, kw_only=True):

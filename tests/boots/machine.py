@@ -44,6 +44,7 @@ class Machine:
     disk: Path | None = None  # what comes after the network in firmware's order
     disk_first: bool = False
     reboots: bool = False  # whether firmware starts again when nothing could be booted
+    authorities: Path | None = None  # an EFI signature list: the authorities that UEFI HTTPS boot trusts
     secure_boot: Path | Literal["vendor"] | None = (
         None  # the certificate that firmware trusts; None: Secure Boot is off
     )
@@ -125,6 +126,8 @@ class Machine:
         yield from (*board, "-m", "1280", "-device", "virtio-rng-pci")
         yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={code}")
         yield from ("-drive", f"if=pflash,format=raw,file={self.variables}")
+        if self.authorities is not None:
+            yield from ("-fw_cfg", f"name=etc/edk2/https/cacerts,file={self.authorities}")
         if not self.pxe:
             for version in ("IPv4", "IPv6"):
                 yield from ("-fw_cfg", f"name=opt/org.tianocore/{version}PXESupport,string=n")

@@ -21,7 +21,7 @@ _ROW: Final = re.compile(
 _SECONDS: Final = re.compile(r"^(\d+) s\n\n```\n(.*?)\n```", re.DOTALL)
 _TELLING: Final = re.compile(
     r"gitboot: |BOOTED |inventory: |Start (?:PXE|HTTP)|Welcome to GRUB|^iPXE \d|PXELINUX|No more network"
-    r"|bad shim signature|Access Denied"
+    r"|bad shim signature|Access Denied|Could not retrieve NBP"
 )
 _PLACE: Final = re.compile(r" from \S+(?=: Access Denied)")  # a long URL before the reason
 _WIDEST: Final = 118

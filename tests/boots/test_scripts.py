@@ -19,8 +19,9 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests.boots.interpreter import Run, run
 from tests.helpers import hypothesis_strategies
-from tests.helpers.fleets import at, decided, mac_of, uuid_of
+from tests.helpers.fleets import SEED, at, decided, fleet, mac_of, policy, profile, uuid_of
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, installed_record, tree
+from tests.render.test_boot_script_parts import signed
 
 EXAMPLE: Final = Path(__file__).parents[2] / "example-repo"
 NOON: Final = at("20T12:00")
@@ -119,3 +120,14 @@ def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_broken_one(tmp_
     broken = next(name for name, script in scripts.items() if b"\ninitrd --name" in script)
     scripts[broken] = scripts[broken].replace(b"\ninitrd --name", b"\ninitrd --nom", 1)
     assert list(wrong(scripts, tmp_path)) == [broken]
+
+
+def test_ipxe_without_imgverify_boots_an_image_with_signatures(tmp_path: Path) -> None:
+    """Debian's iPXE has neither imgtrust nor imgverify. An iPXE that has them was tried by hand."""
+    documents = (fleet(), SEED[1], signed("kernel, initrd"), profile("web", "flatcar-1"), policy("web"))
+    path = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+    script = tree(decided(*documents), {}, NOON)[path].content
+    found = run({"signed": script}, tmp_path)["signed"]
+    assert _right(script.decode(), found), found.said
+    assert "gitboot: this iPXE has no imgverify. It boots the files unverified." in found.said
+    assert sorted(each.rpartition("/")[2] for each in found.fetched) == ["initrd", "kernel"]

@@ -240,25 +240,30 @@ def test_a_variable_of_a_setting_takes_precedence_over_the_file(key: str, monkey
     assert setting.name is not None
     numbers = isinstance(setting.type, click.types.IntParamType | click.types.FloatParamType)
     written, varied = (7, "8") if numbers else ("x", "y")
+    if setting.is_flag:
+        written, varied = True, "false"
     config = configured(**{key: [written] if setting.multiple else written})
 
     def value() -> object:
         context = command("run").make_context("run", [*START[1:], *config], auto_envvar_prefix="GITBOOT")
         found = context.params[setting.name or ""]
+        if setting.is_flag:
+            return found
         return str(found) if isinstance(found, Path) else found
 
     assert value() == ((written,) if setting.multiple else written)
     monkeypatch.setenv(list_variables(setting)[0], varied)
-    expected = int(varied) if numbers else varied
+    expected = False if setting.is_flag else int(varied) if numbers else varied
     assert value() == ((expected,) if setting.multiple else expected)
 
 
 def test_a_worker_gets_its_settings_from_the_process_that_starts_it(tmp_path: Path) -> None:
-    handed = json.dumps({"idle_connections": 3, "operators_hosts": ["a", "b"], "trusted_proxies": []})
+    given = {"firmware_ciphers": False, "idle_connections": 3, "operators_hosts": ["a", "b"], "trusted_proxies": []}
+    handed = json.dumps(given)
     arguments = ["--out", str(tmp_path), "--settings", handed]
     context = command("serve").make_context("serve", arguments, auto_envvar_prefix="GITBOOT")
     found = {name: context.params[name] for name in json.loads(handed)}
-    assert found == {"idle_connections": 3, "operators_hosts": ("a", "b"), "trusted_proxies": ()}
+    assert found == {**given, "operators_hosts": ("a", "b"), "trusted_proxies": ()}
 
 
 def test_two_values_of_an_option_come_from_a_list_of_the_file_or_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

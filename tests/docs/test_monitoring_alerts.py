@@ -43,6 +43,7 @@ SILENT: Final = {
 Series = dict[str, str]  # by metric and labels: a value, a first value and what each minute adds, or _ for no value
 
 ENDS: Final = "gitboot_operators_certificate_expiration_timestamp_seconds{}"
+ENDS_FOR_MACHINES: Final = "gitboot_machines_certificate_expiration_timestamp_seconds{}"
 TRANSITION: Final = "gitboot_next_transition_timestamp_seconds{}"
 AT: Final = "gitboot_status_timestamp_seconds{}"
 LATER: Final = "100000000"
@@ -116,8 +117,10 @@ OTHERS: Final = (
     Case("its clock is behind", "GitbootEndpointClockOff", {"gitboot_clock_offset_seconds{}": "-31"}, 5),
     Case("its clock is ahead", "GitbootEndpointClockOff", {"gitboot_clock_offset_seconds{}": "31"}, 5),
     Case("its files", "GitbootCertificateUnreadable", {"gitboot_operators_certificate_readable{}": "0"}, 15),
+    Case("machines' files", "GitbootCertificateUnreadable", {"gitboot_machines_certificate_readable{}": "0"}, 15),
     # The clock begins at 0: what ends in 10 days is within 14 at once, and within one after nine.
     Case("it ends in days", "GitbootCertificateEndsSoon", {ENDS: str(10 * 86400)}, 60),
+    Case("machines' one ends in days", "GitbootCertificateEndsSoon", {ENDS_FOR_MACHINES: str(10 * 86400)}, 60),
     Case(
         "a fault",
         "GitbootFaults",
@@ -149,8 +152,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
     status = structs.replace(FULL_STATUS, conditions=fine, problems=(), below_minimum_version={"web": 0})
     with monitored_endpoint(tmp_path_factory.mktemp("certificates"), status) as url:
         found = dict(_list_series(get(f"{url}/metrics").text))
-    assert found.keys() >= {ENDS, TRANSITION, AT}
-    return {**found, ENDS: LATER, TRANSITION: LATER, AT: "0+60", "up{}": "1"}
+    assert found.keys() >= {ENDS, ENDS_FOR_MACHINES, TRANSITION, AT}
+    return {**found, ENDS: LATER, ENDS_FOR_MACHINES: LATER, TRANSITION: LATER, AT: "0+60", "up{}": "1"}
 
 
 def _with(healthy: Series, series: Series) -> Series:
@@ -420,7 +423,11 @@ def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_doe
 
 def test_each_metric_has_a_panel() -> None:
     asked = {name for _, each in EXPRESSIONS for name in re.findall(r"gitboot_\w+", each)}
-    left_out = {"gitboot_planned_timestamp_seconds", "gitboot_operators_certificate_readable"}
+    left_out = {
+        "gitboot_planned_timestamp_seconds",
+        "gitboot_operators_certificate_readable",
+        "gitboot_machines_certificate_readable",
+    }
     for family in FAMILIES:
         names = {family.sample_name, family.name, f"{family.name}_sum"}
         assert bool(names & asked) is (family.name not in left_out), family.name

@@ -15,7 +15,6 @@ END: Final = "## Set up a real site"  # after the strangers
 ADVICE: Final = {
     "Change the workflow file",
     "Change what a machine boots",
-    "Read secrets that a machine fetches",
     "Read and change what goes to an `rsync://` target",
     "Read who fetched",
     "Send a machine another boot file",
@@ -367,6 +366,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "publish/targets/test_folder_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
     ),
     # A person on the path
+    "Read secrets that a machine fetches": (
+        "endpoint/test_tls_machines.py::test_a_secret_is_served_and_recorded_by_tls",
+    ),
+    "Decrypt recorded connections": (
+        "endpoint/test_tls_machines.py::"
+        "test_the_socket_of_machines_offers_suites_of_firmware_after_those_with_forward_secrecy",
+        "endpoint/test_tls_machines.py::test_without_firmware_ciphers_a_client_with_only_these_is_counted",
+        "endpoint/test_tls_machines.py::test_the_socket_of_operators_never_offers_suites_of_firmware",
+    ),
     "Read an operator's token": ("endpoint/test_tls.py::test_operators_use_tls_and_machines_use_http_as_before",),
     "Replace the newest commit": (
         "controller/test_commit_acceptance_signatures.py::"

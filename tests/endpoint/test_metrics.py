@@ -151,8 +151,9 @@ def test_the_metrics_have_the_values_of_the_status(url: str) -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_the_metric_of_the_operators_certificate_is_its_end(url: str) -> None:
-    (ends,) = samples(url)["gitboot_operators_certificate_expiration_timestamp_seconds"].values()
+@pytest.mark.parametrize("users", ["operators", "machines"])
+def test_the_metric_of_a_certificate_is_its_end(url: str, users: str) -> None:
+    (ends,) = samples(url)[f"gitboot_{users}_certificate_expiration_timestamp_seconds"].values()
     assert timedelta(days=29) < datetime.fromtimestamp(ends, UTC) - datetime.now(UTC) <= timedelta(days=30)
 
 

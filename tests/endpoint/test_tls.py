@@ -366,8 +366,8 @@ def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> I
             made.root, tree, lambda: BEFORE, clients=ClientRules(operators_socket=operators.getsockname())
         )
         endpoint.limits = Limits(most)
-        socket_of_operators = TlsSocket(operators, issued.context, endpoint.limits, lambda: refused.append(1))
-        stack.enter_context(EndpointServer(endpoint, machines, tls_socket=socket_of_operators))
+        socket_of_operators = TlsSocket(operators, issued.context, endpoint.limits, lambda _: refused.append(1))
+        stack.enter_context(EndpointServer(endpoint, machines, tls_sockets=[socket_of_operators]))
         ports = [each.getsockname()[1] for each in (machines, operators)]
         yield f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", endpoint.limits
 

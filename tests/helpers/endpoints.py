@@ -27,7 +27,7 @@ from gitboot.endpoint.app import ClientRules, Endpoint
 from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
-from gitboot.endpoint.tls import Certificate
+from gitboot.endpoint.tls import Certificate, Suites, TlsSocket
 from gitboot.fetchlog.log_entries import Observation, drop_settled_intents, select_consuming
 from gitboot.fetchlog.spool import Spool, count_deletions_after, endpoint_folder, read_new, read_or_create_identity
 from gitboot.model.fleet import Provisioning
@@ -202,9 +202,15 @@ class Site:
 
     @contextmanager
     def serve(
-        self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = 20, **more: Any
+        self,
+        listen: str = "127.0.0.1:0",
+        *,
+        records: bool = True,
+        deadline_s: float = 20,
+        by_tls: Certificate | None = None,
+        **more: Any,
     ) -> Iterator[str]:
-        """The base URL of an endpoint."""
+        """The base URL of an endpoint; with ``by_tls``, it is the machines' TLS socket."""
         status, assets, keys, keeping, keeps = (
             more.pop("status", None),
             more.pop("assets", None),
@@ -226,10 +232,17 @@ class Site:
             )
             tree = PublishedTree(self.root, lambda: self.now, status=status, checked_clock=compared)
             stack.callback(compared.save)  # as it does each minute
-            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, ClientRules(**more), assets, keys)
             listening = open_listening_socket(listen)
-            stack.enter_context(EndpointServer(endpoint, listening))
-            yield build_url(listen, listening)
+            if by_tls is not None:
+                more |= {"machines_tls_socket": listening.getsockname()[:2], "machines_certificate": by_tls}
+            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, ClientRules(**more), assets, keys)
+            if by_tls is None:
+                stack.enter_context(EndpointServer(endpoint, listening))
+            else:
+                stack.enter_context(listening)
+                encrypted = TlsSocket(listening, by_tls.context, endpoint.limits, lambda _: None)
+                stack.enter_context(EndpointServer(endpoint, tls_sockets=[encrypted]))
+            yield build_url(listen, listening, "http" if by_tls is None else "https")
 
 
 @contextmanager
@@ -350,12 +363,14 @@ FULL_STATUS: Final = Status(
 @contextmanager
 def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[str]:
     """Yield the URL of an endpoint with a value of each metric and the status of its instance."""
-    issued = Authority(folder).issue()
-    certificate = Certificate(issued.certificate, issued.key)
-    certificate.reload_if_changed(BEFORE)
+    authority = Authority(folder)
+    certificate = Certificate(*authority.issue())
+    machines_certificate = Certificate(*authority.issue(rsa_bits=2048), Suites.FIRMWARE, certificate)
+    for each in (certificate, machines_certificate):
+        each.reload_if_changed(BEFORE)
     with site() as made:
         made.say({**status.facts(), "at": "2026-11-20T20:59:00Z"})
-        with made.serve(certificate=certificate) as url:
+        with made.serve(certificate=certificate, machines_certificate=machines_certificate) as url:
             yield url
 
 

@@ -199,27 +199,44 @@ class Issued(NamedTuple):
 
 
 class Authority:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_root: bool = True, rsa_bits: int | None = None) -> None:
         self._directory = directory
         self._issued = 0
         self._key, self._certificate = directory / "ca.key", directory / "ca.pem"
+        if is_root:
+            _openssl(
+                *("req", "-x509", *_new_key(rsa_bits), "-days", str(_DAYS), "-subj", "/CN=Test CA"),
+                *("-addext", "keyUsage=critical,keyCertSign", "-keyout", self._key, "-out", self._certificate),
+            )
+
+    def build_intermediate(self, directory: Path) -> Authority:
+        """Return an authority that this authority has signed."""
+        made = Authority(directory, is_root=False)
+        request, extensions = directory / "ca.csr", directory / "ca.ext"
+        extensions.write_text("basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n")
+        _openssl("req", "-new", *_KEY, "-subj", "/CN=Intermediate CA", "-keyout", made._key, "-out", request)
         _openssl(
-            *("req", "-x509", *_KEY, "-days", str(_DAYS), "-subj", "/CN=Test CA"),
-            *("-addext", "keyUsage=critical,keyCertSign", "-keyout", self._key, "-out", self._certificate),
+            *("x509", "-req", "-in", request, "-days", str(_DAYS), "-extfile", extensions),
+            *("-CA", self._certificate, "-CAkey", self._key, "-CAcreateserial", "-out", made._certificate),
         )
+        return made
 
     @property
     def pem(self) -> str:
         return self._certificate.read_text()
 
-    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS) -> Issued:
-        """A certificate for a subject alternative name, and its key; of a negative number of days, it has expired."""
+    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS, rsa_bits: int | None = None) -> Issued:
+        """A certificate for a subject alternative name, and its key; of a negative number of days, it has expired.
+
+        The key is an EC key unless ``rsa_bits`` is set.
+        """
         self._issued += 1
         stem = self._directory / f"server{self._issued}"
         issued = Issued(stem.with_suffix(".pem"), stem.with_suffix(".key"))
         request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
         extensions.write_text(f"subjectAltName={name}\nbasicConstraints=critical,CA:FALSE\n")
-        _openssl("req", "-new", *_KEY, "-subj", "/CN=BMC", "-keyout", issued.key, "-out", request)
+        subject = ("-subj", "/CN=BMC")
+        _openssl("req", "-new", *_new_key(rsa_bits), *subject, "-keyout", issued.key, "-out", request)
         _openssl(
             *("x509", "-req", "-in", request, "-days", str(days), "-extfile", extensions),
             *("-CA", self._certificate, "-CAkey", self._key, "-CAcreateserial", "-out", issued.certificate),
@@ -228,6 +245,10 @@ class Authority:
 
     def server_context(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS) -> ssl.SSLContext:
         return self.issue(name, days=days).context
+
+
+def _new_key(rsa_bits: int | None) -> tuple[str, ...]:
+    return _KEY if rsa_bits is None else ("-newkey", f"rsa:{rsa_bits}", "-nodes")
 
 
 def _openssl(*arguments: str | Path) -> None:

@@ -20,6 +20,7 @@ from gitboot.model.boot_image import parse_user_data_format
 from gitboot.model.scalars import (
     Malformed,
     SystemUuid,
+    has_rsa_key,
     parse_artifact_url,
     parse_base_url,
     parse_boolean,
@@ -44,6 +45,7 @@ from gitboot.model.scalars import (
     parse_variable_name,
     quote_value,
     read_certificate_ends,
+    read_public_key,
     swap_byte_order,
     text,
     version_key,
@@ -443,8 +445,21 @@ def test_each_certificate_of_a_chain_has_its_end(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMAAB\n-----END"])
-def test_content_that_is_not_a_certificate_has_no_end(content: bytes) -> None:
+def test_content_that_is_not_a_certificate_has_no_end_and_no_key(content: bytes) -> None:
     assert read_certificate_ends(content) == ()
+    assert read_public_key(content) is None
+
+
+@pytest.mark.parametrize("rsa_bits", [None, 2048, 4096])
+def test_the_public_key_of_a_certificate_is_the_one_that_openssl_prints(
+    authority: Authority, rsa_bits: int | None
+) -> None:
+    issued = authority.issue(rsa_bits=rsa_bits)
+    key = read_public_key(issued.certificate.read_bytes() + authority.issue().certificate.read_bytes())
+    command = ["openssl", "pkey", "-in", str(issued.key), "-pubout", "-outform", "DER"]
+    assert key == subprocess.run(command, check=True, capture_output=True).stdout
+    assert key is not None
+    assert has_rsa_key(key) is (rsa_bits is not None)
 
 
 def test_a_truncated_certificate_has_its_end_or_none(authority: Authority) -> None:

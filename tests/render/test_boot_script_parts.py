@@ -25,6 +25,7 @@ from tests.helpers import hypothesis_strategies
 from tests.helpers.cases import examples, for_each
 from tests.helpers.fleets import (
     SEED,
+    SHA,
     at,
     decided,
     document,
@@ -644,3 +645,90 @@ def test_the_default_is_the_boot_of_unknown_machines(unknown: str, architecture:
     default = render_fleet_files(decided(fleet(spec), *SEED[1:3], memtest, *SEED[4:])).get("boot/pxelinux.cfg/default")
     lines = [line.strip() for line in default.content.decode().splitlines()] if default is not None else [None]
     assert expected in lines
+
+
+# Signatures that iPXE verifies
+
+
+def signed(artifacts: str, *, without: str = "") -> str:
+    """Return an image with a signature for iPXE beside each file, except for the file ``without``."""
+
+    def add(found: re.Match[str]) -> str:
+        return found[0] if found[1] == without else f'{found[0]}, loaderSignature: "assets:flatcar-1/{found[1]}.sig"'
+
+    return re.sub(rf'url: "assets:flatcar-1/(\w+)", sha256: {SHA}', add, image("flatcar-1", "", artifacts))
+
+
+def ipxe_lines(image_of: str, spec: str = "") -> list[str]:
+    decisions = decided(fleet(), SEED[1], image_of, profile("web", "flatcar-1", spec), policy("web"))
+    text = tree(decisions)[f"boot/v1/boot/{MAC}/boot.ipxe"].content.decode()
+    return [line for line in text.splitlines() if not line.startswith(("#", "echo"))]
+
+
+TRUST = (
+    "imgtrust && set gitboot-verify imgverify || set gitboot-verify echo",
+    "iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boots the files unverified. ||",
+)
+ASSETS = "http://boot.test/assets/flatcar-1"
+
+
+def test_ipxe_verifies_the_kernel_and_each_initrd_before_it_boots_them() -> None:
+    lines = ipxe_lines(signed("kernel, initrd"))
+    assert lines[: lines.index("boot || goto failed") + 1] == [
+        *TRUST,
+        "set attempt:int32 1",
+        ":try",
+        "imgfree",
+        f"kernel --name kernel {ASSETS}/kernel initrd=initrd0 || goto failed",
+        f"${{gitboot-verify}} kernel {ASSETS}/kernel.sig || goto failed",
+        f"initrd --name initrd0 {ASSETS}/initrd || goto failed",
+        f"${{gitboot-verify}} initrd0 {ASSETS}/initrd.sig || goto failed",
+        "boot || goto failed",
+    ]
+    assert "imgtrust --allow ||" in lines, "a script that runs next has no signature"
+
+
+def test_ipxe_verifies_a_uki() -> None:
+    lines = ipxe_lines(signed("uki"))
+    assert lines[: lines.index("boot || goto failed") + 1] == [
+        *TRUST,
+        "set attempt:int32 1",
+        ":try",
+        "imgfree",
+        f"kernel --name uki {ASSETS}/uki || goto failed",
+        f"${{gitboot-verify}} uki {ASSETS}/uki.sig || goto failed",
+        "boot || goto failed",
+    ]
+
+
+@pytest.mark.parametrize("artifacts", ["kernel, initrd", "uki"])
+def test_without_signatures_ipxe_verifies_nothing(artifacts: str) -> None:
+    assert "verify" not in "".join(ipxe_lines(image("flatcar-1", "", artifacts)))
+
+
+def test_a_signature_changes_the_digest_of_the_plan() -> None:
+    """A published script with signatures must never be taken for one without."""
+
+    def digest(image_of: str) -> str:
+        decisions = decided(fleet(), SEED[1], image_of, profile("web", "flatcar-1"), policy("web"))
+        plan = make_plan(decisions.servers["web01"], NOW, None)
+        assert plan is not None
+        return plan.digest
+
+    assert digest(signed("kernel, initrd")) != digest(image("flatcar-1"))
+
+
+@pytest.mark.parametrize(
+    ("image_of", "message"),
+    [
+        (signed("kernel, initrd", without="initrd"), "loaderSignature is set for a part of the files"),
+        (signed("kernel, initrd", without="kernel"), "loaderSignature is set for a part of the files"),
+        (signed("kernel, rootfs", without="kernel"), "iPXE does not verify rootfs"),
+        (signed("iso"), "iPXE does not verify iso"),
+        (signed("uki").replace("assets:flatcar-1/uki.sig", f"oci://r.test/a@sha256:{SHA}"), "iPXE cannot fetch"),
+        (signed("uki").replace("assets:flatcar-1/uki.sig", "https://r.test/a.tar.gz#b"), "iPXE cannot fetch"),
+    ],
+)
+def test_a_signature_that_ipxe_would_not_use_is_an_error(image_of: str, message: str) -> None:
+    with pytest.raises(InvalidRepository, match=message):
+        decided(fleet(), SEED[1], image_of, profile("web", "flatcar-1"), policy("web"))

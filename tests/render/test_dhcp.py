@@ -486,3 +486,20 @@ def test_a_proxy_does_not_name_pxelinux_because_it_cannot_send_its_path() -> Non
 def test_without_the_output_no_file_is_written() -> None:
     assert configuration(decided(three_hundred()[:1], outputs=["ipxe"])) == {}
     assert set(configuration(decided([], outputs=["ipxe", "dhcp-dnsmasq"]))) == {"dnsmasq.conf"}
+
+
+def test_http_clients_get_https_urls_with_an_https_base_url_and_pxe_clients_still_use_tftp() -> None:
+    base = "https://192.0.2.1:8443"
+    found = configuration(decided([], baseURL=base))
+    boots = [line for line in found["dnsmasq.conf"].splitlines() if line.startswith("dhcp-boot=")]
+    by_client = {
+        tag: next(line for line in boots if f"tag:gitboot_{tag}," in line)
+        for tag in ("uefi_x86_64", "http_x86_64", "ipxe")
+        if any(f"tag:gitboot_{tag}," in line for line in boots)
+    }
+    assert by_client["uefi_x86_64"].endswith(",loaders/snponly-x86_64.efi,,192.0.2.1")
+    assert by_client["http_x86_64"].endswith(f',"{base}/assets/loaders/snponly-x86_64.efi"')
+    assert f'tag:gitboot_ipxe,"{base}/boot.ipxe"' in found["dnsmasq.conf"]
+    classes = {each["name"]: each for each in elements(found["kea-dhcp4-classes.json"])}
+    assert classes["gitboot_uefi_x86_64"]["next-server"] == "192.0.2.1"
+    assert classes["gitboot_http_x86_64"]["boot-file-name"] == f"{base}/assets/loaders/snponly-x86_64.efi"

@@ -208,6 +208,13 @@ def test_a_mirrored_artifact_must_be_present_before_it_is_served() -> None:
     assert needs == (NeededFile("assets/flatcar-1/initrd", None), NeededFile(f"o/{SHA}/kernel", None))
 
 
+def test_a_signature_for_ipxe_must_be_present_before_a_boot_is_served() -> None:
+    signed = image("flatcar-1", "", "kernel").replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:sig/k'}}", 1)
+    found = state(*(signed if each == image("flatcar-1") else each for each in SEED), record=Record())
+    needs = present(find_script_version(found, NOON).writes).needs
+    assert needs == (NeededFile("assets/flatcar-1/kernel", None), NeededFile("assets/sig/k", None))
+
+
 def test_a_parked_server_has_no_boot_script_that_proves_a_fetch() -> None:
     found = state(SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])
     assert (found.plan, found.evidence_digests) == (None, {})

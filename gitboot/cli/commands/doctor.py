@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-from urllib.parse import urljoin
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urljoin, urlsplit
 
 import click
 from msgspec import Struct, structs
@@ -17,6 +18,7 @@ from msgspec import Struct, structs
 from gitboot.artifacts.boot_loaders import HEAD, is_signed
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, credential_use
+from gitboot.cli.endpoint_options import machines_tls_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
@@ -82,18 +84,32 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
     help="The output tree of the instance. Default: none.",
 )
 @credentials_option
+@machines_tls_option
+@click.option(
+    "--machines-ca",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The PEM file with the certificate authority that the firmware of machines trusts. gitboot verifies the chain "
+    "of --machines-tls and https base URLs with it. Default: the chain is not verified, and the authorities of this "
+    "host verify https base URLs.",
+)
 @output_option("text", "json")
 @evaluator_command
 def command(
-    state: Path | None, output: Path | None, credentials: Path | None, outputs: tuple[OutputOption, ...]
+    state: Path | None,
+    output: Path | None,
+    credentials: Path | None,
+    machines_tls: tuple[str, Path, Path] | None,
+    firmware_ciphers: bool,
+    machines_ca: Path | None,
+    outputs: tuple[OutputOption, ...],
 ) -> None:
     """Check this host: clock, disks, credentials, loaders.
 
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
-    and where gitboot may send them, and the boot loaders that machines fetch at each base URL. For servers with
-    secureBoot: true, it warns about loaders, kernels and UKIs without a signature. For each failed check, it prints
-    what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC. To check BMCs, use
-    `gitboot bmc get`.
+    and where gitboot may send them, the certificate for machines, and the boot loaders that machines fetch at each base
+    URL. For servers with secureBoot: true, it warns about loaders, kernels and UKIs without a signature. For each
+    failed check, it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no
+    BMC. To check BMCs, use `gitboot bmc get`.
 
     With --config, gitboot reads the configuration file of `gitboot run`.
     """
@@ -103,7 +119,7 @@ def command(
     given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", output)) if path is not None}
     checked = (
         structs.replace(each, hint=each.hint and fill_placeholders(each.hint, given))
-        for each in _run_checks(state, output, credentials)
+        for each in _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
     )
     found = tuple(dict.fromkeys(checked))  # several sites may use the same mirror
     text = partial("\n".join, [_format_text(each) for each in found])
@@ -112,7 +128,17 @@ def command(
         sys.exit(Exit.PARTIAL)
 
 
-def _run_checks(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
+class MachineTls(NamedTuple):
+    """The settings for HTTPS to machines."""
+
+    address: tuple[str, Path, Path] | None  # HOST:PORT, certificate and key
+    firmware_ciphers: bool = True
+    authority: Path | None = None  # the authority that machines trust
+
+
+def _run_checks(
+    state: Path | None, output: Path | None, credentials: Path | None, tls: MachineTls
+) -> Iterator[Examined]:
     from gitboot.cli.instance_client import open_offline
     from gitboot.controller.instance.state_directory import check_acts, find_running_process, has_ledger, read_own_lease
     from gitboot.git.repository import LIBGIT2_VERSION, list_features
@@ -121,9 +147,11 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
     yield from of_git(list_features(), LIBGIT2_VERSION)
     yield from of_the_clock(read_clock_state())
     if state is None:
+        yield from of_certificate(tls)
         return
     yield from of_state(state)
     if not state.is_dir() or not has_ledger(state):
+        yield from of_certificate(tls)
         return
     try:
         check_acts(state)
@@ -139,8 +167,9 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
         if output is not None:
             yield from of_output(output, state, servers=len(look.commit.decisions.servers))
         yield from of_credentials(credentials, look)
-        yield from of_mirrors(look.commit.decisions)
-        yield from of_secure_boot(look.commit.decisions)
+        yield from of_certificate(tls, look.commit.decisions)
+        yield from of_mirrors(look.commit.decisions, tls)
+        yield from of_secure_boot(look.commit.decisions, tls.authority)
         yield from of_proxy(look.commit.decisions)
 
 
@@ -314,9 +343,83 @@ def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examinati
             yield fine("credentials", f"{name}, for {format_count(len(of_it), 'BMC')}")
 
 
-def of_mirrors(decisions: Decisions) -> Examination:
+def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Examination:
+    """Check whether firmware can use the certificate for machines at the https URLs of the fleet."""
+    if tls.address is None:
+        return
+    from gitboot.endpoint.tls import Suites, find_firmware_problem
+
+    _, certificate, key = tls.address
+    suites = Suites.FIRMWARE if tls.firmware_ciphers else Suites.MACHINES
+    check = partial(find_firmware_problem, certificate, key, suites, authority=tls.authority)
+    try:
+        problem = check()
+        if problem is not None:
+            yield _wrong("certificate", f"machines reject {certificate}: {problem}", _CERTIFICATE_HINTS.get(problem))
+            return
+        if decisions is None:
+            yield fine("certificate", f"machines can use {certificate}, if it has the host of the base URL")
+            return
+        hosts = sorted({host for url in _list_https_urls(decisions) if (host := urlsplit(url).hostname) is not None})
+        problems = {host: check(host=host) for host in hosts}
+    except UsageError as error:
+        yield _wrong("certificate", str(error), None)
+        return
+    usable = [host for host, problem in problems.items() if problem is None]
+    if usable:
+        yield fine("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
+    elif hosts:  # other servers may serve some of the hosts
+        kind = "IP" if _is_address(hosts[0]) else "DNS"
+        message = f"{certificate} is not valid for {format_names(hosts, 3)}, the host of the base URL"
+        yield _wrong("certificate", message, f"get a certificate with subjectAltName={kind}:{hosts[0]}")
+    else:
+        message = f"no base URL of the fleet begins with https, so machines do not use {certificate}"
+        yield _doubtful("certificate", message, "baseURL: https://HOST:PORT  # in the Fleet")
+    if usable and tls.authority is None:
+        hint = "gitboot doctor … --machines-ca CA.pem"
+        yield _doubtful("certificate", "the chain was not compared with the authority that machines trust", hint)
+
+
+_CERTIFICATE_HINTS: Final = {
+    "certificate has expired": "renew the certificate; gitboot reads the new file without a restart",
+    "certificate is not yet valid": "timedatectl  # compare the clock with the certificate",
+    "unable to get local issuer certificate": "append the intermediate certificates to the file, or pass the authority "
+    "that issued them as --machines-ca",
+}
+
+
+def _list_https_urls(decisions: Decisions) -> set[str]:
+    urls = {each.base_url for each in list_mirrors(decisions)}
+    urls |= {each.endpoint for each in decisions.servers.values() if each.endpoint is not None}
+    return {url for url in urls if urlsplit(url).scheme == "https"}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def of_firmware_suites(url: str) -> Examination:
+    """Check whether firmware can boot from an https URL."""
+    from gitboot.endpoint.tls import has_firmware_suites
+
+    parts = urlsplit(url)
+    try:
+        found = has_firmware_suites(parts.hostname or "", parts.port or 443, _TIMEOUT_S)
+    except OSError:
+        return  # the check of the first script has reported it
+    if not found:
+        message = f"{url} has no cipher suite of firmware, so UEFI HTTPS boot fails on many machines"
+        hint = "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate: docs/running.md#https-for-machines"
+        yield _doubtful("certificate", message, hint)
+
+
+def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
     """Check that each mirror serves the boot loaders and the first script that DHCP names."""
-    fetcher = WebFetcher(deadline_s=_TIMEOUT_S)
+    fetcher = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=tls.authority)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
     loaders = sorted(
         {
@@ -335,6 +438,8 @@ def of_mirrors(decisions: Decisions) -> Examination:
             )
             continue
         yield fine("DHCP", f"{url} can be fetched")
+        if url.startswith("https:") and tls.firmware_ciphers:
+            yield from of_firmware_suites(mirror.base_url)
         missing = []
         for path in loaders:
             try:
@@ -348,10 +453,11 @@ def of_mirrors(decisions: Decisions) -> Examination:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 
 
-def of_secure_boot(decisions: Decisions) -> Examination:
+def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Examination:
     """Check that the programs that servers with Secure Boot start have signatures.
 
-    gitboot does not verify the signatures, because only the firmware knows which keys it trusts.
+    gitboot does not verify the signatures, because only the firmware knows which keys it trusts. ``authority`` is a
+    certificate authority to trust in addition to those of this machine.
     """
     servers_by_url: dict[str, set[str]] = {}
     for host in decisions.hosts:
@@ -365,11 +471,11 @@ def of_secure_boot(decisions: Decisions) -> Examination:
                 urls.add(urljoin(decision.base_url, f"/{SIGNED_GRUB.removeprefix(BOOT)}"))
         for url in urls:
             servers_by_url.setdefault(url, set()).add(host.server)
-    signed, faults = 0, 0
+    fetcher, signed, faults = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=authority), 0, 0
     for url, servers in sorted(servers_by_url.items()):
         of_servers = f"{format_count(len(servers), 'server')} ({format_names(sorted(servers), 3)})"
         try:
-            has_signature = _read_signature(url)
+            has_signature = _read_signature(fetcher, url)
         except GitbootError as error:
             needs = "needs" if len(servers) == 1 else "need"
             message = f"{url} cannot be read: {error}; {of_servers} with Secure Boot {needs} it"
@@ -395,9 +501,9 @@ def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
                 yield offer.path.replace("shim", "grub")
 
 
-def _read_signature(url: str) -> bool | None:
+def _read_signature(fetcher: WebFetcher, url: str) -> bool | None:
     """Return whether the program at a URL has a signature, or None if the file is not an EFI program."""
-    with WebFetcher(deadline_s=_TIMEOUT_S).read(url) as content:
+    with fetcher.read(url) as content:
         head = b""
         for chunk in content.chunks:
             head += chunk

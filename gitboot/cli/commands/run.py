@@ -20,13 +20,14 @@ from gitboot.cli.commands.serve import format_worker_command
 from gitboot.cli.endpoint_options import (
     AccessSettings,
     access_options,
-    build_certificate,
+    build_certificates,
     check_access_settings,
     create_spool,
     credential_files,
     format_ledger_arguments,
     forward_spool,
     load_secret_keys,
+    open_machines_tls_socket,
     open_operators_socket,
     take_access_settings,
 )
@@ -84,7 +85,7 @@ _SECTIONS: Final = {  # sections of the help page; the first section contains th
         *("allow_empty", "allow_rewind", "allow_takeover"),
     ),
     "Signatures": ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need", "image_keys"),
-    "Publishing and serving": ("output_group", "targets", "check_assets", "workers", "spool"),
+    "Publishing and serving": ("output_group", "targets", "check_assets", "workers", "spool", "machines_tls"),
     "API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls"),
     "Ledger and standby": ("ledger", "ledger_password", "site", "accepted_filesystems"),
     "Reports": ("forge", "allow_token_over_http", "notify", "log_format"),
@@ -418,6 +419,8 @@ def command(**given: Any) -> None:
     check_access_settings(access)
     raise_limits()  # each BMC needs a connection
     settings = _build_settings(**given)
+    if access.machines_tls is not None and settings.listen is None:
+        raise UsageError("--machines-tls needs --listen; use --listen 127.0.0.1:8080 if machines use only HTTPS")
     # The web server must not serve secrets, or files on which decisions about installations depend.
     check_private_paths(settings.output, _list_private_paths(settings, access))
     if settings.push_secret is not None:
@@ -446,6 +449,7 @@ def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str,
         "--forge": settings.forge.token if settings.forge is not None else None,
         "--operators-tokens": access.operators_tokens,
         "--operators-tls": access.operators_tls[1] if access.operators_tls is not None else None,
+        "--machines-tls": access.machines_tls[2] if access.machines_tls is not None else None,
     }
 
 
@@ -685,25 +689,25 @@ def serve_endpoints(
     from gitboot.endpoint.server import Workers, build_url, open_listening_socket
 
     files = credential_files(access, load_secret_keys(settings.secret_keys), settings.push_secret)
-    certificate = build_certificate(access)
+    certificates = [each for each in build_certificates(access) if each is not None]
     listening = open_listening_socket(settings.listen)
     url = build_url(settings.listen, listening)
-    operators = open_operators_socket(access)
+    operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
     command = format_worker_command(
         *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
         access=access,
         push_secret=settings.push_secret,
     )
     command += format_ledger_arguments(read_address(settings.state / LEDGER))
-    with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
+    with Workers(command, listening, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
         print_event(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
 
         def read_endpoints() -> Endpoints:
             found = structs.replace(workers.count_processes(), unread=files.find_failures())
-            if certificate is None:
-                return found
-            # Each process checks the certificate itself and reports its own result.
-            certificate.reload_if_changed(datetime.now(UTC))
-            return structs.replace(found, certificate=certificate.failure)
+            # Each process checks the certificates itself and reports its own result.
+            for each in certificates:
+                each.reload_if_changed(datetime.now(UTC))
+            failures = [each.failure for each in certificates if each.failure is not None]
+            return structs.replace(found, certificate="; ".join(failures) or None)
 
         yield read_endpoints

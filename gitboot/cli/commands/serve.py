@@ -34,6 +34,7 @@ from gitboot.cli.endpoint_options import (
     format_access_arguments,
     format_ledger_arguments,
     load_secret_keys,
+    open_machines_tls_socket,
     open_operators_socket,
     open_recording,
     parse_shared_ledger,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.age_encryption import AgeKeys
     from gitboot.endpoint.app import ClientRules
-    from gitboot.endpoint.tls import Certificate
 
 
 @click.command(
@@ -71,7 +71,9 @@ if TYPE_CHECKING:
         Exit.FINE: "a signal stopped gitboot",
         Exit.USAGE: "the output tree does not exist, or an option is wrong",
     },
-    sections={"API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls")},
+    sections={
+        "API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls"),
+    },
 )
 @config_option
 @log_format_option
@@ -113,6 +115,9 @@ if TYPE_CHECKING:
 @accept_filesystem_option
 @inherited_settings_option
 @click.option("--operators-fd", type=int, hidden=True, help="The file descriptor of a listening socket for operators.")
+@click.option(
+    "--machines-tls-fd", type=int, hidden=True, help="The file descriptor of a listening socket for machines with TLS."
+)
 @click.option("--fd", type=int, hidden=True, help="The file descriptor of a listening socket of the parent process.")
 @click.option(
     "--life-fd",
@@ -138,6 +143,7 @@ def command(
     accepted_filesystems: tuple[str, ...],
     fd: int | None,
     operators_fd: int | None,
+    machines_tls_fd: int | None,
     life_fd: int | None,
     parent: int | None,
     status: Path | None,
@@ -175,15 +181,18 @@ def command(
     keys = load_secret_keys(secret_keys, skip_check=fd is not None)
     stop = stop_on_signal(signal.SIGTERM) if parent is not None else stop_on_signal()
     if fd is not None:
-        operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
-        sockets, clients = (socket.socket(fileno=fd), operators), build_clients(access, operators)
+        operators, machines_tls = (
+            socket.socket(fileno=each) if each is not None else None for each in (operators_fd, machines_tls_fd)
+        )
+        clients = build_clients(access, operators, machines_tls)
         if push_secret is not None and parent is not None:
             from gitboot.endpoint.webhooks import PushSecret, Webhooks
 
             fetch = partial(os.kill, parent, signal.SIGHUP)  # the signal that `gitboot reconcile` also sends
             clients = structs.replace(clients, webhooks=Webhooks(PushSecret(push_secret), fetch))
         _serve_until_stopped(
-            *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
+            *(output, (socket.socket(fileno=fd), operators, machines_tls), clients, spool, assets, stop),
+            *(status, ledger_id, keys, shared),
             access=access,
             push_secret=push_secret,
             life=life_fd,
@@ -194,7 +203,7 @@ def command(
 
     listening = open_listening_socket(listen)
     url = build_url(listen, listening)
-    operators = open_operators_socket(access)
+    operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
     _print_event("Listening", url, url=url)
     if not (output / MANIFEST).exists():
         _print_event(
@@ -212,9 +221,9 @@ def command(
         _print_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
-        clients = build_clients(access, operators)
+        clients = build_clients(access, operators, machines_tls)
         _serve_until_stopped(
-            *(output, (listening, operators), clients, spool, assets, stop),
+            *(output, (listening, operators, machines_tls), clients, spool, assets, stop),
             keys=keys,
             shared_ledger=shared,
             access=access,
@@ -224,7 +233,7 @@ def command(
 
         command = format_worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
         command += format_ledger_arguments(shared)
-        with Workers(command, listening, workers, operators=operators):
+        with Workers(command, listening, workers, operators=operators, machines_tls=machines_tls):
             while not stop.wait(3600):
                 pass
     _print_event("Stopped", "the endpoint stopped")
@@ -258,7 +267,7 @@ def format_worker_command(
 
 def _serve_until_stopped(
     output: Path,
-    sockets: tuple[socket.socket, socket.socket | None],
+    sockets: tuple[socket.socket, socket.socket | None, socket.socket | None],  # machines, operators, machines' TLS
     clients: ClientRules,
     spool: Path | None,
     assets: Path | None,
@@ -278,7 +287,7 @@ def _serve_until_stopped(
     from gitboot.endpoint.recorder import ReadinessEvents, find_unready_reason
     from gitboot.endpoint.served_files import REFRESH_S, CheckedClock, PublishedTree
     from gitboot.endpoint.server import EndpointServer
-    from gitboot.endpoint.tls import TlsSocket
+    from gitboot.endpoint.tls import TlsSocket, classify_failure
     from gitboot.fetchlog.log_entries import build_unnamed_proxy_message
     from gitboot.fetchlog.spool import endpoint_folder
     from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
@@ -297,22 +306,32 @@ def _serve_until_stopped(
         clients = structs.replace(clients, unknown_recorder=UnknownMachineRecorder(spool))
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
         files = credential_files(access, keys, push_secret)
-        _print_changed_files(files, clients.certificate)
-        plain, encrypted = [each for each in sockets if each is not None], None
-        if len(plain) > 1 and clients.certificate is not None:
+        _print_changed_files(files, clients)
 
-            def refuse() -> None:
-                endpoint.operator_denials[OperatorDenial.HANDSHAKE] += 1
+        def count_operator(_: OSError) -> None:
+            endpoint.operator_denials[OperatorDenial.HANDSHAKE] += 1
 
-            encrypted = TlsSocket(plain.pop(), clients.certificate.context, endpoint.limits, refuse)
-        server = stack.enter_context(EndpointServer(endpoint, *plain, tls_socket=encrypted))
+        def count_machine(error: OSError) -> None:
+            endpoint.failed_handshakes[classify_failure(error)] += 1
+
+        machines, operators, machines_tls = sockets
+        plain, encrypted = [machines], []
+        for each, certificate, count_failure in (
+            (operators, clients.certificate, count_operator),
+            (machines_tls, clients.machines_certificate, count_machine),
+        ):
+            if each is not None and certificate is not None:
+                encrypted.append(TlsSocket(each, certificate.context, endpoint.limits, count_failure))
+            elif each is not None:
+                plain.append(each)
+        server = stack.enter_context(EndpointServer(endpoint, *plain, tls_sockets=encrypted))
         gc.freeze()  # so that the collector does not examine the existing objects again
         reporting = stack.enter_context(open_denial_reports(spool, endpoint.denials))
         ready, closed, proxied, looks = ReadinessEvents(), 0, False, count()
         while not stop.wait(REFRESH_S):
             tree.refresh()
             compared.save()
-            _print_changed_files(files, clients.certificate)
+            _print_changed_files(files, clients)
             if recording is not None:
                 recording.check()
             if (event := ready.update(find_unready_reason(tree, recording), _clock())) is not None:
@@ -330,9 +349,10 @@ def _serve_until_stopped(
                 server.write_heartbeat(life)
 
 
-def _print_changed_files(files: CredentialFiles, certificate: Certificate | None) -> None:
+def _print_changed_files(files: CredentialFiles, clients: ClientRules) -> None:
     at = _clock()
-    for event in (files.report_changes(at), certificate.reload_if_changed(at) if certificate is not None else None):
+    certificates = (each for each in (clients.certificate, clients.machines_certificate) if each is not None)
+    for event in (files.report_changes(at), *(each.reload_if_changed(at) for each in certificates)):
         if event is not None:
             print_event(event)
 

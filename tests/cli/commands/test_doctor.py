@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +12,18 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from gitboot.cli.commands import doctor
 from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_proxy, of_state, of_the_clock
 from gitboot.cli.main import Exit
+from gitboot.endpoint.tls import Suites
 from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
+from tests.helpers.http_peers import Authority, Issued
 from tests.helpers.instance_with_bmcs import Rack, typed
 
 
@@ -212,3 +215,127 @@ _SECURE = "baseURL: '{}', hardware: [{{select: All, secureBoot: true}}]"
 def test_without_secure_boot_no_signature_is_checked(rack: Rack) -> None:
     _, items = run_doctor("--config", rack.folder / "run.toml")
     assert "Secure Boot" not in items
+
+
+# Certificates for machines
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+class Https(NamedTuple):
+    """A rack with an https base URL, and the TLS context of the server at that URL."""
+
+    rack: Rack
+    context: ssl.SSLContext
+    options: tuple[object, ...]  # for `gitboot doctor`
+
+
+@pytest.fixture(scope="module")
+def https(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Https]:
+    folder = tmp_path_factory.mktemp("https")
+    issued = authority.issue(rsa_bits=2048)
+    context = issued.context
+    (folder / "ca.pem").write_text(authority.pem)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder / "output/boot"))) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        with Rack(folder, settings=f"baseURL: 'https://127.0.0.1:{server.server_port}'") as made:
+            made.add("web01")
+            made.push()
+            made.once(*made.spooling, records="fresh")
+            options = ("--state", made.state, "--credentials", made.credentials)
+            yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
+        server.shutdown()
+        thread.join()
+
+
+def find_certificates(*options: object) -> list[tuple[str, str]]:
+    return [(each["health"], each["message"]) for each in run_doctor(*options)[1]["certificate"]]
+
+
+def serving(issued: Issued) -> tuple[object, ...]:
+    return ("--machines-tls", "0.0.0.0:8443", *issued)
+
+
+def test_a_certificate_that_firmware_can_use_is_reported(https: Https, authority: Authority) -> None:
+    issued = authority.issue(rsa_bits=2048)
+    https.context.set_ciphers(Suites.FIRMWARE)
+    code, items = run_doctor(*https.options, *serving(issued))
+    (certificate,) = items["certificate"]
+    assert certificate["message"] == f"machines can use {issued.certificate} for 127.0.0.1"
+    assert items["DHCP"][0]["health"] == "ok", "the authority of machines is trusted"
+    assert code == Exit.PARTIAL  # there are no loaders
+
+
+def test_a_server_without_suites_of_firmware_is_a_warning(https: Https) -> None:
+    https.context.set_ciphers(Suites.MACHINES)
+    [(health, message)] = find_certificates(*https.options)
+    assert (health, "has no cipher suite of firmware, so UEFI HTTPS boot fails" in message) == ("warning", True)
+
+
+def test_without_the_authority_of_machines_the_chain_is_not_verified(https: Https, authority: Authority) -> None:
+    found = find_certificates(*https.options[:-2], *serving(authority.issue(rsa_bits=2048)))
+    assert [health for health, _ in found] == ["ok", "warning"]
+    assert "the chain was not compared" in found[1][1]
+
+
+def test_a_fleet_without_https_does_not_use_the_certificate(rack: Rack, authority: Authority) -> None:
+    options = ("--state", rack.state, "--credentials", rack.credentials)
+    [(health, message)] = find_certificates(*options, *serving(authority.issue(rsa_bits=2048)))
+    assert (health, message.startswith("no base URL of the fleet begins with https")) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("an EC key", "is not an RSA key, so firmware cannot use"),
+        ("a short RSA key", "ee key too small"),
+        ("expired", ": certificate has expired"),
+        ("another authority", ": unable to get local issuer certificate"),
+        ("no intermediate", ": unable to get local issuer certificate"),
+        ("another address", "is not valid for 127.0.0.1, the host of the base URL"),
+        ("a name for an address", "is not valid for 127.0.0.1, the host of the base URL"),
+    ],
+)
+def test_a_certificate_that_firmware_cannot_use_fails_the_check(
+    https: Https, authority: Authority, tmp_path: Path, how: str, why: str
+) -> None:
+    match how:
+        case "an EC key":
+            issued = authority.issue()
+        case "a short RSA key":
+            issued = authority.issue(rsa_bits=1024)
+        case "expired":
+            issued = authority.issue(rsa_bits=2048, days=-1)
+        case "another authority":
+            issued = Authority(tmp_path).issue(rsa_bits=2048)
+        case "no intermediate":
+            issued = authority.build_intermediate(tmp_path).issue(rsa_bits=2048)
+        case "another address":
+            issued = authority.issue("IP:192.0.2.7", rsa_bits=2048)
+        case _:
+            issued = authority.issue("DNS:127.0.0.1", rsa_bits=2048)
+    https.context.set_ciphers(Suites.FIRMWARE)
+    [(health, message)] = find_certificates(*https.options, *serving(issued))
+    assert (health, why in message) == ("failed", True), message
+
+
+def test_a_chain_with_its_intermediate_is_accepted(https: Https, authority: Authority, tmp_path: Path) -> None:
+    intermediate = authority.build_intermediate(tmp_path)
+    issued = intermediate.issue(rsa_bits=2048)
+    issued.certificate.write_text(issued.certificate.read_text() + intermediate.pem)
+    https.context.set_ciphers(Suites.FIRMWARE)
+    assert [health for health, _ in find_certificates(*https.options, *serving(issued))] == ["ok"]
+
+
+def test_without_an_instance_the_certificate_itself_is_checked(authority: Authority, tmp_path: Path) -> None:
+    [(health, message)] = find_certificates(*serving(authority.issue(rsa_bits=2048)))
+    assert (health, message.endswith("if it has the host of the base URL")) == ("ok", True)
+    [(health, message)] = find_certificates(*serving(authority.issue(rsa_bits=2048, days=-1)))
+    assert (health, "certificate has expired" in message) == ("failed", True)
+    done = typed("doctor", *serving(authority.issue(rsa_bits=2048)), "--machines-ca", tmp_path / "none.pem")
+    assert done.code == Exit.USAGE
