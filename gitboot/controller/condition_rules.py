@@ -22,6 +22,7 @@ from gitboot.controller.commit_acceptance import (
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import find_fleet_stop
+from gitboot.controller.output_conditions import NO_RETRY, Finding, judge_output, judge_targets
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock, find_unverified_reason
 from gitboot.evaluator.protocol import Commit
@@ -36,7 +37,7 @@ from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS
 from gitboot.status.conditions import LOCKED_LEDGER, Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
-from gitboot.text import format_age, format_count, format_names, format_rest
+from gitboot.text import format_age, format_count, format_rest
 
 _DOUBTS: Final = {
     "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
@@ -72,9 +73,6 @@ _UNFINISHED_BOOTS: Final = {
         "the installation of these servers has made no progress for more than DURATION: NAMES",
     ),
 }
-_LATE: Final = timedelta(minutes=5)
-_OVERDUE: Final = timedelta(minutes=2)  # after a transition, verify-mirror accepts the previous version for this long
-_ROOT_WARNING: Final = timedelta(days=60)  # enough time for an operator to get the root key from its safe
 # Maximum number of servers in a remedy. Once the operator has handled these, the remedy names the next ones.
 _MAX_NAMED: Final = 20
 _MAX_SECRETS: Final = 3  # secrets that one message names
@@ -92,12 +90,7 @@ _BMC_TEXTS: Final = {
     "Unsupported": "the BMC of NAME does not support the boot that its plan needs, so gitboot sets no boot override",
     "Waiting": "gitboot has not been able to change the boot override of NAME yet. It will retry automatically",
 }
-_NOT_CHECKED: Final = "Machines do not check this list, so they boot as before"
 _EXPECTED: Final = "This is expected if the other instance is meant to be active"
-_NO_RETRY: Final = ("ForeignTree", "LockedByAnother")  # errors of a target after which gitboot does not try again
-
-
-_Found = tuple[str, bool, str, str]  # type, status, reason and message of a condition
 
 
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
@@ -112,8 +105,8 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
         *_of_the_accepted_commit(state, at),
         *_of_bmcs(state, at),
         *_of_processes(state),
-        *_of_targets(state, at),
-        *_of_output(state, at),
+        *judge_targets(state, at),
+        *judge_output(state, at),
         *_of_requests(state),
         *_of_secrets(state),
     ]
@@ -198,7 +191,7 @@ def _remedy(
     return found
 
 
-def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
+def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Finding]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
     served = attempt.accepted.revision[:12] if attempt.accepted is not None else None
     stays = f". gitboot still serves commit {served}" if served is not None else ""
@@ -259,7 +252,7 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "HistoryComplete", False, "CommitMissing", message
 
 
-def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
+def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
     knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
     identity = knowledge.facts.identity
     if state.unwritable is not None:
@@ -343,7 +336,7 @@ def _is_locked(error: str) -> bool:
     return error.endswith("(database is locked)")
 
 
-def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
+def _of_the_evidence(plans: Plans, commit: Commit) -> Finding:
     if not plans.unseen:
         return "EvidenceAvailable", True, "Available", "gitboot can observe each one-time boot"
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
@@ -365,7 +358,7 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     return "EvidenceAvailable", False, "NoEvidence", message
 
 
-def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
+def _of_stops(state: InstanceState, at: datetime) -> Iterator[Finding]:
     facts, claims = state.knowledge.facts, state.knowledge.claims
     by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
@@ -392,7 +385,7 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "ClockTrusted", True, str(state.keeping), _CLOCK_STATES[state.keeping]
 
 
-def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Found]:
+def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Finding]:
     publication, plans, accepted, commit = state.publication, state.plans, state.attempt.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
     # Earlier versions of gitboot accepted placeholders.
@@ -480,10 +473,10 @@ def _describe_publish_failure(reason: str, error: str, applied: str | None) -> s
     message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}"
     files = f"the boot files of commit {applied[:12]}" if applied is not None else "the files that OUTPUT already has"
     message += f". Machines still get {files}"
-    return message if reason in _NO_RETRY else f"{message}. gitboot will retry automatically"
+    return message if reason in NO_RETRY else f"{message}. gitboot will retry automatically"
 
 
-def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
+def _of_the_artifacts(state: InstanceState) -> Iterator[Finding]:
     sightings = state.knowledge.sightings
     if withheld := _withheld(state):
         unchecked = "gitboot has not checked it yet"
@@ -518,7 +511,7 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
     return {**by_unknown, **state.plans.withheld}
 
 
-def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
+def _of_the_boots(state: InstanceState, at: datetime) -> Finding:
     if found := _unproven(state, at):
         texts, duration = list[str](), format_age(state.longest_step.total_seconds())
         for reason, servers in found.items():
@@ -577,7 +570,7 @@ def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
     return found
 
 
-def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
+def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
@@ -630,7 +623,7 @@ def _describe_bmc(bmc: BmcState, at: datetime) -> str:
     return f"{text}. Cause: {error}" if error else text
 
 
-def _of_processes(state: InstanceState) -> Iterator[_Found]:
+def _of_processes(state: InstanceState) -> Iterator[Finding]:
     if (serving := state.serving) is not None:
         is_whole = serving.alive == serving.expected
         restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
@@ -674,109 +667,7 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         yield "ThreadsRunning", False, "Died", message
 
 
-def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
-    following = state.following
-    if not following:
-        return
-    failing = [each for each in following if each.failure is not None]
-    overdue = [each for each in following if each.overdue_since is not None and each.overdue_since + _OVERDUE <= at]
-    late = [each for each in following if each.behind_since is not None and each.behind_since + _LATE <= at]
-    if overdue:
-        first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
-        why = f". Error: {_strip_target(first.failure[1], first.name)}" if first.failure is not None else ""
-        others = f" and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
-        due = format_instant(first.overdue_since or at)
-        message = (
-            f"gitboot could not update the target {first.name}{others} for a change that was due at {due}, such as the "
-            f"end of a maintenance window. Machines that boot from there may still boot the maintenance image{why}"
-        )
-        yield "TargetsCurrent", False, "TransitionOverdue", message
-    elif failing:
-        reason, message = failing[0].failure or ("", "")
-        name, behind = failing[0].name, failing[0].behind_since
-        others = f" and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
-        since = f". Its boot files have been out of date since {format_instant(behind)}" if behind is not None else ""
-        retry = "" if reason in _NO_RETRY else ". gitboot will retry automatically"
-        message = f"gitboot cannot update the target {name}{others}: {_strip_target(message, name)}{since}{retry}"
-        yield "TargetsCurrent", False, reason, message
-    elif late:
-        names = " and ".join(
-            f"{each.name} has not had the newest boot files since {format_instant(each.behind_since or at)}"
-            for each in late
-        )
-        message = f"{names}. Machines that boot from there get older boot files. gitboot will retry automatically"
-        yield "TargetsCurrent", False, "Behind", message
-    else:
-        message = f"{format_count(len(following), 'target')} up to date, or being updated now"
-        yield "TargetsCurrent", True, "Current", message
-
-
-def _strip_target(error: str, name: str) -> str:
-    return error.removeprefix(f"{name}: ").rstrip(".")
-
-
-def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
-    if state.is_output_open:
-        message = (
-            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version "
-            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
-        )
-        yield "OutputPrivate", False, "ReadableByAll", message
-    found = state.signed_list
-    if found is not None and (found.expires is not None or found.failure is not None):
-        expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
-        if found.failure is not None:
-            reason, message = found.failure
-            valid = (
-                f". The current list is valid until {format_instant(found.expires)}. After that, readers such as "
-                "gitboot verify-mirror reject it"
-                if found.expires is not None
-                else ""
-            )
-            message = f"gitboot could not renew the signed list: {message.rstrip('.')}{valid}. {_NOT_CHECKED}"
-            yield "SignedListCurrent", False, reason, message
-        elif found.expires is not None and found.expires <= at:
-            message = (
-                f"the signed list expired at {format_instant(found.expires)}, so readers such as gitboot verify-mirror "
-                f"reject it. {_NOT_CHECKED}"
-            )
-            yield "SignedListCurrent", False, "Expired", message
-        elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
-            ends = format_instant(found.root_expires)
-            message = (
-                f"the root metadata of the signed list expires at {ends}. Until then, the signed list is valid. After "
-                f"that, readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
-            )
-            yield "SignedListCurrent", False, "RootExpires", message
-        elif found.signed:
-            yield "SignedListCurrent", True, "Signed", f"the list is signed{expires}"
-        else:
-            yield "SignedListCurrent", True, "Unsigned", f"no key signs the list{expires}"
-    commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
-    names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
-    lacking = [each for each in state.following if each.withheld]
-    if names:
-        boots = "this server boots" if len(names) == 1 else "these servers boot"
-        message = (
-            f"{format_names(names, _MAX_NAMED)}: {boots} from disk until you set an endpoint in the Fleet. Since the "
-            "upgrade, gitboot does not write one-time boots to OUTPUT, because a mirror of OUTPUT does not record who "
-            "fetched a file"
-        )
-        yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
-    elif lacking:
-        count = lacking[0].withheld
-        boots, their = ("This server boots", "its") if count == 1 else ("These servers boot", "their")
-        message = (
-            f"{format_count(count, 'server')} cannot get {their} one-time boots. The target {lacking[0].name} cannot "
-            "serve them, because it does not record who fetched a file. An endpoint can, but the Fleet sets none. "
-            f"{boots} from disk until you set one"
-        )
-        yield "OneTimeBootsServed", False, "NoEndpoint", message
-    elif state.following:
-        yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
-
-
-def _of_requests(state: InstanceState) -> Iterator[_Found]:
+def _of_requests(state: InstanceState) -> Iterator[Finding]:
     if state.unread is not None:
         message = f"{state.unread}. Until this is fixed, gitboot does not notice what machines fetch and report"
         yield "FetchLogReadable", False, "Unreadable", message
@@ -787,7 +678,7 @@ def _of_requests(state: InstanceState) -> Iterator[_Found]:
         yield "ProxiesTrusted", False, "Unnamed", log_entries.build_unnamed_proxy_message(named)
 
 
-def _of_secrets(state: InstanceState) -> Iterator[_Found]:
+def _of_secrets(state: InstanceState) -> Iterator[Finding]:
     if not (found := _check_unexpected_fetches(state)):
         return
     worst: dict[str, tuple[str, SecretFetches]] = {

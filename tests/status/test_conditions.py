@@ -74,7 +74,8 @@ def _doubts() -> set[str]:
 def _states() -> set[tuple[str, str]]:
     """Each condition that may not hold, with its reasons; ANY where they are the names of errors."""
     found = {(BMC, str(each)) for each in (*OperatorCondition, Outcome.WAITING, Outcome.STALLED)} | {(BMC, "Overdue")}
-    for node in _nodes(ROOT / "gitboot/controller/condition_rules.py"):
+    rules = ("condition_rules", "output_conditions")
+    for node in (node for name in rules for node in _nodes(ROOT / f"gitboot/controller/{name}.py")):
         if not (isinstance(node, ast.Yield | ast.Return) and isinstance(node.value, ast.Tuple)):
             continue
         type, status, reason = (*node.value.elts, None, None)[:3]

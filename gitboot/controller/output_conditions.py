@@ -1,0 +1,124 @@
+"""Output conditions: the state of the output tree, its targets and the signed list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from gitboot.controller.instance_state import InstanceState
+from gitboot.jsonio import format_instant
+from gitboot.text import format_count, format_names
+
+Finding = tuple[str, bool, str, str]  # type, status, reason and message of a condition
+
+NO_RETRY: Final = ("ForeignTree", "LockedByAnother")  # errors of a target after which gitboot does not try again
+_LATE: Final = timedelta(minutes=5)
+_OVERDUE: Final = timedelta(minutes=2)  # after a transition, verify-mirror accepts the previous version for this long
+_ROOT_WARNING: Final = timedelta(days=60)  # enough time for an operator to get the root key from its safe
+_MAX_NAMED: Final = 20
+_NOT_CHECKED: Final = "Machines do not check this list, so they boot as before"
+
+
+def judge_targets(state: InstanceState, at: datetime) -> Iterator[Finding]:
+    """Yield the condition of the targets, if the instance has targets."""
+    following = state.following
+    if not following:
+        return
+    failing = [each for each in following if each.failure is not None]
+    overdue = [each for each in following if each.overdue_since is not None and each.overdue_since + _OVERDUE <= at]
+    late = [each for each in following if each.behind_since is not None and each.behind_since + _LATE <= at]
+    if overdue:
+        first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
+        why = f". Error: {_strip_target(first.failure[1], first.name)}" if first.failure is not None else ""
+        others = f" and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
+        due = format_instant(first.overdue_since or at)
+        message = (
+            f"gitboot could not update the target {first.name}{others} for a change that was due at {due}, such as the "
+            f"end of a maintenance window. Machines that boot from there may still boot the maintenance image{why}"
+        )
+        yield "TargetsCurrent", False, "TransitionOverdue", message
+    elif failing:
+        reason, message = failing[0].failure or ("", "")
+        name, behind = failing[0].name, failing[0].behind_since
+        others = f" and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
+        since = f". Its boot files have been out of date since {format_instant(behind)}" if behind is not None else ""
+        retry = "" if reason in NO_RETRY else ". gitboot will retry automatically"
+        message = f"gitboot cannot update the target {name}{others}: {_strip_target(message, name)}{since}{retry}"
+        yield "TargetsCurrent", False, reason, message
+    elif late:
+        names = " and ".join(
+            f"{each.name} has not had the newest boot files since {format_instant(each.behind_since or at)}"
+            for each in late
+        )
+        message = f"{names}. Machines that boot from there get older boot files. gitboot will retry automatically"
+        yield "TargetsCurrent", False, "Behind", message
+    else:
+        message = f"{format_count(len(following), 'target')} up to date, or being updated now"
+        yield "TargetsCurrent", True, "Current", message
+
+
+def _strip_target(error: str, name: str) -> str:
+    return error.removeprefix(f"{name}: ").rstrip(".")
+
+
+def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
+    """Yield the conditions of the output tree, the signed list and the one-time boots."""
+    if state.is_output_open:
+        message = (
+            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version "
+            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
+        )
+        yield "OutputPrivate", False, "ReadableByAll", message
+    found = state.signed_list
+    if found is not None and (found.expires is not None or found.failure is not None):
+        expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
+        if found.failure is not None:
+            reason, message = found.failure
+            valid = (
+                f". The current list is valid until {format_instant(found.expires)}. After that, readers such as "
+                "gitboot verify-mirror reject it"
+                if found.expires is not None
+                else ""
+            )
+            message = f"gitboot could not renew the signed list: {message.rstrip('.')}{valid}. {_NOT_CHECKED}"
+            yield "SignedListCurrent", False, reason, message
+        elif found.expires is not None and found.expires <= at:
+            message = (
+                f"the signed list expired at {format_instant(found.expires)}, so readers such as gitboot verify-mirror "
+                f"reject it. {_NOT_CHECKED}"
+            )
+            yield "SignedListCurrent", False, "Expired", message
+        elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
+            ends = format_instant(found.root_expires)
+            message = (
+                f"the root metadata of the signed list expires at {ends}. Until then, the signed list is valid. After "
+                f"that, readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
+            )
+            yield "SignedListCurrent", False, "RootExpires", message
+        elif found.signed:
+            yield "SignedListCurrent", True, "Signed", f"the list is signed{expires}"
+        else:
+            yield "SignedListCurrent", True, "Unsigned", f"no key signs the list{expires}"
+    commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
+    names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
+    lacking = [each for each in state.following if each.withheld]
+    if names:
+        boots = "this server boots" if len(names) == 1 else "these servers boot"
+        message = (
+            f"{format_names(names, _MAX_NAMED)}: {boots} from disk until you set an endpoint in the Fleet. Since the "
+            "upgrade, gitboot does not write one-time boots to OUTPUT, because a mirror of OUTPUT does not record who "
+            "fetched a file"
+        )
+        yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
+    elif lacking:
+        count = lacking[0].withheld
+        boots, their = ("This server boots", "its") if count == 1 else ("These servers boot", "their")
+        message = (
+            f"{format_count(count, 'server')} cannot get {their} one-time boots. The target {lacking[0].name} cannot "
+            "serve them, because it does not record who fetched a file. An endpoint can, but the Fleet sets none. "
+            f"{boots} from disk until you set one"
+        )
+        yield "OneTimeBootsServed", False, "NoEndpoint", message
+    elif state.following:
+        yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
