@@ -311,7 +311,7 @@ def test_finding_r5_each_action_of_the_banner_has_its_described_effect(visited: 
     assert re.search(r"^approved maxReinstalls", printed["approve"], re.MULTILINE)
     digest = re.search(r"\b[0-9a-f]{64}\b", printed["hold"])
     assert digest is not None and digest[0][:16] in visited.said
-    assert re.search(r"^\S+ Held +" + visited.commits["held"][:12], visited.said, re.MULTILINE)
+    assert re.search(r"^\S+ Held +commit " + visited.commits["held"][:12], visited.said, re.MULTILINE)
     assert re.search(r"^\S+ Accepted +accepted " + visited.commits["held"][:12], visited.said, re.MULTILINE)
     installed = re.findall(r"fra1-w09 GET /assets/flatcar/amd64-usr/([\d.]+)/", visited.said)
     assert list(dict.fromkeys(installed)) == ["4230.2.4", "4459.2.4"]
