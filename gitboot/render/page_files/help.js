@@ -1,4 +1,4 @@
-// The meaning of each reason of a false condition, from docs/operations.md: scripts/reference.py
+// The meaning of each reason of a false condition, from scripts/conditions.toml: scripts/reference.py
 "use strict";
 
 const MEANINGS = {
