@@ -1,4 +1,4 @@
-"""Write what is derived from the code: docs/reference/, the help of the page, the alerts of conditions, and the example's CI.
+"""Write what is derived from the code: docs/reference/, the help of the page, alerts, and the example's CI.
 
 `scripts/reference.py --check` prints the files that differ from the code.
 """
@@ -224,10 +224,11 @@ def conditions_page() -> str:
     lines = [
         "# Every condition",
         "",
-        "`scripts/reference.py` generates this page from `scripts/conditions.toml` and from the remedies in the code. A",
-        "*condition* is false if gitboot waits for something, or if something failed. `gitboot status` prints the remedy",
-        "with the names filled in, and the API returns it as `remedy`. Read the whole remedy before you run a command. If",
-        "you look for a symptom, begin at [Something is wrong](../how-to/something-is-wrong.md).",
+        "`scripts/reference.py` generates this page from `scripts/conditions.toml` and from the remedies in the code.",
+        "",
+        "A *condition* is false if gitboot waits for something, or if something failed. `gitboot status` prints the",
+        "remedy with the names filled in, and the API returns it as `remedy`. Read the whole remedy before you run a",
+        "command. If you look for a symptom, begin at [Something is wrong](../how-to/something-is-wrong.md).",
         _GLOSSARY,
         "",
     ]

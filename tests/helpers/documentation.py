@@ -25,7 +25,7 @@ MADE: Final = (
 )  # output of machines, and of the commands themselves
 
 _FENCED: Final = re.compile(
-    r"(?:^<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    r"(?:^ *<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     re.M | re.S,
 )
 _INDENTED: Final = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
