@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 from itertools import takewhile
 from pathlib import Path
+from posixpath import normpath
 from textwrap import dedent
 from typing import Any, Final
 
@@ -452,7 +453,8 @@ def _inline(text: str, page: str) -> str:
         path, _, anchor = found[2].partition("#")
         stem = Path(path).stem or page
         if stem not in {*_HELP_PAGES, "conditions"}:
-            return f"{found[1]} (docs/{path.removeprefix('../')})" if "://" not in path else found[1]
+            folder = "docs/reference" if page == "conditions" else "docs/how-to"
+            return found[1] if "://" in path else f"{found[1]} ({normpath(f'{folder}/{path}')})"
         return f'<a href="#{stem}{f"-{anchor}" if anchor else ""}">{found[1]}</a>'
 
     def convert(part: str) -> str:
