@@ -1,4 +1,4 @@
-"""Write what is derived from the code: docs/reference/, the remedies and alerts of conditions, and the example's CI.
+"""Write what is derived from the code: docs/reference/, the help of the page, alerts, and the example's CI.
 
 `scripts/reference.py --check` prints the files that differ from the code.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from html import escape
+from itertools import takewhile
 from pathlib import Path
+from posixpath import normpath
+from textwrap import dedent
 from typing import Any, Final
 
 import click
@@ -171,7 +175,7 @@ def metrics_page() -> str:
         "# Every metric",
         "",
         "`/metrics` returns these metrics. `scripts/reference.py` generates this page from the code. For alerts and a",
-        "dashboard, see [Monitoring](../monitoring.md).",
+        "dashboard, see [Monitoring](../how-to/monitoring.md).",
         _GLOSSARY,
         "",
         "| metric | type | labels | |",
@@ -216,25 +220,56 @@ def exits_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def remedies_page() -> str:
-    """Return docs/operations.md with the remedies of `CONDITIONS`. The page has the meaning of each reason."""
-    found = set[tuple[str, str]]()
+def conditions_page() -> str:
+    """Return every condition with the meaning and the remedy of each reason."""
+    lines = [
+        "# Every condition",
+        "",
+        "`scripts/reference.py` generates this page from `scripts/conditions.toml` and from the remedies in the code.",
+        "",
+        "A *condition* is false if gitboot waits for something, or if something failed. `gitboot status` prints the",
+        "remedy with the names filled in, and the API returns it as `remedy`. Read the whole remedy before you run a",
+        "command. If you look for a symptom, begin at [Something is wrong](../how-to/something-is-wrong.md).",
+        _GLOSSARY,
+        "",
+    ]
+    for kind, about, meanings in _conditions():
+        lines += [f"## `{kind}`", "", *([about, ""] if about else [])]
+        if meanings:
+            lines += ["| reason | meaning | remedy |", "|---|---|---|"]
+        for reason, (meaning, remedy) in meanings.items():
+            command, comment = _split_remedy(remedy)
+            shown = "`" + command.replace("|", "\\|") + "`" + (f"<br>{comment}" if comment else "")
+            lines.append(f"| {f'`{reason}`' if reason != 'any' else 'any other'} | {meaning} | {shown} |")
+        if meanings:
+            lines.append("")
+    return "\n".join(lines)
 
-    def row(match: re.Match[str]) -> str:
-        key = match["type"], match["reason"] or ANY
-        found.add(key)
-        if key not in declared:
-            raise SystemExit(f"docs/operations.md: gitboot/status/conditions.py declares no {' '.join(key)}")
-        line = declared[key].replace("|", "\\|")
-        return f"{match[1]}`{line}` |"
 
-    declared = {(each.name, reason): line for each in CONDITIONS.values() for reason, line in each.remedies.items()}
-    text = (ROOT / "docs" / "operations.md").read_text()
-    pattern = r"^(\| `(?P<type>[\w/]+)` \| (?:`(?P<reason>\w+)`|any(?: other)?) \| [^|]+ \| )`.+` \|$"
-    text = re.sub(pattern, row, text, flags=re.MULTILINE)
-    if lacking := sorted(declared.keys() - found):
-        raise SystemExit(f"docs/operations.md: the table needs rows for {lacking}")
-    return text
+def _conditions() -> Iterator[tuple[str, str, dict[str, tuple[str, str]]]]:
+    """Yield each condition type with the text for all reasons, and with the meaning and the remedy by reason."""
+    texts = tomllib.loads((ROOT / "scripts" / "conditions.toml").read_text())
+    declared = {
+        each.name: {"any" if reason == ANY else reason: line for reason, line in each.remedies.items()}
+        for each in CONDITIONS.values()
+    }
+    for kind, reasons in texts.items():
+        about = reasons.pop("about", "")
+        if reasons.keys() != (remedies := declared.pop(kind, {})).keys():
+            raise SystemExit(f"scripts/conditions.toml: {kind} needs the reasons {sorted(remedies)}")
+        yield kind, about, {reason: (_end(meaning), remedies[reason]) for reason, meaning in reasons.items()}
+    if declared:
+        raise SystemExit(f"scripts/conditions.toml: the conditions {sorted(declared)} are missing")
+
+
+def _split_remedy(remedy: str) -> tuple[str, str]:
+    """Return the command or setting of a remedy, and its comment as sentences."""
+    command, _, comment = remedy.partition("  # ")
+    return command, _end(comment[:1].upper() + comment[1:]) if comment else ""
+
+
+def _end(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
 
 
 def alerts_file() -> str:
@@ -269,12 +304,19 @@ def _expression(declared: ConditionType, alert: Alert) -> str:
     return f'gitboot_condition{{type="{declared.name}",status="false"}} == 1{unless}'
 
 
-# The help of the page, from docs/operations.md
+# The help of the page, from pages of the documentation
 
-_ROW: Final = re.compile(
-    r"^\| `(?P<type>[\w/]+)` \| (?:`(?P<reason>\w+)`|any(?: other)?) \| (?P<meaning>[^|]+) \| `(?P<line>.+)` \|$",
-    re.MULTILINE,
+_HELP_PAGES: Final = (
+    "something-is-wrong",
+    "stop-everything-now",
+    "reinstall-a-server",
+    "approve-a-held-commit",
+    "roll-back",
+    "replace-a-motherboard",
+    "switch-power",
+    "backup-and-restore",
 )
+_ITEM: Final = re.compile(r"(?:- |\d+\. )")
 _HEAD: Final = """<!doctype html>
 <html lang="en">
 <head>
@@ -296,72 +338,107 @@ _HEAD: Final = """<!doctype html>
 _TAIL: Final = "</main>\n</body>\n</html>\n"
 
 
-def help_html(text: str) -> str:
-    """Return docs/operations.md as HTML for the page. Each reason of a condition has its own anchor."""
-    return _HEAD + "\n".join(_blocks(text)) + "\n" + _TAIL
+def help_html() -> str:
+    """Return the help of the page: how-to guides and conditions. Each reason of a condition has its own anchor."""
+    blocks = [
+        block
+        for stem in _HELP_PAGES
+        for block in _blocks((ROOT / "docs" / "how-to" / f"{stem}.md").read_text().splitlines(), stem)
+    ]
+    blocks.append('<h2 id="conditions">Conditions</h2>')
+    for kind, about, meanings in _conditions():
+        blocks.append(f'<h3 id="conditions-{_slug(kind)}">{escape(kind)}</h3>')
+        blocks += [f"<p>{_inline(about, 'conditions')}</p>"] if about else []
+        blocks += [_section(kind, reason, *texts) for reason, texts in meanings.items()]
+    return _HEAD + "\n".join(blocks) + "\n" + _TAIL
 
 
-def help_script(text: str) -> str:
+def help_script() -> str:
     """Return the meaning of each reason as a script of the page."""
-    meanings: dict[str, dict[str, str]] = {}
-    for row in _rows(text):
-        meanings.setdefault(_kind(row), {})[row["reason"] or "any"] = _plain(row["meaning"])
+    meanings = {
+        kind.partition("/")[0]: {reason: _plain(meaning) for reason, (meaning, _) in reasons.items()}
+        for kind, _, reasons in _conditions()
+        if reasons
+    }
     lines = [
         f"  {json.dumps(kind)}: {json.dumps(reasons, ensure_ascii=False)},"
         for kind, reasons in sorted(meanings.items())
     ]
-    made = "// The meaning of each reason of a false condition, from docs/operations.md: scripts/reference.py\n"
+    made = "// The meaning of each reason of a false condition, from scripts/conditions.toml: scripts/reference.py\n"
     return "\n".join([f'{made}"use strict";\n', "const MEANINGS = {", *lines, "};", ""])
 
 
-def _rows(text: str) -> Iterator[re.Match[str]]:
-    return _ROW.finditer(text)
-
-
-def _kind(row: re.Match[str]) -> str:
-    return row["type"].partition("/")[0]
-
-
 def _plain(text: str) -> str:
-    """Return Markdown as a plain sentence with a capital letter and a full stop."""
+    """Return Markdown as a plain sentence with a capital letter."""
     plain = re.sub(r"[*`]", "", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)).strip()
-    return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"
+    return plain[:1].upper() + plain[1:]
 
 
-def _blocks(text: str) -> Iterator[str]:
-    for block in re.split(r"\n{2,}", text.strip()):
-        lines = block.split("\n")
-        if found := re.match(r"(#+) (.+)", block):
+def _blocks(lines: list[str], page: str) -> Iterator[str]:
+    """Convert the Markdown of how-to guides: headings, lists, tables, paragraphs and fenced code."""
+    rest = list(lines)
+    while rest:
+        line = rest.pop(0)
+        if not line.strip() or line.startswith("<!--"):
+            continue
+        if line.startswith("```"):
+            end = rest.index("```")
+            yield f'<pre tabindex="0">{escape(chr(10).join(rest[:end]))}</pre>'
+            del rest[: end + 1]
+        elif found := re.match(r"(#+) (.+)", line):
             level = min(len(found[1]) + 1, 4)
-            yield f'<h{level} id="{_slug(found[2])}">{_inline(found[2])}</h{level}>'
-        elif all(line.startswith("    ") for line in lines):
-            yield f'<pre tabindex="0">{escape(chr(10).join(line[4:] for line in lines))}</pre>'
-        elif rows := list(_rows(block)):
-            yield from map(_section, rows)
-        elif lines[0].startswith("|"):
-            cells = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
-            head, body = cells[0], cells[2:]
-            parts = ["".join(f"<td>{_inline(each)}</td>" for each in row) for row in body]
-            heads = "".join(f'<th scope="col">{_inline(each)}</th>' for each in head)
-            rest = "".join(f"<tr>{part}</tr>" for part in parts)
-            table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rest}</tbody></table>"
-            yield f'<div class="wide" tabindex="0">{table}</div>'
-        elif re.match(r"(?:- |\d+\. )", block):
-            kind = "ul" if block.startswith("- ") else "ol"
-            items = re.split(r"(?m)^(?:- |\d+\. )", block)[1:]
-            yield f"<{kind}>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</{kind}>"
+            anchor = page if level == 2 else f"{page}-{_slug(found[2])}"
+            yield f'<h{level} id="{anchor}">{_inline(found[2], page)}</h{level}>'
+        elif line.startswith("|"):
+            yield _table([line, *_take(rest, lambda each: each.startswith("|"))], page)
+        elif _ITEM.match(line):
+            more = _take(rest, lambda each: not each or each.startswith(" ") or _ITEM.match(each) is not None)
+            yield _list([line, *more], page)
         else:
-            yield f"<p>{_inline(block)}</p>"
+            more = _take(
+                rest, lambda each: bool(each) and not each.startswith(("```", "|", "#")) and not _ITEM.match(each)
+            )
+            yield f"<p>{_inline(' '.join([line, *more]), page)}</p>"
 
 
-def _section(row: re.Match[str]) -> str:
-    reason = row["reason"] or "any"
-    title = f"{row['type']}: {reason}"
-    meaning = row["meaning"].strip()
-    line = escape(row["line"].replace("\\|", "|"))
+def _take(lines: list[str], belongs: Callable[[str], bool]) -> list[str]:
+    """Remove the first lines that belong together, and return them."""
+    taken = list(takewhile(belongs, lines))
+    del lines[: len(taken)]
+    return taken
+
+
+def _table(lines: list[str], page: str) -> str:
+    cells = [[each.strip() for each in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
+    head, body = cells[0], cells[2:]
+    parts = ["".join(f"<td>{_inline(each, page)}</td>" for each in row) for row in body]
+    heads = "".join(f'<th scope="col">{_inline(each, page)}</th>' for each in head)
+    rest = "".join(f"<tr>{part}</tr>" for part in parts)
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rest}</tbody></table>"
+    return f'<div class="wide" tabindex="0">{table}</div>'
+
+
+def _list(lines: list[str], page: str) -> str:
+    kind = "ul" if lines[0].startswith("- ") else "ol"
+    items: list[list[str]] = []
+    for line in lines:
+        if _ITEM.match(line):
+            items.append([_ITEM.sub("", line, count=1)])
+        else:
+            items[-1].append(line)
+    made = []
+    for first, *more in items:
+        blocks = list(_blocks([first, *dedent("\n".join(more)).splitlines()], page))
+        only = blocks[0].removeprefix("<p>").removesuffix("</p>") if len(blocks) == 1 else "".join(blocks)
+        made.append(f"<li>{only}</li>")
+    return f"<{kind}>{''.join(made)}</{kind}>"
+
+
+def _section(kind: str, reason: str, meaning: str, remedy: str) -> str:
     return (
-        f'<section id="{_kind(row)}-{reason}"><h4>{escape(title)}</h4>'
-        f'<p>{_inline(meaning[:1].upper() + meaning[1:])}</p><pre tabindex="0">{line}</pre></section>'
+        f'<section id="{kind.partition("/")[0]}-{reason}"><h4>{escape(f"{kind}: {reason}")}</h4>'
+        f"<p>{_inline(meaning[:1].upper() + meaning[1:], 'conditions')}</p>"
+        f'<pre tabindex="0">{escape(remedy)}</pre></section>'
     )
 
 
@@ -369,26 +446,29 @@ def _slug(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def _inline(text: str) -> str:
-    """Convert code, emphasis and links. A link to another page of the documentation becomes text."""
+def _inline(text: str, page: str) -> str:
+    """Convert code, emphasis and links. A link to a page that is not in the help becomes text."""
+
+    def link(found: re.Match[str]) -> str:
+        path, _, anchor = found[2].partition("#")
+        stem = Path(path).stem or page
+        if stem not in {*_HELP_PAGES, "conditions"}:
+            folder = "docs/reference" if page == "conditions" else "docs/how-to"
+            return found[1] if "://" in path else f"{found[1]} ({normpath(f'{folder}/{path}')})"
+        return f'<a href="#{stem}{f"-{anchor}" if anchor else ""}">{found[1]}</a>'
 
     def convert(part: str) -> str:
-        part = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", part, flags=re.DOTALL)
+        part = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", part)
         part = re.sub(r"(?<!\*)\*([^*]+)\*", r"<em>\1</em>", part)
-        part = re.sub(r"\[([^]]+)\]\((#[^)]+)\)", r'<a href="\2">\1</a>', part)
-        return re.sub(r"\[([^]]+)\]\(([^)#]+)[^)]*\)", _name_page, part)
+        return re.sub(r"\[([^]]+)\]\(([^)]+)\)", link, part)
 
-    parts = re.split(r"(`[^`]+`)", escape(text, quote=False))
+    parts = re.split(r"(`[^`]+`)", escape(text.replace("\\|", "|"), quote=False))
     codes = {f"\0{number}\0": f"<code>{part[1:-1]}</code>" for number, part in enumerate(parts) if part[:1] == "`"}
     marked = "".join(f"\0{number}\0" if part[:1] == "`" else part for number, part in enumerate(parts))
     found = convert(marked)
     for mark, code in codes.items():
         found = found.replace(mark, code)
     return found
-
-
-def _name_page(link: re.Match[str]) -> str:
-    return link[1] if link[1] == link[2] else f"{link[1]} (docs/{link[2]})"
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -401,12 +481,11 @@ def files() -> Iterator[tuple[Path, str]]:
         ("metrics", metrics_page),
         ("bmcs", bmcs_page),
         ("exits", exits_page),
+        ("conditions", conditions_page),
     ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
-    operations = remedies_page()
-    yield ROOT / "docs" / "operations.md", operations
-    yield PAGE_FILES / "help.html", help_html(operations)
-    yield PAGE_FILES / "help.js", help_script(operations)
+    yield PAGE_FILES / "help.html", help_html()
+    yield PAGE_FILES / "help.js", help_script()
     yield ROOT / "docs" / "monitoring" / "alerts.yml", alerts_file()
     for name in CI:
         yield ROOT / "example-repo" / name, build_seed_file(name)

@@ -111,7 +111,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
 _REPLACED: Final = {  # commands of earlier versions, and their replacements
     "assets": "gitboot artifacts",
     "entry": "gitboot boot-script",
-    "hub": "gitboot status` at each site, or watch all sites with Prometheus; see `docs/monitoring.md",
+    "hub": "gitboot status` at each site, or watch all sites with Prometheus; see `docs/how-to/monitoring.md",
     "observe": "gitboot read-access-logs",
     "publish": "gitboot verify-mirror",
     "schema": "gitboot explain KIND -o json",

@@ -477,7 +477,7 @@ def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
         file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)
 
 
-# The maximum time without progress, which equals the limit for a stage of a reconcile (docs/running.md).
+# The maximum time without progress, which equals the limit for a stage of a reconcile (docs/reference/limits.md).
 WORK_TIMEOUT_S: Final = 120.0
 MIN_RATE: Final = 1 << 10  # bytes per second; the value is from curl's manual for --speed-limit
 _WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of the same work

@@ -51,7 +51,7 @@ def assets(images: Images, tmp_path: Path) -> Path:
 
 
 def enroll(authority: str, folder: Path) -> Path:
-    """Return the EFI signature list with an authority, as docs/running.md describes it."""
+    """Return the EFI signature list with an authority, as docs/how-to/https-for-machines.md describes it."""
     (folder / "ca.pem").write_text(authority)
     subprocess.run([program("cert-to-efi-sig-list"), "ca.pem", "ca.esl"], cwd=folder, check=True)
     return folder / "ca.esl"
@@ -80,7 +80,7 @@ def serving(folder: Path, assets: Path, issued: Issued, *more: str) -> Iterator[
 
 
 def test_a_server_is_installed_by_uefi_https_boot(network: None, images: Images, tmp_path: Path, row: Row) -> None:
-    """The certificate is the one of docs/running.md. Firmware fetches the UKI by https.
+    """The certificate is the one of docs/how-to/https-for-machines.md. Firmware fetches the UKI by https.
 
     busybox has no TLS that OpenSSL accepts, so the system reports by http.
     """

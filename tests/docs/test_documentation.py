@@ -197,7 +197,7 @@ def test_the_commands_to_try_in_the_readme_succeed(tmp_path: Path, monkeypatch: 
 
 def test_the_page_about_audits_shows_the_output_of_images_for_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    shown = next(each for each in PAGES["docs/audit.md"].indented if "gitboot images" in each.text)
+    shown = next(each for each in PAGES["docs/how-to/trace-a-decision.md"].fenced if "gitboot images" in each.text)
     command, *lines = dedent(shown.text).strip().splitlines()
     printed = captured(*shlex.split(command)[2:]).stdout
     assert [line for line in lines if line.rstrip("…") not in printed] == []

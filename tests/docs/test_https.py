@@ -16,6 +16,9 @@ from tests.helpers.forked_commands import captured
 DOCS: Final = Path(__file__).parents[2] / "docs"
 
 
+PAGE: Final = "how-to/https-for-machines.md"
+
+
 def list_blocks(page: str, heading: str) -> list[str]:
     """Return the indented code blocks of a section."""
     text = (DOCS / page).read_text()
@@ -32,8 +35,8 @@ def type_blocks(page: str, heading: str, program: str, folder: Path) -> None:
 
 
 def make_certificates(folder: Path) -> None:
-    """Create ca.pem, machines.crt and machines.key as docs/running.md describes it."""
-    type_blocks("running.md", "### HTTPS for machines", "openssl", folder)
+    """Create ca.pem, machines.crt and machines.key as docs/how-to/https-for-machines.md describes it."""
+    type_blocks(PAGE, "## Set it up", "openssl", folder)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_doctor_accepts_the_certificate_of_the_page(folder: Path) -> None:
-    [block] = [each for each in list_blocks("running.md", "### HTTPS for machines") if "doctor" in each]
+    [block] = [each for each in list_blocks(PAGE, "## Set it up") if "doctor" in each]
     command, _, _ = block.partition(" --state STATE")  # there is no instance
     words = [str(folder / each) if each.endswith((".crt", ".key", ".pem")) else each for each in shlex.split(command)]
     done = captured(*words[1:])

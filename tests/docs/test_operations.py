@@ -1,4 +1,4 @@
-"""Each drill of docs/operations.md, done: an instance in a process, BMCs over HTTP, the commands as they are typed."""
+"""The incidents of docs/how-to/something-is-wrong.md and of the pages beside it, with BMCs over HTTP."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import signal
 import socket
@@ -30,6 +29,7 @@ from gitboot.fetchlog.log_entries import SUFFIX, read_reports
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
+from tests.helpers.documentation import read
 from tests.helpers.endpoints import ENTRY, LOADER, Site, connect, get, site
 from tests.helpers.fleets import configured
 from tests.helpers.forked_commands import Heard, captured, join
@@ -420,8 +420,8 @@ def test_finding_s6_a_proxy_that_no_setting_names_is_reported_for_a_cached_file_
         assert 'trusted-proxies = ["127.0.0.1"]' in told["message"]
 
 
-PAGE: Final = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
-CONFIGS: Final = re.findall(r"^```yaml\n(scrape_configs:.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS: Final = [block.text for block in read("docs/how-to/give-operators-access.md").fenced]
+CONFIGS: Final = [text for text in BLOCKS if text.startswith("scrape_configs:")]
 
 HOST: Final = "198.51.100.1"  # seen from another host; the engine's bridge is 10.88.0.1
 
@@ -498,7 +498,7 @@ def places() -> Iterator[Places]:
 
 @contextmanager
 def in_a_container(places: Places, folder: Path, *options: object) -> Iterator[None]:
-    """An endpoint behind the published ports, with the options of docs/running.md."""
+    """An endpoint behind the published ports, with the options of docs/how-to/give-operators-access.md."""
     (folder / "tokens").write_text(f"{TOKEN}\n")
     options = (*options, "--operators-listen", "0.0.0.0:9090", "--operators-tokens", folder / "tokens")
     with site() as made:

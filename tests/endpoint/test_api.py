@@ -647,7 +647,7 @@ _LABELS = """[...document.querySelectorAll('#view dt, #view th, #view tr > td:fi
 _LONG_AGO = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=at("18T13:20"))
 WAITING: dict[str, tuple[dict[str, Any], str, str]] = {
     "stopped": ({"stop": StopScope.WRITING}, "Install boots are stopped", "InstallsAllowed-Stopped"),
-    "pending": ({}, "waits for its next boot, which installs it", "reinstall-a-machine"),
+    "pending": ({}, "waits for its next boot, which installs it", "reinstall-a-server"),
     "unverified": (
         {"records": {"web01": replace(_LONG_AGO, overwritten_by="repair")}},
         "The content of the disks is not known",

@@ -25,7 +25,7 @@ MADE: Final = (
 )  # output of machines, and of the commands themselves
 
 _FENCED: Final = re.compile(
-    r"(?:^<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    r"(?:^ *<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     re.M | re.S,
 )
 _INDENTED: Final = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
@@ -75,11 +75,19 @@ def read(page: str) -> Page:
         for found in _FENCED.finditer(text)
     )
     text = _FENCED.sub(_blank, text)
-    indented = tuple(_block(page, text, found, 0) for found in _INDENTED.finditer(text))
-    text = _INDENTED.sub(_blank, text)
+    codes = [found for found in _INDENTED.finditer(text) if not _is_list_item(text[: found.start()])]
+    indented = tuple(_block(page, text, found, 0) for found in codes)
+    starts = {found.start() for found in codes}
+    text = _INDENTED.sub(lambda found: _blank(found) if found.start() in starts else found[0], text)
     return Page(
         fenced=fenced, indented=indented, inline=tuple(_block(page, text, each, 1) for each in _INLINE.finditer(text))
     )
+
+
+def _is_list_item(text: str) -> bool:
+    """Return whether indented lines after a text continue an item of a list, and so are no code."""
+    outer = [line for line in text.splitlines() if line[:1].strip()]
+    return bool(outer) and re.match(r"(?:[-*] |\d+\. )", outer[-1]) is not None
 
 
 def _blank(found: re.Match[str]) -> str:

@@ -543,7 +543,7 @@ def test_a_ledger_is_moved_only_after_all_fetches_are_read_and_then_serves_no_bo
 
 def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_rights(tmp_path: Path) -> None:
     """Run the statements and the command of the documentation, with another host."""
-    page = (Path(__file__).parents[2] / "docs" / "standby.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "standby.md").read_text()
     makes, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
     (named,) = re.findall(r"--ledger (postgresql://\S+)", page)
     with postgresql() as server:

@@ -106,11 +106,17 @@ def test_every_bad_state_in_the_code_has_a_remedy_and_no_other_state_has() -> No
     assert {reason for _, reason in others} <= _errors()
 
 
-def test_the_table_of_conditions_for_operators_has_each_type() -> None:
-    page = (ROOT / "docs" / "running.md").read_text()
-    table = page.partition("| condition | false means | what to do |\n")[2].partition("\n\n")[0]
+@for_each(
+    ("page", "pattern"),
+    [
+        pytest.param("reference/conditions.md", r"^## `([^`]+)`$", id="the reference"),
+        pytest.param("how-to/something-is-wrong.md", r"\[([A-Z][\w/]+)\]\(../reference/conditions.md#", id="the guide"),
+    ],
+)
+def test_a_page_for_operators_has_each_condition(page: str, pattern: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
     # `HttpBoot` is always true, and `Active` is a standby's.
-    assert set(re.findall("^[|] `([^`]+)` ", table, re.MULTILINE)) == {*CONDITIONS, "Active", "HttpBoot"}
+    assert set(re.findall(pattern, text, re.MULTILINE)) == {*CONDITIONS, "Active", "HttpBoot"}
 
 
 @for_each("line", [pytest.param(line, id=" ".join(key)) for key, line in REMEDIES.items()])

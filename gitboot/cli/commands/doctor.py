@@ -413,7 +413,7 @@ def of_firmware_suites(url: str) -> Examination:
         return  # the check of the first script has reported it
     if not found:
         message = f"{url} has no cipher suite of firmware, so UEFI HTTPS boot fails on many machines"
-        hint = "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate: docs/running.md#https-for-machines"
+        hint = "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate: docs/how-to/https-for-machines.md"
         yield _doubtful("certificate", message, hint)
 
 

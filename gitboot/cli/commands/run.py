@@ -352,7 +352,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option(
     "--notify",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file (mode 0600) with the receivers of notifications: docs/monitoring.md. Default: no notifications.",
+    help="A TOML file (mode 0600) with the receivers of notices: docs/how-to/monitoring.md. Default: no notices.",
 )
 @click.option(
     "--step-minutes",

@@ -38,12 +38,12 @@ function overrideOf({ enabled, target, reason }) {
 
 // What a server waits for, by the cause of its plan (gitboot.resolve.server_plan), and the section of the help.
 const WAITS = {
-  "the server is to be provisioned": ["The server waits for its next boot, which installs it.", "reinstall-a-machine"],
+  "the server is to be provisioned": ["The server waits for its next boot, which installs it.", "reinstall-a-server"],
   "the one-time boot of the maintenance was used": ["The maintenance has booted the server once. Raise run to boot the server again."],
   "the one-time boot of the maintenance was served, and no start was reported": ["gitboot waits for evidence that the system of the maintenance started.", "MaintenanceRunsStarted-Overdue"],
   "the one-time boot of the maintenance may have been served, and its outcome is unknown": ["Look at the machine: an endpoint may have served the boot of the maintenance.", "MaintenanceRunsStarted-OutcomeUnknown"],
   "the server is provisioned, and a later installation has started without a reported end": ["A later installation has started. gitboot waits for its end, or for your word.", "InstallsCompleted-Overdue"],
-  "the server is to be provisioned when its BMC shows that it is off": ["gitboot installs the server after its machine is off. Switch it off, or wait until its BMC shows it.", "switch-machines-on-or-off-or-reset-them"],
+  "the server is to be provisioned when its BMC shows that it is off": ["gitboot installs the server after its machine is off. Switch it off, or wait until its BMC shows it.", "switch-power"],
   "gitboot does not know if the server is provisioned, and does not install unknown servers": ["The record is unverified. Check what is installed, then confirm it with gitboot records set.", "RecordsVerified-UnverifiedServers"],
   "a maintenance wrote the disks after the server was provisioned, and gitboot does not install unknown servers": ["The content of the disks is not known. Check the machine, then confirm it with gitboot records set.", "RecordsVerified-UnverifiedServers"],
   "boots that write a disk are stopped": ["Install boots are stopped. Allow them to install the server.", "InstallsAllowed-Stopped"],
@@ -63,5 +63,5 @@ function meaning(type, reason) {
   const kind = type.split("/")[0];
   const known = Object.hasOwn(MEANINGS, kind) ? MEANINGS[kind] : {};
   const found = Object.hasOwn(known, reason) ? reason : "any";
-  return { text: known[found], address: known[found] ? `help.html#${kind}-${found}` : "help.html#conditions-and-remedies" };
+  return { text: known[found], address: known[found] ? `help.html#${kind}-${found}` : "help.html#conditions" };
 }
