@@ -283,8 +283,8 @@ KEEP_ANSWERS: Final[dict[str, Cache]] = {
 # A real S3 server, whose requests can be counted, refused, dropped, or cut off for good.
 
 KEY: Final = {"aws_access_key_id": "AKIDTESTS", "aws_secret_access_key": "not-to-be-seen"}
-_PAGE: Final = Path(__file__).parents[2] / "docs" / "mirrors.md"
-_POLICY: Final = re.compile(r'^    (\{"Version".*)$', re.MULTILINE)
+_PAGE: Final = Path(__file__).parents[2] / "docs" / "how-to" / "publish-to-a-mirror.md"
+_POLICY: Final = re.compile(r'^ *(\{"Version".*)$', re.MULTILINE)
 _WRITING: Final = ("PUT", "DELETE", "POST")
 
 
@@ -353,7 +353,7 @@ class Store:
         self._client.put_bucket_policy(Bucket=bucket, Policy=policy)
 
     def let_all_read(self, bucket: str, folder: str) -> None:
-        """By the policy that docs/mirrors.md shows."""
+        """By the policy that docs/how-to/publish-to-a-mirror.md shows."""
         text = _POLICY.findall(_PAGE.read_text())[0].replace("BUCKET/PREFIX", f"{bucket}/{folder}".rstrip("/"))
         self._client.put_bucket_policy(Bucket=bucket, Policy=text)
 
