@@ -20,7 +20,7 @@ from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_signed_list_check import _now
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/publish-to-a-mirror.md").read_text()
-LIST = PAGE.partition("\n## Sign the list\n")[2].partition("\n## ")[0]
+LIST = re.sub(r" *\\\n *", " ", PAGE.partition("\n## Sign the list\n")[2].partition("\n## ")[0])
 KEYGEN = "gitboot secret keygen --signed-list /media/offline/list-keys"
 COPY = next(iter(re.findall(r"^ +\$ (rsync --archive --exclude root\.key .*)$", LIST, re.MULTILINE)), "")
 VERIFY = next(iter(re.findall(r"^ +\$ (gitboot verify-mirror .*--key root\.pub)$", LIST, re.MULTILINE)), "")
