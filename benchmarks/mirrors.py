@@ -2,8 +2,8 @@
 
     python -m benchmarks.mirrors --sizes 1000,10000
 
-The program prints the table of docs/mirrors.md. A real instance follows a real repository, and writes to real servers
-on this machine. The program counts their requests, connections and bytes. All files are in memory.
+The program prints a table. docs/explanation/publishing.md has a summary. A real instance follows a real repository, and
+writes to real servers on this machine. The program counts requests, connections and bytes. All files are in memory.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ have Ignition, a tenth have autoinstall, and a fifth have cloud-init. Each serve
 
 **The floors** (`benchmarks/floors/`) are C programs that do only the work that cannot be left out.
 
-[Copies of the tree](mirrors.md#what-copies-cost) and the [modules that three flows
+[Copies of the tree](explanation/publishing.md#what-copies-cost) and the [modules that three flows
 call](../CONTRIBUTING.md#flows) are measured by programs of their own.
 """
 

@@ -187,7 +187,7 @@ PROVISIONED: Final = PathKind(
 )
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", IdentityKind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
-# Paths of other systems that contain an identity (docs/paths.md). `emulated_apis` defines the paths with a query.
+# Paths of other systems that contain an identity (docs/reference/paths.md). `emulated_apis` defines those with a query.
 SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 SMEE_SCRIPT: Final = PathKind(
     "ipxe/script/{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT

@@ -581,7 +581,11 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideSt
             "abababab",
             (1, OverrideState.CONSUMED, OverrideState.CONSUMED),
         ),  # neither sees the other, and it boots once
-        (WITHOUT_ETAGS, "aabbaaBbb", (2, OverrideState.CONSUMED, OverrideState.CONSUMED)),  # as docs/sites.md describes
+        (
+            WITHOUT_ETAGS,
+            "aabbaaBbb",
+            (2, OverrideState.CONSUMED, OverrideState.CONSUMED),
+        ),  # the second sees no sign of the first
     ],
 )
 def test_the_second_of_two_instances_sees_the_change_of_the_first(

@@ -131,7 +131,7 @@ def published(
         for by, at, ipv6, serve in (("nginx", NGINX, NGINX_V6, nginx), ("Caddy", CADDY, CADDY_V6, caddy)):
             program(by.lower())  # this fails here, while tests of mirrors alone would be skipped
             own = folder / by
-            shutil.copytree(boot, own / "boot")  # with its times, as docs/mirrors.md wants
+            shutil.copytree(boot, own / "boot")  # with its times, for `gitboot read-access-logs`
             root = loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by], images.unpacked)
             stack.enter_context(serve_tftp(root, at))
             mirror = stack.enter_context(serve(own / "boot", folder / "output/ops/serve", own, at, 80, ipv6))

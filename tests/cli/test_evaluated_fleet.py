@@ -329,7 +329,7 @@ def test_a_shallow_clone_that_reaches_the_base_is_sufficient(
 def test_a_rebase_removes_signatures_and_adds_them_with_the_documented_option(
     repo: Work, ada: Person, signers: Path
 ) -> None:
-    """By the line that docs/signatures.md has for it."""
+    """By the line that docs/how-to/sign-commits.md has for it."""
     repo.git("checkout", "--quiet", "-b", "topic")
     ada.commit(repo, ONE)
     ada.commit(repo, TWO)
@@ -345,5 +345,5 @@ def test_a_rebase_removes_signatures_and_adds_them_with_the_documented_option(
     repo.git("rebase", "--quiet", "--exec", "git commit --quiet --amend --no-edit -S", "main")
     found = review(repo.path, signers, "main..topic")
     assert (faults(found), len(signed(found))) == ([], 2)
-    page = (Path(__file__).parents[2] / "docs" / "signatures.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "sign-commits.md").read_text()
     assert "`git rebase --exec 'git commit --amend --no-edit -S'`" in page

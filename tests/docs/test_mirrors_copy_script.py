@@ -1,4 +1,4 @@
-"""The script of docs/mirrors.md that copies a tree: killed before each of its commands, overtaken, on a full disk."""
+"""The script `copy-boot` of the documentation: killed before each of its commands, overtaken, on a full disk."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import textwrap
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,15 +116,18 @@ def commands(block: Block) -> Iterator[tuple[str, ...]]:
                 command.append(word)
 
 
-_PAGE: Final = Path(__file__).parents[2] / "docs" / "mirrors.md"
+MIRROR_PAGE: Final = "docs/how-to/publish-to-a-mirror.md"
+
+
+def mirror_file(start: str) -> str:
+    """Return the block of code that begins with these lines, on the page about mirrors."""
+    (found,) = (block.text for block in read(MIRROR_PAGE).fenced if block.text.startswith(start))
+    return found
 
 
 def checkout_script(boots: Path) -> str:
     """Return the page's script that unpacks a branch, with this folder in the place of /srv/boots."""
-    (found,) = re.findall(
-        r"^    #!/bin/sh\n(?:    .*\n)*?    mv -T /srv/boots/link .*\n", _PAGE.read_text(), re.MULTILINE
-    )
-    return textwrap.dedent(found).replace("/srv/boots", str(boots))
+    return mirror_file("#!/bin/sh\nset -eu\ngit fetch").replace("/srv/boots", str(boots))
 
 
 def clone_for_checkouts(remote: Path, folder: Path) -> Path:
@@ -135,10 +137,7 @@ def clone_for_checkouts(remote: Path, folder: Path) -> Path:
     return clone
 
 
-RSYNC: Final = (
-    (Path(__file__).parents[2] / "docs/mirrors.md").read_text().partition("\n## rsync\n")[2].partition("\n## ")[0]
-)
-SCRIPT: Final = textwrap.dedent("".join(re.findall(r"^    #!/bin/sh\n(?:    .+\n)+", RSYNC, re.MULTILINE)))
+SCRIPT: Final = mirror_file("#!/bin/sh\n# copy-boot")
 COMMANDS: Final = ("flock", "readlink", "rm", "rsync", "sync", "ln", "mv")
 CALLS: Final = 8  # of one run: two of rsync
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from gitboot.model.fleet import Output
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import SIGNED, Role, find_path_kind
 from gitboot.render.token_keys import TokenKeys
-from tests.helpers.documentation import checkout_script, clone_for_checkouts
+from tests.helpers.documentation import checkout_script, clone_for_checkouts, mirror_file
 from tests.helpers.endpoints import Site, eventually, planned
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
@@ -283,8 +282,6 @@ KEEP_ANSWERS: Final[dict[str, Cache]] = {
 # A real S3 server, whose requests can be counted, refused, dropped, or cut off for good.
 
 KEY: Final = {"aws_access_key_id": "AKIDTESTS", "aws_secret_access_key": "not-to-be-seen"}
-_PAGE: Final = Path(__file__).parents[2] / "docs" / "mirrors.md"
-_POLICY: Final = re.compile(r'^    (\{"Version".*)$', re.MULTILINE)
 _WRITING: Final = ("PUT", "DELETE", "POST")
 
 
@@ -353,8 +350,8 @@ class Store:
         self._client.put_bucket_policy(Bucket=bucket, Policy=policy)
 
     def let_all_read(self, bucket: str, folder: str) -> None:
-        """By the policy that docs/mirrors.md shows."""
-        text = _POLICY.findall(_PAGE.read_text())[0].replace("BUCKET/PREFIX", f"{bucket}/{folder}".rstrip("/"))
+        """By the policy on the page about mirrors."""
+        text = mirror_file('{"Version"').replace("BUCKET/PREFIX", f"{bucket}/{folder}".rstrip("/"))
         self._client.put_bucket_policy(Bucket=bucket, Policy=text)
 
     def put(self, bucket: str, path: str, content: bytes) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import ssl
 import subprocess
-import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +37,7 @@ from gitboot.publish.mirror_comparison import (
 )
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, find_content_type, find_path_kind
-from tests.helpers.documentation import RSYNC, page_script
+from tests.helpers.documentation import mirror_file, page_script
 from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, planned
 from tests.helpers.fleets import SEED, fleet, policy, server
 from tests.helpers.forked_commands import captured
@@ -373,7 +371,7 @@ def test_all_files_of_a_folder_are_compared(output: Path, copy: Path, verify: Ve
         shutil.rmtree(output / "boot/assets")
 
 
-DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+", RSYNC, re.MULTILINE)))
+DAEMON = mirror_file("# /etc/rsyncd.conf\n")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The keys of a signed list, made, replaced and lost as docs/mirrors.md describes."""
+"""The keys of a signed list, made, replaced and lost as docs/how-to/publish-to-a-mirror.md describes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.helpers.git_repositories import program
 from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_signed_list_check import _now
 
-PAGE = (Path(__file__).parents[2] / "docs/mirrors.md").read_text()
-LIST = PAGE.partition("\n## The signed list\n")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs/how-to/publish-to-a-mirror.md").read_text()
+LIST = re.sub(r" *\\\n *", " ", PAGE.partition("\n## Sign the list\n")[2].partition("\n## ")[0])
 KEYGEN = "gitboot secret keygen --signed-list /media/offline/list-keys"
-COPY = next(iter(re.findall(r"^ +(rsync --archive --exclude root\.key .*)$", LIST, re.MULTILINE)), "")
-VERIFY = next(iter(re.findall(r"^ +(gitboot verify-mirror .*--key root\.pub)$", LIST, re.MULTILINE)), "")
+COPY = next(iter(re.findall(r"^ +\$ (rsync --archive --exclude root\.key .*)$", LIST, re.MULTILINE)), "")
+VERIFY = next(iter(re.findall(r"^ +\$ (gitboot verify-mirror .*--key root\.pub)$", LIST, re.MULTILINE)), "")
 
 
 class Operator:

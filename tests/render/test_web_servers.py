@@ -95,7 +95,7 @@ def client(mirror: Mirror) -> Iterator[httpx.Client]:
 
 
 def test_the_page_describes_what_to_set_in_each_configuration(output: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/mirrors.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/publish-to-a-mirror.md").read_text()
     site, caddyfile = ((output / f"ops/serve/{name}").read_text() for name in ("nginx.conf", "Caddyfile"))
     taken = re.findall(r"\{\$(GITBOOT_[A-Z]+)", caddyfile)
     told = page.partition("\n## Caddy\n")[2].partition("\n## ")[0]

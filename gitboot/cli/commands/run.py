@@ -371,7 +371,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     metavar="URL",
     help="Also copy the boot files to this location: a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
     "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX. The query of the URL can contain settings "
-    "(docs/mirrors.md). Repeat the option for several targets. Default: none.",
+    "(docs/how-to/publish-to-a-mirror.md). Repeat the option for several targets. Default: none.",
 )
 @click.option(
     "--list-keys",

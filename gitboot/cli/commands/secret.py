@@ -83,7 +83,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
 
     With --signed-list, FILE is a folder. The first run creates a root key and a publication key, and prints the public
     root key, which mirrors need. Each later run replaces the publication key and signs the new one with the root key.
-    `gitboot run --list-keys` uses the folder (docs/mirrors.md).
+    `gitboot run --list-keys` uses the folder (docs/how-to/publish-to-a-mirror.md).
     """
     if not signed_list:
         if root_key is not None or new_root_key is not None:
