@@ -299,7 +299,7 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_active_instance(rack: Ra
         assert lease is not None and hosts.taken_over(lease[0]) is hosts.two
         instance = present(hosts.two.instance)
         found = until_condition(instance, "BranchFollowed", status=False, reason="DefaultBranchChanged")
-        assert "refs/heads/experiment" in found["message"]
+        assert "is now experiment" in found["message"]
         assert instance.status()["branch"] == "refs/heads/main"
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
         assert wip not in pygit2.Repository(clone).odb
