@@ -15,7 +15,16 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.errors import InvalidRepository
-from gitboot.jsonio import OMITTED, UNLESS_DEFAULT, Digest, compute_digest, json_key, json_writer, to_json_value
+from gitboot.jsonio import (
+    OMITTED,
+    UNLESS_DEFAULT,
+    Digest,
+    compute_digest,
+    format_instant,
+    json_key,
+    json_writer,
+    to_json_value,
+)
 from gitboot.model.boot_image import Checksums, ConfigFrom, Signature
 from gitboot.model.boot_policy import (
     DiskBoot,
@@ -299,6 +308,30 @@ def is_within(at: datetime, start: datetime | None, end: datetime | None) -> boo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Preconditions:
+    """What must be true before gitboot resets a server of a maintenance, or offers it the boot of the maintenance."""
+
+    digest: Digest  # the digest that an approval names: of the Maintenance document and of the server's boot
+    approval_file: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # path of the file with approvals
+    approval_url: str | None = field(default=None, metadata=json_key("approvalURL"))
+    is_approved: bool = field(default=False, metadata=json_key("approved"))  # whether the file contains the digest
+    drain_url: str | None = field(default=None, metadata=json_key("drainURL"))
+
+    @property
+    def requirements(self) -> frozenset[str]:
+        """The requirements as text, for comparisons and messages."""
+        found = (
+            ("approval in the file", self.approval_file),
+            ("approval from", self.approval_url),
+            ("drain by", self.drain_url),
+        )
+        return frozenset(f"{what} {where}" for what, where in found if where is not None)
+
+
+NO_REQUIREMENTS: Final = frozenset[str]()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MaintenanceDecision:
     """The boot that a maintenance determines for a server in the window [start, end)."""
 
@@ -314,6 +347,16 @@ class MaintenanceDecision:
     max_unavailable: str
     # "Site" or a label key, if the limit applies to each group. None: it applies to all selected servers together.
     max_unavailable_per: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    before: Preconditions | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def requirements(self) -> frozenset[str]:
+        return self.before.requirements if self.before is not None else NO_REQUIREMENTS
+
+    @property
+    def drain_key(self) -> str:
+        """The key of the run for which a server is drained. A new run, or another window, drains the server again."""
+        return f"{self.run}/{format_instant(self.start) if self.start is not None else '-'}"
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)

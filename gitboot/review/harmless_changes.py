@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gitboot.model.boot_policy import DiskBoot, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision import NO_REQUIREMENTS, Boot, Decision, MaintenanceDecision, PolicyDecision
 
 
 class EveryBoot(Struct, frozen=True):
@@ -64,6 +64,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
     waits: bool = False  # whether the boot waits until the machine is off
+    requirements: frozenset[str] = NO_REQUIREMENTS  # what must be true before a maintenance
+    is_approved: bool = False  # whether the fleet contains the approval of the maintenance
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
     maintenance: str | None = None  # None: the policy demands the boot
 
@@ -140,13 +142,20 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
         f"run {maintenance.run}",
     )
     power = ", ".join(waves) if maintenance.power != "None" else "None"
+    needs, is_approved = maintenance.requirements, maintenance.before is not None and maintenance.before.is_approved
     if maintenance.boot is None:
-        return Demand(boot=None, power=power, maintenance=maintenance.name)
+        return Demand(boot=None, power=power, maintenance=maintenance.name, requirements=needs, is_approved=is_approved)
     when: BootCondition = EveryBoot()
     if maintenance.network_boot is NetworkBoot.ONCE:
         when = UntilRun(maintenance.name, maintenance.run, maintenance.start, maintenance.end)
     return Demand(
-        boot=maintenance.boot, when=when, override=maintenance.override, power=power, maintenance=maintenance.name
+        boot=maintenance.boot,
+        when=when,
+        override=maintenance.override,
+        power=power,
+        maintenance=maintenance.name,
+        requirements=needs,
+        is_approved=is_approved,
     )
 
 
@@ -187,12 +196,17 @@ _get_compared_fields: Final = attrgetter(*sorted({each.name for each in fields(D
 def _is_within(demand: Demand, other: Demand) -> bool:
     if demand.disk not in (other.disk, DiskBoot.FIRMWARE_ORDER) or demand.power not in (other.power, "None"):
         return False
+    if demand.power != "None" and not demand.requirements >= other.requirements:
+        return False  # gitboot may reset the machine sooner
     if demand.boot is None:
         return other.boot is None or other.writes_disk
     if demand.boot != other.boot or not covers(other.when, demand.when):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
         return False  # without the wait, the boot comes earlier; with it, the disk replaces a harmless boot
+    needs_more = demand.requirements > other.requirements
+    if demand.requirements != other.requirements and not (needs_more and demand.writes_disk):
+        return False  # as with the wait
     if not demand.writes_disk and not covers(demand.when, other.when):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)

@@ -32,6 +32,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
         unnamed_proxies=proxies,
         following=components.target.followers.following,
         unread=components.inbox.unread,
+        hook_failures=components.inbox.hooks.get_failures() if components.inbox.hooks is not None else (),
         signed_list=components.target.renew_list(at),
     )
     found = conditions(state, at)

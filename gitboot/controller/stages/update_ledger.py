@@ -18,6 +18,7 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
 from gitboot.controller.instance_state import InstanceState, plans_by
+from gitboot.controller.maintenance_hooks import find_clearances
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.controller.reconcile_pass import Pass
@@ -143,6 +144,7 @@ def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: t
         machines_without_task=find_machines_without_task(state.schedule, knowledge)
         if knowledge.pending
         else frozenset(),
+        clearances=tuple(find_clearances(state.plans, state.schedule, ready.answers, at)) if state.may_act else (),
     )
 
 
