@@ -134,7 +134,7 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
     if (held := state.attempt.held) is not None:
         values["DIGEST"] = held.digest[:SHOWN_DIGITS]
     if unlisted := [each.question.url for each in state.hook_failures if each.is_unlisted]:
-        values["HOST"] = format_origin(min(unlisted))
+        values["ORIGIN"] = format_origin(min(unlisted))
     if claims := state.knowledge.claims:
         values |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
     if proxies := log_entries.list_proxies_to_name(state.unnamed_proxies):

@@ -16,13 +16,14 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.controller.bmcs.power_waves import choose_drains
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.files import read_private
 from gitboot.http_client import HttpClient, WebAnswer, format_host, parse_origin
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
-from gitboot.resolve.provisioning_record import Clearance
+from gitboot.resolve.provisioning_record import Clearance, Record
 from gitboot.resolve.server_decision import MaintenanceDecision
 from gitboot.resolve.server_plan import Cause
 
@@ -254,7 +255,7 @@ def list_questions(plans: Plans, schedule: Schedule, at: datetime) -> frozenset[
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL and before.approval_url is not None:
             found.add(Question(HookKind.APPROVAL, before.approval_url, *about, None, None, end))
         elif server.plan.cause is Cause.WAITING_FOR_DRAIN and before.drain_url is not None:
-            is_begun = _find_clearance(server, maintenance).drain == maintenance.drain_key
+            is_begun = _find_clearance(server.record, maintenance).drain == maintenance.drain_key
             if is_begun and schedule.may_set and uuid in schedule.power:
                 found.add(Question(HookKind.DRAIN, before.drain_url, *about, server.decision.server, uuid, end))
     return frozenset(found)
@@ -273,21 +274,26 @@ class ClearanceChange(NamedTuple):
 
 
 def find_clearances(
-    plans: Plans, schedule: Schedule, answers: Collection[Question], at: datetime
+    plans: Plans, schedule: Schedule, knowledge: Knowledge, answers: Collection[Question], at: datetime
 ) -> Iterator[ClearanceChange]:
-    """Yield the clearances that follow from the answers, and those of the servers that gitboot drains next."""
+    """Yield the clearances that follow from the answers, and those of the servers that gitboot drains next.
+
+    The plans may be older than the ``knowledge``.
+    """
     approved = {(each.maintenance, each.digest, each.url) for each in answers if each.kind is HookKind.APPROVAL}
     drained = {each.uuid: each for each in answers if each.kind is HookKind.DRAIN}
-    next_drains = choose_drains(schedule, plans.servers)
+    next_drains = choose_drains(schedule, plans.servers, knowledge)
     for server, maintenance in _list_waiting(plans, at):
         name, uuid, before = server.decision.server, server.decision.uuid, maintenance.before
-        if before is None or server.plan is None or server.record is None:
+        record = knowledge.stored_record(uuid)
+        if before is None or server.plan is None or record is None:
             continue
-        known, about = _find_clearance(server, maintenance), f"{name}: Maintenance/{maintenance.name}"
+        known, about = _find_clearance(record, maintenance), f"{name}: Maintenance/{maintenance.name}"
         kept = frozenset(each.name for each in server.decision.maintenances)
         where = uuid, name, maintenance.name
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL:
-            if (maintenance.name, before.digest, before.approval_url) in approved:
+            is_new = known.approved != before.digest
+            if is_new and (maintenance.name, before.digest, before.approval_url) in approved:
                 message = f"{about} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})"
                 yield ClearanceChange(
                     *where, known._replace(approved=before.digest), "MaintenanceApproved", message, kept
@@ -297,13 +303,12 @@ def find_clearances(
                 begun = Clearance(approved=known.approved, drain=maintenance.drain_key)
                 message = f"{about} needs the server drained, so gitboot requests {before.drain_url}"
                 yield ClearanceChange(*where, begun, "DrainStarted", message, kept)
-        elif (done := drained.get(uuid)) is not None and done.url == before.drain_url:
+        elif known.drained_at is None and (done := drained.get(uuid)) is not None and done.url == before.drain_url:
             message = f"{about}: the server is drained"
             yield ClearanceChange(*where, known._replace(drained_at=at), "Drained", message, kept)
 
 
-def _find_clearance(server: ServerState, maintenance: MaintenanceDecision) -> Clearance:
-    record = server.record
+def _find_clearance(record: Record | None, maintenance: MaintenanceDecision) -> Clearance:
     return record.clearances.get(maintenance.name, Clearance()) if record is not None else Clearance()
 
 

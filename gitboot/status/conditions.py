@@ -368,7 +368,7 @@ _TYPES: Final = (
         "MaintenancesCleared",
         {
             "HostNotListed": (
-                'maintenance-hosts = ["HOST"]  # only if gitboot may send requests to this host. Add this to the file '
+                'maintenance-hosts = ["ORIGIN"]  # only if gitboot may send requests to this host. Add this to the file '
                 "of --config"
             ),
             "WaitingForApproval": (

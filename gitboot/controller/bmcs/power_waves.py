@@ -16,6 +16,8 @@ from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Cause
 
 
@@ -69,7 +71,9 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
     )
 
 
-def choose_drains(schedule: Schedule, servers: Mapping[str, ServerState]) -> frozenset[SystemUuid]:
+def choose_drains(
+    schedule: Schedule, servers: Mapping[str, ServerState], knowledge: Knowledge
+) -> frozenset[SystemUuid]:
     """Return the machines that gitboot drains next, so that at most `maxUnavailable` are out of service.
 
     A server is out of service from the start of its drain until its machine is back, and while its machine is off. The
@@ -89,7 +93,8 @@ def choose_drains(schedule: Schedule, servers: Mapping[str, ServerState]) -> fro
             is_seen = seen is not None and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
             is_up = is_seen and seen is not None and seen.power == "On" and not seen.in_post
             is_waiting = state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
-            is_out = _is_drained_and_not_back(schedule, uuid, state, seen)
+            record = knowledge.stored_record(uuid)
+            is_out = state is not None and _is_drained_and_not_back(schedule, uuid, state.decision, record)
             busy += is_out or not is_up
             if is_waiting and is_up and not is_out:
                 ready.append((schedule.tasks[uuid].server, uuid))
@@ -98,15 +103,13 @@ def choose_drains(schedule: Schedule, servers: Mapping[str, ServerState]) -> fro
     return frozenset(found)
 
 
-def _is_drained_and_not_back(
-    schedule: Schedule, uuid: SystemUuid, state: ServerState | None, seen: BmcState | None
-) -> bool:
+def _is_drained_and_not_back(schedule: Schedule, uuid: SystemUuid, decision: Decision, record: Record | None) -> bool:
     """Return whether the drain of this run has begun, and gitboot has not seen the machine back after its reset."""
-    power, task = schedule.power[uuid], schedule.tasks[uuid]
-    if state is None or state.record is None or power.maintenance is None:
+    power, task, seen = schedule.power[uuid], schedule.tasks[uuid], schedule.bmcs.get(uuid)
+    if record is None or power.maintenance is None:
         return False
-    maintenance = next((each for each in state.decision.maintenances if each.name == power.maintenance), None)
-    clearance = state.record.clearances.get(power.maintenance)
+    maintenance = next((each for each in decision.maintenances if each.name == power.maintenance), None)
+    clearance = record.clearances.get(power.maintenance)
     if maintenance is None or clearance is None or clearance.drain != maintenance.drain_key:
         return False
     own = next((each for each in task.power_records if each.reason == power.switching.reason), None)

@@ -13,6 +13,7 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.maintenance_hooks import find_clearances
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records.ledger_snapshot import write_events
 from gitboot.errors import LedgerError
@@ -67,6 +68,9 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
         return at
     if state.unwritable is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
+    has_next_drain = state.may_act and any(find_clearances(state.plans, state.schedule, state.knowledge, (), at))
+    if state.commit is not None and has_next_drain:
+        return at
     again = at if state.commit is not None and find_machines_without_task(state.schedule, state.knowledge) else None
     return min((due for due in (state.next_due(at), again) if due is not None), default=None)
 

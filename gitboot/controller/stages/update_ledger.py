@@ -144,7 +144,9 @@ def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: t
         machines_without_task=find_machines_without_task(state.schedule, knowledge)
         if knowledge.pending
         else frozenset(),
-        clearances=tuple(find_clearances(state.plans, state.schedule, ready.answers, at)) if state.may_act else (),
+        clearances=tuple(find_clearances(state.plans, state.schedule, knowledge, ready.answers, at))
+        if state.may_act
+        else (),
     )
 
 
