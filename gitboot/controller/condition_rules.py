@@ -528,8 +528,12 @@ def _of_waiting_servers(state: InstanceState) -> Iterator[_Found]:
     message = f"{'. '.join(messages)}. gitboot does not reset these servers, and does not offer them the boot"
     is_unlisted = any(each.is_unlisted for each in state.hook_failures)
     causes = {cause for _, cause in groups}
-    waiting = "WaitingForApproval" if Cause.WAITING_FOR_APPROVAL in causes else "WaitingForDrain"
-    yield "MaintenancesCleared", False, "HostNotListed" if is_unlisted else waiting, message
+    if is_unlisted:
+        yield "MaintenancesCleared", False, "HostNotListed", message
+    elif Cause.WAITING_FOR_APPROVAL in causes:
+        yield "MaintenancesCleared", False, "WaitingForApproval", message
+    else:
+        yield "MaintenancesCleared", False, "WaitingForDrain", message
 
 
 def _is_about(failure: HookFailure, maintenance: str, cause: Cause) -> bool:

@@ -368,8 +368,8 @@ _TYPES: Final = (
         "MaintenancesCleared",
         {
             "HostNotListed": (
-                'maintenance-hosts = ["ORIGIN"]  # only if gitboot may send requests to this host. Add this to the file '
-                "of --config"
+                'maintenance-hosts = ["ORIGIN"]  # only if gitboot may send requests to this host. Add this to the '
+                "file of --config"
             ),
             "WaitingForApproval": (
                 "gitboot plan --state STATE  # shows the digests. To approve, add a digest to the approval file, or "
