@@ -65,7 +65,9 @@ class Demand(Struct, frozen=True, kw_only=True):
     power: str = "None"
     waits: bool = False  # whether the boot waits until the machine is off
     requirements: frozenset[str] = NO_REQUIREMENTS  # what must be true before a maintenance
-    is_approved: bool = False  # whether the fleet contains the approval of the maintenance
+    is_approved: bool = True  # whether the fleet contains the approval of the maintenance, if it needs one
+    # The digest and the run for which URLs must answer before the boot; None: no URL has to.
+    asked_for: tuple[str | None, str | None] = (None, None)
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
     maintenance: str | None = None  # None: the policy demands the boot
 
@@ -142,7 +144,14 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
         f"run {maintenance.run}",
     )
     power = ", ".join(waves) if maintenance.power != "None" else "None"
-    needs, is_approved = maintenance.requirements, maintenance.before is not None and maintenance.before.is_approved
+    needs, before = maintenance.requirements, maintenance.before
+    is_approved = before is None or before.approval_file is None or before.is_approved
+    asked_for: tuple[str | None, str | None] = (None, None)
+    if before is not None:
+        asked_for = (
+            before.digest if before.approval_url is not None else None,
+            maintenance.drain_key if before.drain_url is not None else None,
+        )
     if maintenance.boot is None:
         return Demand(boot=None, power=power, maintenance=maintenance.name, requirements=needs, is_approved=is_approved)
     when: BootCondition = EveryBoot()
@@ -156,6 +165,7 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
         maintenance=maintenance.name,
         requirements=needs,
         is_approved=is_approved,
+        asked_for=asked_for,
     )
 
 
@@ -207,6 +217,10 @@ def _is_within(demand: Demand, other: Demand) -> bool:
     needs_more = demand.requirements > other.requirements
     if demand.requirements != other.requirements and not (needs_more and demand.writes_disk):
         return False  # as with the wait
+    if demand.requirements == other.requirements and demand.asked_for != other.asked_for:
+        return False  # earlier answers may count only for one of them
+    if other.is_approved and not demand.is_approved and not demand.writes_disk:
+        return False  # the disk would replace a boot that writes no disk
     if not demand.writes_disk and not covers(demand.when, other.when):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)
