@@ -208,6 +208,8 @@ def _is_within(demand: Demand, other: Demand) -> bool:
         return False
     if demand.power != "None" and not demand.requirements >= other.requirements:
         return False  # gitboot may reset the machine sooner
+    if demand.is_approved and not other.is_approved and (demand.boot is not None or demand.power != "None"):
+        return False  # a commit that adds an approval offers more
     if demand.boot is None:
         return other.boot is None or other.writes_disk
     if demand.boot != other.boot or not covers(other.when, demand.when):

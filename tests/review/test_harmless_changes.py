@@ -25,6 +25,7 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import extend_moved_runs, has_run, make_plan, release_key
 from gitboot.resolve.provisioning_record import (
     FETCH_GRACE,
@@ -48,8 +49,8 @@ from gitboot.review.harmless_changes import is_harmless
 from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_reinstalls
 from gitboot.review.risks import Risk
 from tests.helpers.cases import examples, for_each
-from tests.helpers.evaluations import FLEET, SERVERS, Files, compared
-from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
+from tests.helpers.evaluations import FLEET, SERVERS, Files, changed, compared, reviewed
+from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, repository, uuid_of
 
 NOON = at("20T12:00")
 
@@ -261,7 +262,7 @@ def records(draw: st.DrawFn, old: Decision) -> Record | None:
 
 
 def grants(old: Decision, new: Decision) -> bool:
-    """Return whether a commit adds an approval to the file of a maintenance. Guards ignore approvals."""
+    """Return whether a commit adds an approval. The guard counted the install boot when its maintenance appeared."""
     before, now = (
         {each.name: each.before for each in decision.maintenances if each.before is not None} for decision in (old, new)
     )
@@ -308,7 +309,7 @@ def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
     data: st.DataObject, pair: tuple[Decision, Decision]
 ) -> None:
     old, new = pair
-    if not is_harmless(old, new) or grants(old, new):
+    if not is_harmless(old, new):
         return
     record = data.draw(records(old))
     instants = times(old, new, record)
@@ -489,6 +490,38 @@ def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too(
         assert find_trips({"m.yaml": new}, old)["maxReinstalls"] == 22
     assert "maxReinstalls" not in find_trips(
         {"m.yaml": maintenance("m", "27T22:00 28T04:00")}, {**FLEET, "m.yaml": RESCUE}
+    )
+
+
+def test_a_removed_precondition_counts_as_a_reinstallation() -> None:
+    def guarded(before: str) -> Files:
+        return {"m.yaml": maintenance("m", ALL, f"networkBoot: Once, power: Restart{before}", boots="bios")}
+
+    files: Files = {"approvals.txt": "\n", "other.txt": "\n"}
+    approved, other = (f", before: {{approval: {{file: {name}.txt}}}}" for name in ("approvals", "other"))
+    base = {**FLEET, **files, **guarded(approved)}
+    for new in (guarded(""), guarded(other)):
+        assert find_trips(new, base)["maxReinstalls"] == 22
+    assert "maxReinstalls" not in find_trips(guarded(approved), {**FLEET, **files, **guarded("")})
+
+
+def test_an_approval_is_a_change_of_its_file_and_no_reinstallation() -> None:
+    text = maintenance("m", ALL, "networkBoot: Once, before: {approval: {file: approvals.txt}}", boots="bios")
+    base = {**FLEET, "approvals.txt": "\n", "m.yaml": text}
+    digests = {
+        each.before.digest
+        for decision in decide(repository(files=changed({}, base))).servers.values()
+        for each in decision.maintenances
+        if each.before is not None
+    }
+    lines = "".join(f"m {digest}\n" for digest in digests)
+    trips = find_trips({"approvals.txt": lines}, base)  # the maintenance itself had the same and maxReinstalls
+    assert set(trips) == {"maxUpdatePercent", "maxSmallGroup"}
+    (group,) = reviewed({"approvals.txt": lines}, base).groups
+    assert ([str(each.document) for each in group.causes], len(group.servers), group.reinstalls) == (
+        ["file/approvals.txt"],
+        22,
+        (),
     )
 
 
