@@ -104,7 +104,8 @@ def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
     """Return whether the first span demands this install boot, or any of the spans demands its provision key."""
 
     def asks_as_much(was: Demand) -> bool:
-        as_soon = (demand.waits or not was.waits) and demand.requirements >= was.requirements
+        as_soon = demand.waits or not was.waits
+        as_soon &= demand.preconditions.requirements >= was.preconditions.requirements
         sets = was.override is not OverrideMode.NONE or demand.override is OverrideMode.NONE
         return was.writes_disk and as_soon and covers(was.when, demand.when) and sets
 
@@ -594,7 +595,7 @@ def _install_facts(ask: Demand) -> tuple[object, ...] | None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
     content = boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts
-    return ask.maintenance, _condition_key(ask.when), content, ask.waits, ask.requirements, ask.is_approved
+    return ask.maintenance, _condition_key(ask.when), content, ask.waits, ask.preconditions
 
 
 def _condition_key(when: BootCondition) -> tuple[object, ...]:

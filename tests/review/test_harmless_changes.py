@@ -518,7 +518,7 @@ def test_an_approval_is_a_change_of_its_file_and_no_reinstallation() -> None:
     trips = find_trips({"approvals.txt": lines}, base)  # the maintenance itself had the same and maxReinstalls
     assert set(trips) == {"maxUpdatePercent", "maxSmallGroup"}
     (group,) = reviewed({"approvals.txt": lines}, base).groups
-    assert ([str(each.document) for each in group.causes], len(group.servers), group.reinstalls) == (
+    assert ([str(each.id) for each in group.causes], len(group.servers), group.reinstalls) == (
         ["file/approvals.txt"],
         22,
         (),
