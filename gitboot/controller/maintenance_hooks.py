@@ -292,11 +292,11 @@ def find_clearances(
         kept = frozenset(each.name for each in server.decision.maintenances)
         where = uuid, name, maintenance.name
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL:
-            is_new = known.approved != before.digest
+            is_new = known.approved != before.approval_key
             if is_new and (maintenance.name, before.digest, before.approval_url) in approved:
                 message = f"{about} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})"
                 yield ClearanceChange(
-                    *where, known._replace(approved=before.digest), "MaintenanceApproved", message, kept
+                    *where, known._replace(approved=before.approval_key), "MaintenanceApproved", message, kept
                 )
         elif known.drain != maintenance.drain_key:
             if uuid in next_drains:

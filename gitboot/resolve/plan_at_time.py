@@ -200,7 +200,7 @@ def find_missing_precondition(maintenance: MaintenanceDecision, record: Record |
     found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
     if before.approval_file is not None and not before.is_approved:
         return Cause.WAITING_FOR_APPROVAL
-    if before.approval_url is not None and found.approved != before.digest:
+    if before.approval_url is not None and found.approved != before.approval_key:
         return Cause.WAITING_FOR_APPROVAL
     is_drained = found.drain == maintenance.drain_key and found.drained_at is not None
     return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None

@@ -300,10 +300,10 @@ class Run(NamedTuple):
 class Clearance(NamedTuple):
     """What gitboot learnt from URLs about one maintenance of a server.
 
-    An answer for another digest or another run of the maintenance does not count.
+    An answer for another digest, for another run of the maintenance, or from another URL does not count.
     """
 
-    approved: str | None = None  # the digest that the approval URL approved
+    approved: str | None = None  # the key of the approval that the URL gave
     drain: str | None = None  # the drain key of the run for which the server is, or was, drained
     drained_at: datetime | None = None  # when the drain URL answered 200; None: gitboot still asks it
 

@@ -318,6 +318,11 @@ class Preconditions:
     drain_url: str | None = field(default=None, metadata=json_key("drainURL"))
 
     @property
+    def approval_key(self) -> str:
+        """The key of the approval by the URL. An approval of another digest, or by another URL, does not count."""
+        return f"{self.digest} {self.approval_url}"
+
+    @property
     def requirements(self) -> frozenset[str]:
         """The requirements as text, for comparisons and messages."""
         found = (
@@ -355,8 +360,9 @@ class MaintenanceDecision:
 
     @property
     def drain_key(self) -> str:
-        """The key of the run for which a server is drained. A new run, or another window, drains the server again."""
-        return f"{self.run}/{format_instant(self.start) if self.start is not None else '-'}"
+        """The key of the run for which a server is drained. A new run, start or URL drains the server again."""
+        url = self.before.drain_url if self.before is not None else None
+        return f"{self.run}/{format_instant(self.start) if self.start is not None else '-'}/{url}"
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)

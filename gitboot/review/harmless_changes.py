@@ -191,7 +191,7 @@ def _find_preconditions(maintenance: MaintenanceDecision) -> Waiting:
         requirements=before.requirements,
         is_approved=before.approval_file is None or before.is_approved,
         asked_for=(
-            before.digest if before.approval_url is not None else None,
+            before.approval_key if before.approval_url is not None else None,
             maintenance.drain_key if before.drain_url is not None else None,
         ),
     )

@@ -351,6 +351,35 @@ def test_an_approval_from_a_url_survives_a_restart(tmp_path: Path, stack: ExitSt
     assert len(system.calls) == calls
 
 
+def test_a_restart_continues_a_drain_and_begins_no_other(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(drained_by(system)))
+    hall.run(31)
+    system.wait_for_calls(1)
+    hall.restart()
+    hall.run(93)
+    system.wait_for_calls(1)
+    assert {each.body["server"] for each in system.calls} == {"web01"}
+    assert [each.type for each in hall.bench.events if each.type == "DrainStarted"] == []
+    hall.answer(system)
+    assert hall.resets_after(31) == [1, 0, 0]
+
+
+def test_the_answer_of_another_url_does_not_count(tmp_path: Path, stack: ExitStack) -> None:
+    system = stack.enter_context(hook_system(answers=approve))
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(approved_by(system)))
+    hall.bench.bmcs.takes = False
+    hall.run()
+    hall.answer(system)
+    hall.run()
+    assert hall.causes() == [Cause.MAINTENANCE] * 3
+    system.status = 403
+    hall.decide(check(approved_by(system).replace("/approve", "/other")))
+    hall.run()
+    assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
+
+
 def test_an_approval_from_a_url_does_not_count_for_another_digest(tmp_path: Path, stack: ExitStack) -> None:
     system = stack.enter_context(hook_system(answers=approve))
     hall = HookedHall(tmp_path, stack, system.origin)

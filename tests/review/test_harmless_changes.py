@@ -251,9 +251,10 @@ def records(draw: st.DrawFn, old: Decision) -> Record | None:
         runs[name] = Run(draw(st.integers(0, 2)), draw(HOURS), draw(st.none() | HOURS))
     released = draw(st.sampled_from([None, *(f"provision/{number}/0" for number in range(3))]))
     keys = [each.drain_key for each in old.maintenances]
+    approvals = [each.before.approval_key for each in old.maintenances if each.before is not None]
     cleared = st.builds(
         Clearance,
-        approved=st.sampled_from([None, "a" * 64, "b" * 64]),
+        approved=st.sampled_from([None, *approvals]),
         drain=st.sampled_from([None, *keys]),
         drained_at=st.none() | HOURS,
     )
