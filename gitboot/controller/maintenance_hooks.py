@@ -72,10 +72,12 @@ class HookFailure(NamedTuple):
 
     question: Question
     message: str
-    is_unlisted: bool = False  # whether the setting maintenance-hosts does not list the host, so gitboot does not ask
+    is_unlisted: bool = (
+        False  # whether the setting maintenance-hosts does not list the host, so gitboot sends no request
+    )
 
 
-class HookAsker:
+class HookClient:
     """Asks questions in background threads. Thread-safe.
 
     gitboot sends requests only to the listed hosts, and each token only to its host. It follows no redirect.
@@ -134,12 +136,12 @@ class HookAsker:
             return self._answers
 
     def get_failures(self) -> tuple[HookFailure, ...]:
-        """Return why the other questions do not have the expected answer, as far as gitboot knows it."""
+        """Return the last failure of each question that does not have the expected answer yet."""
         with self._changed:
             return tuple(sorted(self._failures.values(), key=lambda each: (each.message, each.question)))
 
     def wait(self) -> None:
-        """Wait until each wanted question was asked once, but no longer than the deadline of a request."""
+        """Wait until each wanted question was asked once, at most twice the deadline of a request."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or not self._unasked, 2 * _REQUEST_S)
 

@@ -19,7 +19,7 @@ from gitboot.bmc.override_session import TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
-from gitboot.controller.maintenance_hooks import HookAsker, Question
+from gitboot.controller.maintenance_hooks import HookClient, Question
 from gitboot.endpoint.served_files import PublishedTree, match_documents
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.fetchlog import spool
@@ -165,7 +165,7 @@ class Inbox:
         former: Path | None = None,  # another folder in which an earlier version may have left its claims
         withdrawals: NotedWithdrawals | None = None,
         clock: Callable[[], datetime] | None = None,  # None: write each record of a BMC task to the ledger
-        hooks: HookAsker | None = None,
+        hooks: HookClient | None = None,
     ) -> None:
         self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or StopReader()

@@ -298,7 +298,7 @@ class Window:
 
 @structure
 class Approval:
-    """Where gitboot finds the approval of a maintenance: in a file of the fleet, or at a URL."""
+    """The place of the approval of a maintenance: a file in the fleet, or a URL."""
 
     file: FilePath | None = Field(
         default=None,
@@ -319,7 +319,7 @@ class Approval:
             raise Malformed(
                 Code.COMBINATION,
                 f"expected exactly one of file and url, found {found}",
-                "set file to approve in Git, or set url to ask another system",
+                "set file to approve in Git, or set url to let another system approve",
                 tuple(places[-1:]),
             )
 
@@ -336,9 +336,11 @@ class Drain:
 
 @structure
 class Before:
-    """What must be true before gitboot resets a server of a maintenance, or offers it the boot of the maintenance."""
+    """The approval and the drain that a maintenance needs before gitboot resets a server or offers it the boot."""
 
-    approval: Approval | None = Field(default=None, description="Who must approve the maintenance. Default: nobody.")
+    approval: Approval | None = Field(
+        default=None, description="The approval that the maintenance needs. Default: none."
+    )
     drain: Drain | None = Field(
         default=None,
         description="The system that must take each server out of service first. Needs power Restart or "

@@ -194,7 +194,7 @@ class _BootState:
 
 
 def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
-    """Return why gitboot must not reset a server for a maintenance, nor offer it the boot yet. None: it may."""
+    """Return the cause that keeps a server from the reset and the boot of a maintenance, or None."""
     if (before := maintenance.before) is None:
         return None
     found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED

@@ -298,14 +298,14 @@ class Run(NamedTuple):
 
 
 class Clearance(NamedTuple):
-    """What gitboot learnt from URLs about one maintenance of a server.
+    """The answers of URLs about one maintenance of a server.
 
     An answer for another digest, for another run of the maintenance, or from another URL does not count.
     """
 
     approved: str | None = None  # the key of the approval that the URL gave
     drain: str | None = None  # the drain key of the run for which the server is, or was, drained
-    drained_at: datetime | None = None  # when the drain URL answered 200; None: gitboot still asks it
+    drained_at: datetime | None = None  # when the drain URL answered 200; None: it has not
 
 
 class UnknownServe(NamedTuple):
@@ -407,7 +407,7 @@ class Record:
     # The maintenance that overwrote the disks. Only a higher provision number reinstalls the server.
     overwritten_by: str | None = None
     unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `record_facts`
-    # By maintenance. They are not exported, so an instance that imports the record asks the URLs again.
+    # By maintenance. They are not exported, so an instance that imports the record requests the URLs again.
     clearances: Mapping[str, Clearance] = field(default_factory=dict, metadata=OMITTED)
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:

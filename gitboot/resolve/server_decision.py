@@ -309,7 +309,7 @@ def is_within(at: datetime, start: datetime | None, end: datetime | None) -> boo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preconditions:
-    """What must be true before gitboot resets a server of a maintenance, or offers it the boot of the maintenance."""
+    """The approval and the drain that a maintenance needs before gitboot resets a server or offers it the boot."""
 
     digest: Digest  # the digest that an approval names: of the Maintenance document and of the server's boot
     approval_file: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # path of the file with approvals

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.maintenance_hooks import HookAsker, HookKind, Question, parse_hook_hosts
+from gitboot.controller.maintenance_hooks import HookClient, HookKind, Question, parse_hook_hosts
 from gitboot.errors import UsageError
 from gitboot.http_client import parse_origin
 from gitboot.model.scalars import SystemUuid
@@ -41,8 +41,8 @@ def system() -> Iterator[HookSystem]:
         yield found
 
 
-def asker(*hosts: str, now: datetime = NOON) -> HookAsker:
-    return HookAsker(parse_hook_hosts(hosts), lambda: now, lambda: None, every_s=SOON_S)
+def asker(*hosts: str, now: datetime = NOON) -> HookClient:
+    return HookClient(parse_hook_hosts(hosts), lambda: now, lambda: None, every_s=SOON_S)
 
 
 def question(url: str, kind: HookKind = HookKind.DRAIN, digest: str = DIGEST) -> Question:
@@ -188,7 +188,7 @@ class HookedHall(Hall):
 
     def __init__(self, folder: Path, stack: ExitStack, *hosts: str, **given: Any) -> None:
         self.waits = stack.enter_context(
-            closing(HookAsker(parse_hook_hosts(hosts), lambda: self.bench.now, lambda: None, every_s=SOON_S))
+            closing(HookClient(parse_hook_hosts(hosts), lambda: self.bench.now, lambda: None, every_s=SOON_S))
         )
         self.bench: Any = None
         super().__init__(folder, stack, hooks=self.waits, **given)

@@ -358,8 +358,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     cls=Setting,
     multiple=True,
     metavar="URL[=TOKEN]",
-    help="A host that gitboot may ask before a maintenance: https://HOST[:PORT]. TOKEN is a file (mode 0600) with the "
-    "bearer token for this host. Default: none, so gitboot asks no host.",
+    help="A host to which gitboot may send requests before a maintenance: https://HOST[:PORT]. TOKEN is a file (mode "
+    "0600) with the bearer token for this host. Default: no host.",
 )
 @click.option(
     "--step-minutes",

@@ -42,7 +42,7 @@ from gitboot.controller.instance.state_directory import (
     write_key_lines,
 )
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.maintenance_hooks import HookAsker, parse_hook_hosts
+from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
 from gitboot.controller.operator_requests import BEGIN, REFUSED
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals, SharedFetchLog, UnknownMachineFile
@@ -119,7 +119,7 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
     trust: Authority = NO_AUTHORITY
     artifacts: ArtifactWatch | None = None  # None: gitboot does not check artifacts
-    hooks: HookAsker | None = None  # None: gitboot requests no URLs before maintenances
+    hooks: HookClient | None = None  # None: gitboot requests no URLs before maintenances
     checkpoint: Checkpoint | None = None  # None: no checkpoint is read or written
     resumes: bool = False  # whether to continue from the checkpoint
     shared: RecordedFetches | None = None  # the fetch log in a shared ledger
@@ -551,9 +551,9 @@ def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
         raise
 
 
-def _start_hooks(settings: Settings, clock: Clock, wake: Callable[[], None]) -> HookAsker:
+def _start_hooks(settings: Settings, clock: Clock, wake: Callable[[], None]) -> HookClient:
     """Start to request the URLs of maintenances, as soon as a reconcile wants it. Raises `UsageError`."""
-    return HookAsker(parse_hook_hosts(settings.maintenance_hosts), clock, wake, ca_bundle=settings.git.ca_bundle)
+    return HookClient(parse_hook_hosts(settings.maintenance_hosts), clock, wake, ca_bundle=settings.git.ca_bundle)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from gitboot.bmc.power_steps import PowerRecordState
 from gitboot.controller.bmcs.power_waves import update_power_waves
-from gitboot.controller.maintenance_hooks import HookAsker
+from gitboot.controller.maintenance_hooks import HookClient
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
 from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
@@ -39,7 +39,7 @@ class Hall:
     names: tuple[str, ...] = NAMES
     machines: dict[str, Machine] = field(default_factory=dict)
     bmcs: dict[str, RedfishServer] = field(default_factory=dict)
-    hooks: HookAsker | None = None
+    hooks: HookClient | None = None
 
     def __post_init__(self) -> None:
         give_credentials(self.folder, password="secret")
