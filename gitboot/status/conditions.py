@@ -376,7 +376,8 @@ _TYPES: Final = (
                 "approve it at the URL"
             ),
             "WaitingForDrain": (
-                "gitboot events --state STATE | tail  # shows the drains. gitboot repeats each request until the window ends"
+                "gitboot events --state STATE | tail  # shows the drains. gitboot repeats each request until the "
+                "window ends"
             ),
         },
         (Alert("GitbootMaintenanceHostNotListed", "warning", "5m", '="HostNotListed"'),),
