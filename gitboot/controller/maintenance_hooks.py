@@ -91,11 +91,14 @@ class HookClient:
         *,
         ca_bundle: Path | None = None,
         every_s: float = ASK_EVERY_S,
+        may_drain: bool = True,
     ) -> None:
         """Prepare the threads. ``hosts`` are the listed hosts, each with the file of its token.
 
-        ``wake`` is called from a thread when an answer changes.
+        ``wake`` is called from a thread when an answer changes. An instance that reconciles only once never resets a
+        machine, so it must not drain a server either.
         """
+        self.may_drain = may_drain
         self._hosts, self._clock, self._wake, self._every_s = hosts, clock, wake, every_s
         self._client = HttpClient(ca_bundle=ca_bundle)
         self._changed = threading.Condition()
@@ -113,6 +116,7 @@ class HookClient:
     def want(self, questions: Collection[Question]) -> None:
         """Ask these questions until they have the expected answer, and no others. New questions are due at once."""
         wanted = frozenset(questions)
+        wanted = wanted if self.may_drain else frozenset(each for each in wanted if each.kind is not HookKind.DRAIN)
         with self._changed:
             new = sorted(wanted - self._wanted, key=lambda each: (each.maintenance, each.kind, each.server or ""))
             self._wanted = wanted
@@ -276,7 +280,13 @@ class ClearanceChange(NamedTuple):
 
 
 def find_clearances(
-    plans: Plans, schedule: Schedule, knowledge: Knowledge, answers: Collection[Question], at: datetime
+    plans: Plans,
+    schedule: Schedule,
+    knowledge: Knowledge,
+    answers: Collection[Question],
+    at: datetime,
+    *,
+    may_drain: bool,
 ) -> Iterator[ClearanceChange]:
     """Yield the clearances that follow from the answers, and those of the servers that gitboot drains next.
 
@@ -284,7 +294,7 @@ def find_clearances(
     """
     approved = {(each.maintenance, each.digest, each.url) for each in answers if each.kind is HookKind.APPROVAL}
     drained = {each.uuid: each for each in answers if each.kind is HookKind.DRAIN}
-    next_drains = choose_drains(schedule, plans.servers, knowledge)
+    next_drains = choose_drains(schedule, plans.servers, knowledge) if may_drain else frozenset()
     for server, maintenance in _list_waiting(plans, at):
         name, uuid, before = server.decision.server, server.decision.uuid, maintenance.before
         record = knowledge.stored_record(uuid)

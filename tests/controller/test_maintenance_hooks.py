@@ -319,6 +319,17 @@ def test_servers_are_drained_and_reset_one_after_another(tmp_path: Path, stack: 
     assert [each.type for each in hall.bench.events if each.type == "Drained"] == ["Drained"] * 3
 
 
+def test_an_instance_that_reconciles_once_drains_nothing(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.waits.may_drain = False
+    hall.decide(check(drained_by(system)))
+    hall.run(93)
+    assert (system.calls, hall.causes()) == ([], [Cause.WAITING_FOR_DRAIN] * 3)
+    hall.waits.may_drain = True
+    hall.run(31)
+    system.wait_for_calls(1)
+
+
 def test_an_approval_from_a_url_survives_a_restart(tmp_path: Path, stack: ExitStack) -> None:
     system = stack.enter_context(hook_system(answers=approve))
     hall = HookedHall(tmp_path, stack, system.origin)

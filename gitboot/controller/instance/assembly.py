@@ -405,7 +405,7 @@ def run_instance(
             keys=load_token_keys(settings.state, store, tell, clock),
             trust=build_authority(settings.trust, source, settings.state / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
-            hooks=stack.enter_context(closing(_start_hooks(settings, clock, wake))),
+            hooks=stack.enter_context(closing(_start_hooks(settings, clock, wake, may_drain=not wait))),
             checkpoint=Checkpoint(cache, tree, patrol, reports.warn, settings.site),
             resumes=not wait,
             shared=shared,
@@ -551,9 +551,10 @@ def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
         raise
 
 
-def _start_hooks(settings: Settings, clock: Clock, wake: Callable[[], None]) -> HookClient:
+def _start_hooks(settings: Settings, clock: Clock, wake: Callable[[], None], *, may_drain: bool) -> HookClient:
     """Start to request the URLs of maintenances, as soon as a reconcile wants it. Raises `UsageError`."""
-    return HookClient(parse_hook_hosts(settings.maintenance_hosts), clock, wake, ca_bundle=settings.git.ca_bundle)
+    hosts, authorities = parse_hook_hosts(settings.maintenance_hosts), settings.git.ca_bundle
+    return HookClient(hosts, clock, wake, ca_bundle=authorities, may_drain=may_drain)
 
 
 @contextmanager

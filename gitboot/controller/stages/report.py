@@ -13,9 +13,9 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.maintenance_hooks import find_clearances
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records.ledger_snapshot import write_events
+from gitboot.controller.stages.update_ledger import find_new_clearances
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Event, merge_events_by_server
 
@@ -68,9 +68,8 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
         return at
     if state.unwritable is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
-    has_next_drain = state.may_act and any(find_clearances(state.plans, state.schedule, state.knowledge, (), at))
-    if state.commit is not None and has_next_drain:
-        return at
+    if state.commit is not None and find_new_clearances(state, this.components.inbox.hooks, (), at):
+        return at  # a drain begins
     again = at if state.commit is not None and find_machines_without_task(state.schedule, state.knowledge) else None
     return min((due for due in (state.next_due(at), again) if due is not None), default=None)
 
