@@ -72,9 +72,7 @@ class HookFailure(NamedTuple):
 
     question: Question
     message: str
-    is_unlisted: bool = (
-        False  # whether the setting maintenance-hosts does not list the host, so gitboot sends no request
-    )
+    is_unlisted: bool = False  # whether gitboot sends no request, because maintenance-hosts does not list the host
 
 
 class HookClient:
