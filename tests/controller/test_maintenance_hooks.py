@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
@@ -20,6 +19,7 @@ from tests.controller.bmcs.test_desired_state_power import Hall
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, decided, fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.http_peers import HookSystem, approve, hook_system, write_private
+from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
 END = at("20T18:00")
@@ -49,13 +49,6 @@ def question(url: str, kind: HookKind = HookKind.DRAIN, digest: str = DIGEST) ->
     name = "web01" if kind is HookKind.DRAIN else None
     uuid = SystemUuid(uuid_of("web01")) if name is not None else None
     return Question(kind, url, "check", 1, digest, name, uuid, END)
-
-
-def eventually(is_true: Any) -> None:
-    ends = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 # Requests
