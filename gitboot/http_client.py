@@ -286,6 +286,12 @@ def format_host(url: str) -> str:
     return split_url(url).netloc
 
 
+def format_origin(url: str) -> str:
+    """Return a URL without its path. Raises `UsageError` if it is not the URL of a web server."""
+    parts = split_url(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def parse_origin(url: str) -> tuple[str, str, int]:
     """Return the scheme, the host and the port of a URL (RFC 6454, 4). Raises `UsageError`."""
     parts = split_url(url)

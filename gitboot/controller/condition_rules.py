@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nsmallest
@@ -21,6 +22,7 @@ from gitboot.controller.commit_acceptance import (
 )
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.maintenance_hooks import HookFailure, HookKind
 from gitboot.controller.operator_requests import find_fleet_stop
 from gitboot.controller.output_conditions import NO_RETRY, Finding, judge_output, judge_targets
 from gitboot.controller.records.ledger_snapshot import Knowledge
@@ -28,6 +30,7 @@ from gitboot.controller.records.ledger_trust import describe_clock_lag, describe
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, describe_secret
+from gitboot.http_client import format_origin
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
@@ -75,6 +78,7 @@ _UNFINISHED_BOOTS: Final = {
 }
 # Maximum number of servers in a remedy. Once the operator has handled these, the remedy names the next ones.
 _MAX_NAMED: Final = 20
+_MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
 _MAX_SECRETS: Final = 3  # secrets that one message names
 # What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
 _BMC_TEXTS: Final = {
@@ -103,6 +107,7 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
         *_of_the_ledger(state),
         *_of_stops(state, at),
         *_of_the_accepted_commit(state, at),
+        *_of_waiting_servers(state),
         *_of_bmcs(state, at),
         *_of_processes(state),
         *judge_targets(state, at),
@@ -140,6 +145,8 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
         values["KEYFOLDER"] = state.signed_list.key_folder
     if (held := state.attempt.held) is not None:
         values["DIGEST"] = held.digest[:SHOWN_DIGITS]
+    if unlisted := [each.question.url for each in state.hook_failures if each.is_unlisted]:
+        values["ORIGIN"] = format_origin(min(unlisted))
     if claims := state.knowledge.claims:
         values |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
     if proxies := log_entries.list_proxies_to_name(state.unnamed_proxies):
@@ -616,6 +623,37 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield "PowerWavesRunning", True, "Running", message
 
 
+def _of_waiting_servers(state: InstanceState) -> Iterator[Finding]:
+    """Yield the condition of the servers that wait for the approval or the drain of a maintenance."""
+    groups: defaultdict[tuple[str, Cause], list[str]] = defaultdict(list)
+    for name, maintenance in state.plans.waiting.items():
+        plan = state.plans.servers[name].plan
+        if plan is not None:
+            groups[maintenance, plan.cause].append(name)
+    if not groups:
+        return
+    messages = []
+    for (maintenance, cause), names in sorted(groups.items()):
+        answers = sorted({each.message for each in state.hook_failures if _is_about(each, maintenance, cause)})
+        answer = f" ({'; '.join(answers[:_MAX_ANSWERS])})" if answers else ""
+        what = "for its approval" if cause is Cause.WAITING_FOR_APPROVAL else "until these servers are drained"
+        messages.append(f"Maintenance/{maintenance} waits {what}: {_some(names, _MAX_NAMED)}{answer}")
+    message = f"{'. '.join(messages)}. gitboot does not reset these servers, and does not offer them the boot"
+    is_unlisted = any(each.is_unlisted for each in state.hook_failures)
+    causes = {cause for _, cause in groups}
+    if is_unlisted:
+        yield "MaintenancesCleared", False, "HostNotListed", message
+    elif Cause.WAITING_FOR_APPROVAL in causes:
+        yield "MaintenancesCleared", False, "WaitingForApproval", message
+    else:
+        yield "MaintenancesCleared", False, "WaitingForDrain", message
+
+
+def _is_about(failure: HookFailure, maintenance: str, cause: Cause) -> bool:
+    kind = HookKind.APPROVAL if cause is Cause.WAITING_FOR_APPROVAL else HookKind.DRAIN
+    return failure.question.maintenance == maintenance and failure.question.kind is kind
+
+
 def _describe_bmc(bmc: BmcState, at: datetime) -> str:
     since = format_instant(bmc.late_since) if bmc.late_since is not None else ""
     error = bmc.message.removeprefix(f"{bmc.operator_condition}: ")
@@ -740,6 +778,8 @@ def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str
             return {"artifacts": sorted({each.file.url for each in _withheld(state)})}
         case "PowerWavesRunning":
             return {"servers": sorted({each for who in state.schedule.stopped_maintenances.values() for each in who})}
+        case "MaintenancesCleared":
+            return {"servers": sorted(state.plans.waiting)}
         case "MaintenanceRunsStarted":
             unknown = _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME)
             return {"servers": sorted(unknown or state.find_overdue_runs(at))}

@@ -98,6 +98,10 @@ class Plans(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # maintenance runs that were served but have not started, by server
 
+    waiting: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the maintenance for whose approval or drain a server waits, by server
+
     def is_due(self, at: datetime) -> bool:
         """Return whether a plan is due to change at ``at``, or there are no plans yet."""
         due = self.transitions.next_due
@@ -202,6 +206,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     begun = {name: each for name, each in before.begun.items() if name not in names}
     given = {name: each for name, each in before.given.items() if name not in names}
     installing = {name: each for name, each in before.installing.items() if name not in names}
+    waiting = {name: each for name, each in before.waiting.items() if name not in names}
     for name, state in states.items():
         decision, plan, uuid = state.decision, state.plan, state.decision.uuid
         recorded = knowledge.stored_record(uuid)
@@ -215,6 +220,8 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
             installing[name] = progress
         if plan is None:
             continue
+        if plan.waiting_maintenance is not None:
+            waiting[name] = plan.waiting_maintenance
         if plan.cause is Cause.CONSUMED:
             consumed.add(name)
         if plan.cause in UNKNOWN_OUTCOMES:
@@ -243,6 +250,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         needs=dict(+needs),
         given=dict(sorted(given.items())),
         installing=dict(sorted(installing.items())),
+        waiting=dict(sorted(waiting.items())),
     )
 
 
@@ -320,6 +328,8 @@ _RUN_STEPS: Final = {
     Cause.MAINTENANCE_OUTCOME: "OutcomeUnknown",
     Cause.MAINTENANCE_STARTED: "Started",
     Cause.MAINTENANCE_DONE: "Made",
+    Cause.WAITING_FOR_APPROVAL: "WaitingForApproval",
+    Cause.WAITING_FOR_DRAIN: "WaitingForDrain",
 }
 
 

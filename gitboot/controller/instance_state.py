@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
+from gitboot.controller.maintenance_hooks import HookFailure
 from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.protocol import Commit
@@ -131,6 +132,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: not waiting
     before_resume: InstanceState | None = None  # the state before `resume`, kept while the ledger cannot be written
     unread: str | None = None  # why the fetch log could not be read
+    hook_failures: tuple[HookFailure, ...] = ()  # why URLs of maintenances did not give the expected answer yet
     refused: tuple[Denial, ...] = ()  # boots that endpoints withheld within the last hour
     unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # unconfigured proxies that endpoints met in the last hour
     conditions: tuple[Condition, ...] = ()

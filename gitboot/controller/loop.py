@@ -115,6 +115,8 @@ class Loop:
         """Fetch, reconcile, and wait for the BMC tasks."""
         self._fetch_once()
         self._reconcile(wait=True)
+        if self._reconciler.has_new_answers():
+            self._reconcile(wait=True)
         for _ in range(2):  # first process all fetches so far, then judge the commit by the records
             if self._reconciler.state.attempt.awaits_records:
                 self._reconcile(wait=True)

@@ -131,6 +131,11 @@ class Reconciler:
             return False
         return self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
 
+    def has_new_answers(self) -> bool:
+        """Return whether a URL of a maintenance has given the expected answer since the last reconcile took answers."""
+        hooks = self._components.inbox.hooks
+        return hooks is not None and bool(hooks.get_answers())
+
     def retry_targets(self) -> None:
         """Retry the failed targets immediately. Any thread may call this."""
         self._components.target.followers.retry_now()

@@ -19,6 +19,7 @@ from gitboot.bmc.override_session import TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
+from gitboot.controller.maintenance_hooks import HookClient, Question
 from gitboot.endpoint.served_files import PublishedTree, match_documents
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.fetchlog import spool
@@ -64,6 +65,7 @@ class Intake(Struct, frozen=True, kw_only=True):
     sightings: Mapping[BootFile, Sighting] | None = None
     noted: tuple[UnrecordedClearing, ...] = ()  # cleared overrides that are not in the ledger yet
     given: tuple[Observation, ...] = ()  # served boots that this ledger never offered
+    answers: frozenset[Question] = frozenset()  # questions of maintenances that have the expected answer
 
 
 class NotedWithdrawals:
@@ -163,6 +165,7 @@ class Inbox:
         former: Path | None = None,  # another folder in which an earlier version may have left its claims
         withdrawals: NotedWithdrawals | None = None,
         clock: Callable[[], datetime] | None = None,  # None: write each record of a BMC task to the ledger
+        hooks: HookClient | None = None,
     ) -> None:
         self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or StopReader()
@@ -172,6 +175,7 @@ class Inbox:
         self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
         self.artifacts = artifacts  # None: artifacts are not checked
+        self.hooks = hooks  # None: the URLs of maintenances are not requested
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | PowerRecord]] = []
@@ -269,6 +273,7 @@ class Inbox:
             stoppage=self.stoppage,
             sightings=self.artifacts.get_sightings() if self.artifacts is not None else None,
             noted=tuple(self.withdrawals),
+            answers=self.hooks.get_answers() if self.hooks is not None else frozenset(),
         )
 
     def forget(self, intake: Intake) -> None:

@@ -646,6 +646,7 @@ _REFERENCES: Final[Mapping[type[Resource], tuple[tuple[str, str], ...]]] = {
     ),
     Maintenance: (
         ("BootProfile", "profile"),
+        ("file", "before.approval.file"),
         ("Server", "select.servers.*"),
     ),
 }

@@ -25,6 +25,7 @@ from gitboot.resolve.provisioning_record import (
     Run,
     attempt_facts,
     parse_attempt,
+    parse_clearances,
     parse_run_evidence,
     parse_unknown_serves,
     run_facts,
@@ -91,9 +92,10 @@ def _format_time_or_none(at: datetime | None) -> str | None:
 
 _RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
-    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves"
+    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves, clearances"
 )
 _NO_ATTEMPTS: Final = "[]"
+_NO_CLEARANCES: Final = "{}"
 _RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
 
 
@@ -105,12 +107,14 @@ def _record_to_row(record: Record) -> tuple[Any, ...]:
         to_json([attempt_facts(each) for each in record.attempts]),
         record.released,
         to_json(to_json_value(record.unknown_serves)),
+        to_json(to_json_value(record.clearances)) if record.clearances else _NO_CLEARANCES,
     )
 
 
 def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
-    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves = row[8:]
+    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, *rest = row[8:]
+    unknown_serves, clearances = rest
     provisioned_at, grace_until, consumed_at = map(parse_time_or_none, instants)
     return Record(
         provision=provision,
@@ -130,6 +134,7 @@ def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         overwritten_by=overwritten_by,
         released=released,
         unknown_serves=parse_unknown_serves(json.loads(unknown_serves)) if unknown_serves != _NO_ATTEMPTS else (),
+        clearances=parse_clearances(json.loads(clearances)) if clearances != _NO_CLEARANCES else {},
     )
 
 

@@ -1,7 +1,7 @@
 """BootProfile, BootPolicy and Maintenance: which servers boot, with which settings, and when."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from gitboot.model.boot_image import FormatField
 from gitboot.model.fields import (
@@ -9,6 +9,7 @@ from gitboot.model.fields import (
     Document,
     Field,
     FilePath,
+    HookUrl,
     Instant,
     Integer,
     KernelArgument,
@@ -85,6 +86,9 @@ class MaintenancePower(StrEnum):
     ON = "On"
     RESTART = "Restart"
     GRACEFUL_RESTART = "GracefulRestart"
+
+
+RESETS: Final = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
 
 
 class TaintEffect(StrEnum):
@@ -293,6 +297,65 @@ class Window:
 
 
 @structure
+class Approval:
+    """The place of the approval of a maintenance: a file in the fleet, or a URL."""
+
+    file: FilePath | None = Field(
+        default=None,
+        description="A file in this repository with one approval in each line: the name of the Maintenance and the "
+        "digest that `gitboot plan` shows. Default: none; set url then.",
+    )
+    url: HookUrl | None = Field(
+        default=None,
+        description="A URL that gitboot requests within the window, until the response approves the digest. The "
+        "setting maintenance-hosts must list its host. Default: none; set file then.",
+    )
+
+    @check
+    def _names_one_place(self) -> None:
+        places = [field for field in ("file", "url") if getattr(self, field) is not None]
+        if len(places) != 1:
+            found = "both" if places else "neither"
+            raise Malformed(
+                Code.COMBINATION,
+                f"expected exactly one of file and url, found {found}",
+                "set file to approve in Git, or set url to let another system approve",
+                tuple(places[-1:]),
+            )
+
+
+@structure
+class Drain:
+    """The system that takes a server out of service before gitboot resets it."""
+
+    url: HookUrl = Field(
+        description="A URL that gitboot requests within the window, until it responds with status 200. The setting "
+        "maintenance-hosts must list its host."
+    )
+
+
+@structure
+class Before:
+    """The approval and the drain that a maintenance needs before gitboot resets a server or offers it the boot."""
+
+    approval: Approval | None = Field(
+        default=None, description="The approval that the maintenance needs. Default: none."
+    )
+    drain: Drain | None = Field(
+        default=None,
+        description="The system that must take each server out of service first. Needs power Restart or "
+        "GracefulRestart. Default: none.",
+    )
+
+    @check
+    def _requires_something(self) -> None:
+        if self.approval is None and self.drain is None:
+            raise Malformed(
+                Code.COMBINATION, "before needs approval or drain", "add approval or drain, or remove before"
+            )
+
+
+@structure
 class MaintenanceSpec:
     """The servers of a maintenance, the profile that they boot, and when."""
 
@@ -337,10 +400,34 @@ class MaintenanceSpec:
         description="Site, or the key of a label such as rack. Then maxUnavailable applies to the servers of each "
         "site, or with the same value of the label. Default: it applies to all servers of the maintenance.",
     )
+    before: Before | None = Field(
+        default=None,
+        description="An approval and a drain, for which each server waits. Until then, gitboot neither resets the "
+        "server nor offers it the boot of the maintenance. Default: none.",
+    )
     reason: Text | None = Field(default=None, description="The reason, for other people. Default: none.")
     priority: SignedInteger = Field(
         default=0, description="If several maintenances are active, the highest priority wins. Default: 0."
     )
+
+    @check
+    def _can_wait(self) -> None:
+        if self.before is None:
+            return
+        if self.window.end is None:
+            raise Malformed(
+                Code.COMBINATION,
+                "before needs a window with an end, because servers wait until the window ends",
+                "set window.end",
+                ("window",),
+            )
+        if self.before.drain is not None and self.power not in RESETS:
+            raise Malformed(
+                Code.COMBINATION,
+                f"drain needs a reset, but power is {self.power}",
+                "set power to Restart or GracefulRestart, or remove drain",
+                ("before", "drain"),
+            )
 
 
 @structure

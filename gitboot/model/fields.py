@@ -46,6 +46,7 @@ from gitboot.model.scalars import (
     parse_duration_text,
     parse_file_path,
     parse_fingerprint,
+    parse_hook_url,
     parse_instant,
     parse_integer,
     parse_interface_address,
@@ -139,6 +140,7 @@ Url = Annotated[
     ArtifactUrl, Scalar(parse_artifact_url, {"type": "string", "pattern": "^(assets:|https?://|oci://)[!-~]+$"})
 ]
 BaseUrl = Annotated[str, Scalar(parse_base_url, {"type": "string", "pattern": r"^https?://[^?#\s]+$"})]
+HookUrl = Annotated[str, Scalar(parse_hook_url, {"type": "string", "pattern": r"^https?://[^#\s]+$"})]
 BmcAddress = Annotated[str, Scalar(parse_bmc_address, {"type": "string", "pattern": r"^(https?|ipmi)://[^?#\s]+$"})]
 Instant = Annotated[datetime, Scalar(parse_instant, _pattern_schema(INSTANT, "string"))]
 Duration = Annotated[

@@ -508,6 +508,14 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
     return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
 
 
+def parse_hook_url(value: object) -> str:
+    """Parse an http(s) URL that gitboot requests before a maintenance."""
+    found = _parse_url_text(value)
+    _require_no_zone(found)
+    is_url = _is_http_url(found) and "#" not in found
+    return require(is_url, found, Code.URL, "an http or https URL", "write https://HOST[:PORT]/PATH, without #")
+
+
 def parse_bmc_address(value: object) -> str:
     """Parse the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
     if not text(value).lower().startswith("ipmi:"):

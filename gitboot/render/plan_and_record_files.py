@@ -80,7 +80,9 @@ def build_summary(
     installation.
     """
     boot = plan.boot if plan else None
+    waiting = plan.waiting_maintenance if plan else None
     return {
+        **({"waitingMaintenance": waiting} if waiting is not None else {}),
         "server": decision.server,
         "uuid": decision.uuid,
         "macs": list(decision.macs),

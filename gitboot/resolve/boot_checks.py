@@ -16,7 +16,6 @@ from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Artifacts, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
     HttpBoot,
-    Maintenance,
     Method,
     NetworkBoot,
     OverrideMode,
@@ -37,6 +36,7 @@ from gitboot.resolve.decision_inputs import (
     BootInputs,
     DecisionFinding,
     FleetSettings,
+    MaintenanceInputs,
     ServerInputs,
     list_templates,
 )
@@ -241,11 +241,27 @@ def check_policy(
 
 
 def check_maintenance(
-    server: Server, maintenance: Maintenance, inputs: BootInputs, boot: Boot | None, override: OverrideMode
+    server: Server, inputs: MaintenanceInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
     """Yield problems that a server would have with the boot of a maintenance."""
-    spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
-    yield from _check_boot(server, key, inputs, boot, override, spec.network_boot, spec.reinstall)
+    spec, key = inputs.maintenance.spec, Id("Maintenance", inputs.maintenance.metadata.name)
+    yield from _check_boot(server, key, inputs.boot, boot, override, spec.network_boot, spec.reinstall)
+    if spec.before is not None and spec.before.approval is not None and spec.before.approval.file is not None:
+        for line in inputs.malformed_lines:
+            yield DecisionFinding(
+                Code.DIGEST,
+                "the line is not an approval",
+                "write the name of the Maintenance and the digest that `gitboot plan` shows, or begin the line with #",
+                (Id(FILE, spec.before.approval.file), (line,)),
+                is_shared=False,
+            )
+    if spec.before is not None and spec.before.drain is not None and server.spec.bmc is None:
+        yield DecisionFinding(
+            Code.COMBINATION,
+            f"drain needs a BMC, but Server/{server.metadata.name} has no bmc",
+            "set bmc, or do not select the server",
+            (key, ("spec", "before", "drain")),
+        )
     if boot is not None and boot.writes_disk and spec.window.end is None:
         yield DecisionFinding(
             Code.ENDLESS,

@@ -13,6 +13,7 @@ from gitboot.fleet.yaml import Place
 from gitboot.model.boot_image import BootImage, ImageStream, RequiredProvenance, Skew
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Serving, Site, UnknownProfile
+from gitboot.model.scalars import SHA256
 from gitboot.model.server import Lifecycle, Loader, Server
 from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.policy_selection import (
@@ -67,6 +68,8 @@ class MaintenanceInputs(Struct, frozen=True, kw_only=True):
 
     maintenance: Maintenance
     boot: BootInputs
+    approved: tuple[str, ...] = ()  # the digests that the approval file contains for this maintenance
+    malformed_lines: tuple[int, ...] = ()  # lines of the approval file that are not approvals, counted from 1
 
 
 class SharedInputs(Struct, frozen=True, kw_only=True):
@@ -201,6 +204,23 @@ OUTPUTS_WITHOUT_HTTPS: Final = (
 LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
     *(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS)
 )  # the outputs that are boot scripts
+
+
+def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Parse a file of approvals. Return the digests that it contains for a maintenance, and its malformed lines.
+
+    A line is the name of a maintenance and a digest. The rest of a line after # is a comment.
+    """
+    approved, malformed = set[str](), []
+    for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or SHA256.fullmatch(words[1]) is None:
+            malformed.append(number)
+        elif words[0] == maintenance:
+            approved.add(words[1])
+    return tuple(sorted(approved)), tuple(malformed)
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
@@ -339,7 +359,12 @@ class FleetView:
         if (found := self._maintenances.get(name)) is None:
             profile = self._repository.profiles[maintenance.spec.profile]
             boot = self._make_default_boot_inputs(profile, Id("Maintenance", name), ("spec", "profile"))
-            found = self._maintenances[name] = MaintenanceInputs(maintenance=maintenance, boot=boot)
+            before = maintenance.spec.before
+            file = before.approval.file if before is not None and before.approval is not None else None
+            approved, malformed = parse_approvals(self._repository.files[file], name) if file is not None else ((), ())
+            found = self._maintenances[name] = MaintenanceInputs(
+                maintenance=maintenance, boot=boot, approved=approved, malformed_lines=malformed
+            )
         return found
 
     def _make_default_boot_inputs(self, profile: BootProfile, chosen_by: Id | None, chosen_at: Field) -> BootInputs:

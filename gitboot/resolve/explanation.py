@@ -26,6 +26,7 @@ from gitboot.resolve.decision_inputs import BootInputs, FleetView, list_stream_i
 from gitboot.resolve.fleet_decisions import boot_source
 from gitboot.resolve.install_attempts import describe_evidence, describe_run_evidence, install_step
 from gitboot.resolve.kernel_arguments import merge_vars
+from gitboot.resolve.plan_at_time import find_missing_precondition
 from gitboot.resolve.policy_selection import (
     BootSource,
     Choice,
@@ -39,7 +40,7 @@ from gitboot.resolve.policy_selection import (
 )
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, FieldSources
-from gitboot.resolve.server_plan import BootPlan
+from gitboot.resolve.server_plan import BootPlan, Cause
 
 
 class Reason(Struct, frozen=True, kw_only=True):
@@ -79,6 +80,12 @@ def explain(
     return Explanation(server=decision.server, reasons=tuple(reasons), lost=tuple(explaining.lost))
 
 
+_DRAIN_TEXTS: Final = {
+    Cause.WAITING_FOR_APPROVAL: "gitboot drains the server after the approval",
+    Cause.WAITING_FOR_DRAIN: "the URL has not answered 200 for the server yet",
+}
+
+
 class _Explainer:
     def __init__(
         self,
@@ -113,9 +120,13 @@ class _Explainer:
         yield self._reason("phase", plan.phase, "R5", plan.cause)
         if (seen := describe_evidence(decision, self._record)) is not None:
             yield self._reason("step", install_step(decision, self._record), "R5", seen)
+        if plan.waiting_maintenance is not None:
+            yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
         winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
         for each in (each for each in decision.maintenances if each is not winner):
             why = "not active now"
+            if each.name == plan.waiting_maintenance:
+                why = plan.cause.value
             if winner is not None and each.priority < winner.priority:
                 why = f"not active now, or its priority {each.priority} is below {winner.priority}"
             self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
@@ -126,7 +137,7 @@ class _Explainer:
             yield self._reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
             yield from self.explain_maintenance(self._repository.maintenances[plan.maintenance])
-        else:
+        elif plan.waiting_maintenance is None or chosen is not None:
             assert chosen is not None  # noqa: S101 - without a maintenance, the plan is of the policy
             yield from self.explain_policy(chosen)
 
@@ -161,6 +172,27 @@ class _Explainer:
 
     # R2
 
+    def explain_preconditions(self, maintenance: Maintenance) -> Iterator[Reason]:
+        """Yield the approval and the drain that a maintenance needs, and their state if there is a plan."""
+        key = Id("Maintenance", maintenance.metadata.name)
+        decided = next(each for each in self._decision.maintenances if each.name == key.name)
+        if (before := decided.before) is None:
+            return
+        missing = find_missing_precondition(decided, self._record)
+        place, at = ("spec", "before"), before.approval_file or before.approval_url
+        if at is not None:
+            why = f"{at} must approve this digest"
+            if self._plan is not None:
+                does = "does not approve this digest yet" if missing is Cause.WAITING_FOR_APPROVAL else "approves it"
+                why = f"{at} {does}"
+            step = "file" if before.approval_file is not None else "url"
+            yield self._reason("before.approval", before.digest, "R2", why, key, *place, "approval", step)
+        if before.drain_url is not None:
+            why = "the URL must answer 200 for the server before gitboot resets it"
+            if self._plan is not None:
+                why = _DRAIN_TEXTS.get(missing, "the server is drained") if missing else "the server is drained"
+            yield self._reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
+
     def explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
         yield self._reason(
@@ -172,6 +204,7 @@ class _Explainer:
                 yield self._reason(
                     edge, value.isoformat(), "R2", "the window is [start, end)", key, "spec", *edge.split(".")
                 )
+        yield from self.explain_preconditions(maintenance)
         yield self._reason(
             "networkBoot", spec.network_boot, "R5", "the maintenance sets it", key, "spec", "networkBoot"
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_network
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
@@ -15,7 +16,9 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.validation import InvalidRevision, LoadedRevision
 from gitboot.fleet.yaml import MAX_SHOWN, select_first
+from gitboot.jsonio import compute_digest, to_json_value
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
+from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, Site, UnknownProfile
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems import Code, DatedProblem, Problem, Severity
@@ -51,6 +54,7 @@ from gitboot.resolve.server_decision import (
     Host,
     MaintenanceDecision,
     PolicyDecision,
+    Preconditions,
     check_acceptable,
     make_host,
 )
@@ -245,7 +249,7 @@ def _decide_maintenance(
     if of.boot.image is not None:
         boot = _compose(composer, boot_source(inputs, of.boot, maintenance=maintenance), of.boot, findings)
     override = spec.override or _default_override(spec.network_boot, boot)
-    findings += check_maintenance(inputs.server, maintenance, of.boot, boot, override)
+    findings += check_maintenance(inputs.server, of, boot, override)
     return MaintenanceDecision(
         name=maintenance.metadata.name,
         start=spec.window.start,
@@ -258,7 +262,43 @@ def _decide_maintenance(
         power=spec.power,
         max_unavailable=spec.max_unavailable,
         max_unavailable_per=spec.max_unavailable_per,
+        before=_find_preconditions(of, boot),
     )
+
+
+def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
+    """Return what must be true before a server gets this boot, or None.
+
+    The digest changes with everything that the server boots, and with the maintenance's servers, window and run. It
+    contains only the fields that the document sets, so a new version of gitboot computes the same digest.
+    """
+    spec = of.maintenance.spec
+    if (before := spec.before) is None:
+        return None
+    values = ((each, getattr(spec, each.name)) for each in dataclasses.fields(spec) if each.name not in _NOT_APPROVED)
+    written = {each.name: to_yaml_value(value) for each, value in values if value != _find_default(each)}
+    digest = compute_digest(
+        {
+            "maintenance": of.maintenance.metadata.name,
+            "spec": written,
+            "boot": to_json_value(boot) if boot is not None else None,
+        }
+    )
+    approval = before.approval
+    return Preconditions(
+        digest=digest,
+        approval_file=approval.file if approval is not None else None,
+        approval_url=approval.url if approval is not None else None,
+        is_approved=digest in of.approved,
+        drain_url=before.drain.url if before.drain is not None else None,
+    )
+
+
+_NOT_APPROVED: Final = frozenset({"before", "reason"})  # fields that do not change what gitboot does to a server
+
+
+def _find_default(field: dataclasses.Field[Any]) -> object:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:

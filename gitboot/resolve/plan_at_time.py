@@ -26,6 +26,7 @@ from gitboot.resolve.provisioning_record import (
     CONSUMED_GRACE,
     DATA_GRACE,
     FETCH_GRACE,
+    Clearance,
     InstallStep,
     Record,
     Run,
@@ -94,6 +95,7 @@ def make_plan(
         medium=state.medium_boot.medium if state.medium_boot is not None else None,
         reads_medium=state.medium_boot is not None and state.medium_boot.reads_medium,
         local_disk=decision.local_disk,
+        waiting_maintenance=state.waiting_maintenance,
     )
 
 
@@ -185,9 +187,26 @@ class _BootState:
     key: str | None = None
     data: Digest | None = None  # with this token, the system of a one-time boot fetches its user data
     medium_boot: Boot | None = None  # the boot whose medium is in a virtual drive, or may still be
+    waiting_maintenance: str | None = None  # the maintenance that waits for an approval or a drain
     is_served_again: bool = field(
         default=False, compare=False
     )  # whether the boot was already served and is still being served
+
+
+def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
+    """Return the cause that keeps a server from the reset and the boot of a maintenance, or None."""
+    if (before := maintenance.before) is None:
+        return None
+    found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
+    if before.approval_file is not None and not before.is_approved:
+        return Cause.WAITING_FOR_APPROVAL
+    if before.approval_url is not None and found.approved != before.approval_key:
+        return Cause.WAITING_FOR_APPROVAL
+    is_drained = found.drain == maintenance.drain_key and found.drained_at is not None
+    return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None
+
+
+_NOT_CLEARED: Final = Clearance()
 
 
 def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -220,6 +239,13 @@ def _find_boot_state(
     if active:  # rule R2; maintenances of equal priority never overlap in an accepted commit
         highest = max(active, key=lambda maintenance: maintenance.priority)
         state = _maintenance_state(decision.uuid, highest, at, record)
+        is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
+        waits_for = find_missing_precondition(highest, record) if is_new and not state.is_served_again else None
+        if waits_for is not None:
+            instead = _substitute_state(policy, waits_for, absent)
+            if stop is StopScope.ALL and instead.boot is not None:
+                return _disk_state(policy, Cause.ALL_STOPPED)
+            return replace(instead, waiting_maintenance=highest.name)
     elif policy is not None:
         state = _policy_state(policy, at, record)
     else:

@@ -182,6 +182,22 @@ def parse_record(item: Mapping[str, Any]) -> Record:
     )
 
 
+def parse_clearances(items: Mapping[str, Any]) -> dict[str, Clearance]:
+    """Parse clearances by maintenance. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
+
+    def parse_text(value: Any) -> str | None:
+        return text(value) if value is not None else None
+
+    return {
+        name: Clearance(
+            approved=parse_text(each["approved"]),
+            drain=parse_text(each["drain"]),
+            drained_at=_parse_instant(each["drainedAt"]) if each["drainedAt"] is not None else None,
+        )
+        for name, each in items.items()
+    }
+
+
 def parse_unknown_serves(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
     """Parse intents to serve a boot. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
     return tuple(
@@ -279,6 +295,17 @@ class Run(NamedTuple):
     given: StepEvidence | None = None  # None: recorded by an operator, or by a version without evidence
     started: StepEvidence | None = None  # the booted system fetched its user data
     disk_boot: StepEvidence | None = None  # the machine's first disk boot after the run
+
+
+class Clearance(NamedTuple):
+    """The answers of URLs about one maintenance of a server.
+
+    An answer for another digest, for another run of the maintenance, or from another URL does not count.
+    """
+
+    approved: str | None = None  # the key of the approval that the URL gave
+    drain: str | None = None  # the drain key of the run for which the server is, or was, drained
+    drained_at: datetime | None = None  # when the drain URL answered 200; None: it has not
 
 
 class UnknownServe(NamedTuple):
@@ -380,6 +407,8 @@ class Record:
     # The maintenance that overwrote the disks. Only a higher provision number reinstalls the server.
     overwritten_by: str | None = None
     unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `record_facts`
+    # By maintenance. They are not exported, so an instance that imports the record requests the URLs again.
+    clearances: Mapping[str, Clearance] = field(default_factory=dict, metadata=OMITTED)
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
         """Return the first intent to serve the boot with this key whose outcome is unknown, or None."""

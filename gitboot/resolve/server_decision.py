@@ -15,7 +15,16 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.errors import InvalidRepository
-from gitboot.jsonio import OMITTED, UNLESS_DEFAULT, Digest, compute_digest, json_key, json_writer, to_json_value
+from gitboot.jsonio import (
+    OMITTED,
+    UNLESS_DEFAULT,
+    Digest,
+    compute_digest,
+    format_instant,
+    json_key,
+    json_writer,
+    to_json_value,
+)
 from gitboot.model.boot_image import Checksums, ConfigFrom, Signature
 from gitboot.model.boot_policy import (
     DiskBoot,
@@ -308,6 +317,35 @@ def is_within(at: datetime, start: datetime | None, end: datetime | None) -> boo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Preconditions:
+    """The approval and the drain that a maintenance needs before gitboot resets a server or offers it the boot."""
+
+    digest: Digest  # the digest that an approval names: of the Maintenance document and of the server's boot
+    approval_file: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # path of the file with approvals
+    approval_url: str | None = field(default=None, metadata=json_key("approvalURL"))
+    is_approved: bool = field(default=False, metadata=json_key("approved"))  # whether the file contains the digest
+    drain_url: str | None = field(default=None, metadata=json_key("drainURL"))
+
+    @property
+    def approval_key(self) -> str:
+        """The key of the approval by the URL. An approval of another digest, or by another URL, does not count."""
+        return f"{self.digest} {self.approval_url}"
+
+    @property
+    def requirements(self) -> frozenset[str]:
+        """The requirements as text, for comparisons and messages."""
+        found = (
+            ("approval in the file", self.approval_file),
+            ("approval from", self.approval_url),
+            ("drain by", self.drain_url),
+        )
+        return frozenset(f"{what} {where}" for what, where in found if where is not None)
+
+
+NO_REQUIREMENTS: Final = frozenset[str]()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MaintenanceDecision:
     """The boot that a maintenance determines for a server in the window [start, end)."""
 
@@ -323,6 +361,17 @@ class MaintenanceDecision:
     max_unavailable: str
     # "Site" or a label key, if the limit applies to each group. None: it applies to all selected servers together.
     max_unavailable_per: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    before: Preconditions | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def requirements(self) -> frozenset[str]:
+        return self.before.requirements if self.before is not None else NO_REQUIREMENTS
+
+    @property
+    def drain_key(self) -> str:
+        """The key of the run for which a server is drained. A new run, start or URL drains the server again."""
+        url = self.before.drain_url if self.before is not None else None
+        return f"{self.run}/{format_instant(self.start) if self.start is not None else '-'}/{url}"
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)

@@ -74,6 +74,8 @@ class Cause(StrEnum):
     MAINTENANCE_STARTED = "the one-time boot of the maintenance was served, and the system has started"
     MAINTENANCE_OUTCOME = "the one-time boot of the maintenance may have been served, and its outcome is unknown"
     MAINTENANCE_DISK = "the maintenance boots the local disk"
+    WAITING_FOR_APPROVAL = "the maintenance waits for an approval"
+    WAITING_FOR_DRAIN = "the maintenance waits until the server is drained"
     ALWAYS = "the policy always boots from the network"
     PENDING = "the server is to be provisioned"
     PROVISIONED = "the server is provisioned"
@@ -101,6 +103,7 @@ class Cause(StrEnum):
 
 # For these causes, the server boots its disk because its installer may still be running.
 WAITING_CAUSES: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
+PRECONDITION_CAUSES: Final = frozenset({Cause.WAITING_FOR_APPROVAL, Cause.WAITING_FOR_DRAIN})
 UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
@@ -174,6 +177,8 @@ class BootPlan:
     # Whether a second medium contains the user data.
     reads_medium: bool = field(default=False, metadata=UNLESS_DEFAULT)
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how boot loaders start the disk
+    # The active maintenance that the server does not get yet, because the maintenance waits for an approval or a drain.
+    waiting_maintenance: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     # Computed on first use.
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 

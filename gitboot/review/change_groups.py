@@ -372,6 +372,10 @@ class CauseFinder:
         chain: Iterable[Id] = (part.key,)
         if part.key.kind == "BootPolicy":  # also the policies from which it inherits
             chain = (Id("BootPolicy", name) for name in self._pools[side][part.key.name].chain)
+        elif part.key.kind == "Maintenance":
+            before = repository.maintenances[part.key.name].spec.before
+            if before is not None and before.approval is not None and before.approval.file is not None:
+                yield from self._filter_changed(Id("file", before.approval.file))
         yield from self._filter_changed(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
         if stream is not None and other_image:

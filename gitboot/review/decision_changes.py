@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -445,9 +445,9 @@ def find_unknown_reasons(
         found.append(UnknownReason(UnknownCause.NOT_RAISED, str(new.provision)))
     if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
         return tuple(found)  # gitboot serves no install boot, or the policy ignores records
-    before = {each.name: each for each in old.maintenances} if old is not None else {}
+    before = {each.name: replace(each, before=None) for each in old.maintenances} if old is not None else {}
     for each in new.maintenances:
-        if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
+        if each.boot is not None and each.boot.writes_disk and before.get(each.name) != replace(each, before=None):
             found.append(UnknownReason(UnknownCause.OVERWRITTEN, each.name))
     return tuple(found)
 

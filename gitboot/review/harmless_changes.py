@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gitboot.model.boot_policy import DiskBoot, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision import NO_REQUIREMENTS, Boot, Decision, MaintenanceDecision, PolicyDecision
 
 
 class EveryBoot(Struct, frozen=True):
@@ -56,6 +56,26 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
     return False
 
 
+class Waiting(Struct, frozen=True, kw_only=True):
+    """The approval and the drain for which a server waits."""
+
+    requirements: frozenset[str] = NO_REQUIREMENTS
+    is_approved: bool = True  # whether the fleet contains the approval, if the approval must be in a file
+    # The digest and the run for which URLs must answer; None: no URL has to.
+    asked_for: tuple[str | None, str | None] = (None, None)
+
+    def waits_as_long_as(self, other: Waiting) -> bool:
+        """Return whether a server never waits for ``other`` without waiting for this one, whatever URLs answered."""
+        answers_count_alike = all(
+            theirs in (None, own) for own, theirs in zip(self.asked_for, other.asked_for, strict=True)
+        )
+        is_wider = self.requirements >= other.requirements and self.is_approved <= other.is_approved
+        return is_wider and answers_count_alike
+
+
+NO_WAITING: Final = Waiting()
+
+
 class Demand(Struct, frozen=True, kw_only=True):
     """The boot that a decision demands during a span of time."""
 
@@ -64,6 +84,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
     waits: bool = False  # whether the boot waits until the machine is off
+    preconditions: Waiting = NO_WAITING  # for which a server waits before the boot of a maintenance
+    boot_while_waiting: Boot | None = None  # None: the local disk
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
     maintenance: str | None = None  # None: the policy demands the boot
 
@@ -97,7 +119,7 @@ def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterato
     for at in instants:
         active = [each for each in decision.maintenances if each.is_active(at)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
-        asks = [*map(_maintenance_demand, active), policy]
+        asks = [*(_maintenance_demand(each, policy.boot if always else None) for each in active), policy]
         if decision.stopped:
             asks = [instead if ask.writes_disk else ask for ask in asks]
         yield Span(demand=asks[0], lower_demands=tuple(asks[1:]))
@@ -132,7 +154,7 @@ def _policy_demand(policy: PolicyDecision | None) -> Demand:
     )
 
 
-def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
+def _maintenance_demand(maintenance: MaintenanceDecision, boot_while_waiting: Boot | None) -> Demand:
     waves = (
         maintenance.power,
         maintenance.max_unavailable,
@@ -141,12 +163,37 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
     )
     power = ", ".join(waves) if maintenance.power != "None" else "None"
     if maintenance.boot is None:
-        return Demand(boot=None, power=power, maintenance=maintenance.name)
+        return Demand(
+            boot=None,
+            power=power,
+            maintenance=maintenance.name,
+            preconditions=_find_preconditions(maintenance),
+            boot_while_waiting=boot_while_waiting,
+        )
     when: BootCondition = EveryBoot()
     if maintenance.network_boot is NetworkBoot.ONCE:
         when = UntilRun(maintenance.name, maintenance.run, maintenance.start, maintenance.end)
     return Demand(
-        boot=maintenance.boot, when=when, override=maintenance.override, power=power, maintenance=maintenance.name
+        boot=maintenance.boot,
+        when=when,
+        override=maintenance.override,
+        power=power,
+        maintenance=maintenance.name,
+        preconditions=_find_preconditions(maintenance),
+        boot_while_waiting=boot_while_waiting,
+    )
+
+
+def _find_preconditions(maintenance: MaintenanceDecision) -> Waiting:
+    if (before := maintenance.before) is None:
+        return NO_WAITING
+    return Waiting(
+        requirements=before.requirements,
+        is_approved=before.approval_file is None or before.is_approved,
+        asked_for=(
+            before.approval_key if before.approval_url is not None else None,
+            maintenance.drain_key if before.drain_url is not None else None,
+        ),
     )
 
 
@@ -187,12 +234,18 @@ _get_compared_fields: Final = attrgetter(*sorted({each.name for each in fields(D
 def _is_within(demand: Demand, other: Demand) -> bool:
     if demand.disk not in (other.disk, DiskBoot.FIRMWARE_ORDER) or demand.power not in (other.power, "None"):
         return False
-    if demand.boot is None:
-        return other.boot is None or other.writes_disk
+    waits_alike = demand.preconditions == other.preconditions
+    may_wait = demand.preconditions.requirements or other.preconditions.requirements
+    if may_wait and demand.boot_while_waiting != other.boot_while_waiting:
+        return False
+    if demand.boot is None:  # a server that waits boots its policy's boot, if that writes no disk
+        return waits_alike if other.boot is None else other.writes_disk and not other.preconditions.requirements
     if demand.boot != other.boot or not covers(other.when, demand.when):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
         return False  # without the wait, the boot comes earlier; with it, the disk replaces a harmless boot
+    if not waits_alike and not (demand.preconditions.waits_as_long_as(other.preconditions) and demand.writes_disk):
+        return False
     if not demand.writes_disk and not covers(demand.when, other.when):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)

@@ -13,7 +13,7 @@ from gitboot.fleet.identities import IdentityKey, LostIdentity, Machine
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, compute_digest, format_instant
 from gitboot.model.boot_image import BootImage
-from gitboot.model.boot_policy import MaintenancePower, NetworkBoot, OverrideMode, PolicyWait
+from gitboot.model.boot_policy import RESETS, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
@@ -105,6 +105,7 @@ def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
 
     def asks_as_much(was: Demand) -> bool:
         as_soon = demand.waits or not was.waits
+        as_soon &= demand.preconditions.requirements >= was.preconditions.requirements
         sets = was.override is not OverrideMode.NONE or demand.override is OverrideMode.NONE
         return was.writes_disk and as_soon and covers(was.when, demand.when) and sets
 
@@ -169,12 +170,14 @@ def _policy_reinstalls(old: Decision, new: Decision, was: Demand) -> list[Reinst
 def _maintenance_reinstall(old: Decision, new: Decision, was: Demand, name: str) -> Reinstall:
     def all_that_decides(maintenance: MaintenanceDecision) -> tuple[object, ...]:
         image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
-        return image, maintenance.network_boot, maintenance.run, maintenance.start, maintenance.end
+        window = maintenance.start, maintenance.end
+        return image, maintenance.network_boot, maintenance.run, *window, maintenance.requirements
 
     def in_words(maintenance: MaintenanceDecision) -> str:
         image = maintenance.boot.image if maintenance.boot else "local disk"
         start, end = (format_instant(each) if each else "-" for each in (maintenance.start, maintenance.end))
-        return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end})"
+        needs = "".join(f", needs {each}" for each in sorted(maintenance.requirements))
+        return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end}){needs}"
 
     before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
     assert after is not None  # noqa: S101 - it asks for a boot
@@ -507,9 +510,6 @@ def _digest_boot(decision: Decision, boot: Boot) -> Digest:
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
 
-_RESETS = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
-
-
 def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     """Return the names of the maintenances that can reset the machine only because of the new commit.
 
@@ -517,7 +517,7 @@ def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     """
 
     def as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
-        if was is None or was.power not in _RESETS or was.run < now.run:
+        if was is None or was.power not in RESETS or was.run < now.run or not now.requirements >= was.requirements:
             return False
         return was.end is None or now.start is None or now.start < was.end
 
@@ -526,7 +526,7 @@ def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     there = old.maintenances if old is not None and old.lifecycle is Lifecycle.ACTIVE else ()
     before = {each.name: each for each in there}
     return tuple(
-        each.name for each in new.maintenances if each.power in _RESETS and not as_much(before.get(each.name), each)
+        each.name for each in new.maintenances if each.power in RESETS and not as_much(before.get(each.name), each)
     )
 
 
@@ -595,7 +595,7 @@ def _install_facts(ask: Demand) -> tuple[object, ...] | None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
     content = boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts
-    return ask.maintenance, _condition_key(ask.when), content, ask.waits
+    return ask.maintenance, _condition_key(ask.when), content, ask.waits, ask.preconditions
 
 
 def _condition_key(when: BootCondition) -> tuple[object, ...]:

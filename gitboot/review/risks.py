@@ -84,7 +84,7 @@ _MAINTENANCE_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
         Risk.MAINTENANCE,
         lambda its: (its.start, its.end, its.priority, its.network_boot, its.run),
     ),
-    (Risk.MAINTENANCE, lambda its: (its.power, its.max_unavailable, its.max_unavailable_per)),
+    (Risk.MAINTENANCE, lambda its: (its.power, its.max_unavailable, its.max_unavailable_per, its.before)),
     (Risk.BOOT, lambda its: its.boot is None),
     (Risk.OVERRIDE_ONLY, lambda its: its.override),
 )

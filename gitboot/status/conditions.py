@@ -401,6 +401,26 @@ _TYPES: Final = (
         announces_on=Announcement.REASON,
     ),
     ConditionType(
+        "MaintenancesCleared",
+        {
+            "HostNotListed": (
+                'maintenance-hosts = ["ORIGIN"]  # only if gitboot may send requests to this host. Add this to the '
+                "file of --config"
+            ),
+            "WaitingForApproval": (
+                "gitboot plan --state STATE  # shows the digests. To approve, add a digest to the approval file, or "
+                "approve it at the URL"
+            ),
+            "WaitingForDrain": (
+                "gitboot events --state STATE | tail  # shows the drains. gitboot repeats each request until the "
+                "window ends"
+            ),
+        },
+        (Alert("GitbootMaintenanceHostNotListed", "warning", "5m", '="HostNotListed"'),),
+        events={"HostNotListed": "MaintenanceHostNotListed"},
+        announces_on=Announcement.REASON,
+    ),
+    ConditionType(
         "NotificationsSent",
         {
             ANY: (

@@ -37,6 +37,8 @@ RULES: Final[dict[str, dict[str, Any]]] = {
 # States of conditions without an alert, and why.
 SILENT: Final = {
     ("LedgerNamed", "AnotherLedger"): "an instance that stands by says so for as long as it does",
+    ("MaintenancesCleared", "WaitingForApproval"): "a maintenance waits for a person, as its author wanted",
+    ("MaintenancesCleared", "WaitingForDrain"): "a drain takes as long as the services of the server need",
     (BMC, "Waiting"): "a BMC that cannot be asked just now is asked again; where it goes on, it says Overdue",
 }
 

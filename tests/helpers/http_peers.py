@@ -164,6 +164,76 @@ def hook() -> Iterator[Hook]:
         server.shutdown()
 
 
+# Systems that approve maintenances and drain servers: web servers whose answers a test chooses.
+
+
+class HookCall(NamedTuple):
+    path: str
+    authorization: str | None
+    body: dict[str, Any]
+
+
+@dataclass
+class HookSystem:
+    """A web server that answers requests before maintenances. Thread-safe enough for tests: lists are only appended."""
+
+    origin: str = ""
+    status: int = 503
+    location: str = ""  # for a redirect
+    answers: Callable[[dict[str, Any]], object] = lambda _: {}
+    calls: list[HookCall] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait_for_calls(self, number: int) -> None:
+        """Wait until the server has answered this many more requests."""
+        with self.changed:
+            wanted = len(self.calls) + number
+            assert self.changed.wait_for(lambda: len(self.calls) >= wanted, 60)
+
+    def paths(self) -> set[str]:
+        return {each.path for each in self.calls}
+
+
+def approve(body: dict[str, Any]) -> dict[str, Any]:
+    return {"approved": True, "maintenance": body["maintenance"], "digest": body["digest"]}
+
+
+@contextmanager
+def hook_system(**given: Any) -> Iterator[HookSystem]:
+    made = HookSystem(**given)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _answer(self, body: dict[str, Any]) -> None:
+            content = json.dumps(made.answers(body)).encode()
+            self.send_response(made.status)
+            if made.location:
+                self.send_header("Location", made.location)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            with made.changed:
+                made.calls.append(HookCall(self.path, self.headers["Authorization"], body))
+                made.changed.notify_all()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quietly."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        made.origin = f"http://127.0.0.1:{server.server_address[1]}"
+        yield made
+        server.shutdown()
+
+
 def write_private(file: Path, text: str) -> Path:
     file.write_text(text)
     file.chmod(0o600)

@@ -23,7 +23,7 @@ from gitboot.fleet.validation import load
 from gitboot.jsonio import format_instant
 from gitboot.model import image_source, scalars
 from gitboot.model.boot_image import Artifact, Artifacts, Checksums, Provenance, Signature
-from gitboot.model.boot_policy import BootProfileSpec, Window
+from gitboot.model.boot_policy import Approval, Before, BootProfileSpec, MaintenanceSpec, Window
 from gitboot.model.fields import MatchExpression, Scalar, Selector, list_fields
 from gitboot.model.fleet import FleetSpec, Provisioning
 from gitboot.model.image_source import (
@@ -122,6 +122,7 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     | _matching(r"assets:[a-z0-9]{1,6}(/[A-Za-z0-9_%+~-]{1,6}){0,2}")
     | _matching(r"oci://registry\.test(/[a-z]{1,4}){1,2}@sha256:[0-9a-f]{64}"),
     scalars.parse_base_url: _URLS,
+    scalars.parse_hook_url: _URLS,
     scalars.parse_bmc_address: _URLS | _matching(r"ipmi://[a-z]{1,6}(\.[a-z]{1,6})?(:6[0-9]{3})?"),
     scalars.parse_instant: st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)).map(  # noqa: DTZ001
         lambda instant: format_instant(instant.replace(microsecond=0))
@@ -324,10 +325,27 @@ def _window(drawn: Document) -> Document:
     return dict(zip(("start", "end"), ends, strict=True)) if len(ends) == 2 else drawn if len(drawn) == 1 else {}
 
 
+def _approval(drawn: Document) -> Document:
+    return dict([*drawn.items(), ("file", "approvals.txt")][:1])
+
+
+def _before(drawn: Document) -> Document:
+    return drawn or {"approval": {"file": "approvals.txt"}}
+
+
+def _maintenance(drawn: Document) -> Document:
+    if "before" not in drawn:
+        return drawn
+    window = {"end": "2027-01-31T00:00:00Z"} if "end" not in drawn.get("window", {}) else drawn["window"]
+    return drawn | {"window": window, "power": "Restart"}
+
+
 _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
     Signature: _signature,
+    Approval: _approval,
     Artifact: _artifact,
     Artifacts: _artifacts,
+    Before: _before,
     Bmc: _bmc,
     Checksums: _checksums,
     ChecksumsTemplate: _checksums_template,
@@ -339,6 +357,7 @@ _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
     SourceFiles: _source_files,
     BootProfileSpec: _profile,
     FleetSpec: _fleet,
+    MaintenanceSpec: _maintenance,
     MatchExpression: _expression,
     Provisioning: _provisioning,
     Selector: _selector,

@@ -30,6 +30,7 @@ from gitboot.controller.instance.settings import (
     Settings,
     TrustSettings,
 )
+from gitboot.controller.maintenance_hooks import HookClient
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.records.ledger_snapshot import Knowledge
@@ -422,6 +423,7 @@ class Bench:
         artifacts: ArtifactWatch | None = None,
         named: bool = True,
         target: ListedTarget | None = None,  # None: files are not written
+        hooks: HookClient | None = None,
     ) -> None:
         self.now, self.ahead = NOON, timedelta(0)  # the clock, and by how much it is ahead of what is true
         self.events: list[Event] = []
@@ -450,6 +452,7 @@ class Bench:
             observes=observes,
             keys=keys,
             artifacts=artifacts,
+            hooks=hooks,
             tell=self.events.append,
             uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
         )

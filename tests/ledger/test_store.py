@@ -37,6 +37,7 @@ from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import (
+    Clearance,
     Failure,
     InstallAttempt,
     Record,
@@ -413,6 +414,9 @@ RECORDS = st.builds(
     attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
     unknown_serves=st.lists(st.builds(UnknownServe, TEXTS, TEXTS, SEEN, st.booleans()), max_size=2).map(tuple),
     runs=st.dictionaries(TEXTS, RUNS, max_size=3),
+    clearances=st.dictionaries(
+        TEXTS, st.builds(Clearance, st.none() | TEXTS, st.none() | TEXTS, st.none() | INSTANTS), max_size=2
+    ),
 )
 BMCS = st.builds(
     BmcAccess,

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.boot_checks import is_accepted_by_kubelet
@@ -238,3 +239,44 @@ def test_p4_validate_and_diff_warn_of_a_server_that_cannot_boot_under_secure_boo
         assert done.code == 0, done
         assert "GB2031" in done.out and BUILT in " ".join(done.out.split()), done.out
     assert "GB2031" not in typed("diff", "HEAD..HEAD~").out
+
+
+REPAIR: Final = (
+    fleet(),
+    server("web01"),
+    image("memtest-7", "writesDisk: false"),
+    profile("repair", "memtest-7"),
+    policy("web", boots="repair"),
+)
+FILE: Final = "approval: {file: approvals.txt}"
+DRAIN: Final = "drain: {url: 'https://drain.test'}"
+
+
+@for_each(
+    ("window", "spec", "approvals", "problem"),
+    [
+        ("- 20T12:00", f"before: {{{FILE}}}", "", ""),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"# a comment\n\nrepair {SHA} # ada\nother {SHA}\n", ""),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"\nrepair {SHA[:12]}", "approvals.txt:2 GB1036 the line is not an"),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line is not an"),
+        ("", f"before: {{{FILE}}}", "", "005.yaml:4 GB1044 spec: before needs a window with an end"),
+        ("- 20T12:00", "before: {}", "", "005.yaml:4 GB1044 spec.before: before needs approval or drain"),
+        ("- 20T12:00", "before: {approval: {}}", "", "of file and url, found neither"),
+        ("- 20T12:00", "before: {approval: {file: a, url: 'https://a.test'}}", "", "of file and url, found both"),
+        ("- 20T12:00", f"before: {{{DRAIN}}}", "", "005.yaml:4 GB1044 spec: drain needs a reset, but power is None"),
+        ("- 20T12:00", f"power: Restart, before: {{{DRAIN}}}", "", "drain needs a BMC, but Server/web01 has no bmc"),
+        ("- 20T12:00", "before: {approval: {url: 'ftp://a.test'}}", "", "GB1037 spec.before.approval.url: expected an"),
+        ("- 20T12:00", "before: {approval: {url: 'https://ada:word@a.test'}}", "", "005.yaml:4 GB1037"),
+    ],
+)
+def test_the_preconditions_of_a_maintenance_are_checked(window: str, spec: str, approvals: str, problem: str) -> None:
+    documents = (*REPAIR, maintenance("repair", window, spec))
+    try:
+        decided(*documents, files={"approvals.txt": approvals})
+        found = ""
+    except InvalidRepository as error:
+        (first,) = error.problems
+        found = f"{first.path}:{first.line} {first.code} {first.message}"
+        assert first.hint
+    assert problem in found
+    assert bool(problem) is bool(found)

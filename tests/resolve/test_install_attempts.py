@@ -447,7 +447,9 @@ WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 @settings(max_examples=examples(60))
 @given(st.dictionaries(st.sampled_from([WEB01, WEB02]), RECORDS))
 def test_exported_records_are_imported_unchanged(records: dict[SystemUuid, Record]) -> None:
-    assert parse_exported_records(encode_records(records), "records.json") == records
+    found = parse_exported_records(encode_records(records), "records.json")
+    # The answers of URLs are not exported.
+    assert found == {uuid: replace(record, clearances={}) for uuid, record in records.items()}
 
 
 def test_evidence_keeps_fractions_of_a_second() -> None:

@@ -25,9 +25,11 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import extend_moved_runs, has_run, make_plan, release_key
 from gitboot.resolve.provisioning_record import (
     FETCH_GRACE,
+    Clearance,
     Record,
     Run,
 )
@@ -39,6 +41,7 @@ from gitboot.resolve.server_decision import (
     MaintenanceDecision,
     OverrideTarget,
     PolicyDecision,
+    Preconditions,
 )
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Guard, Limits, judge
@@ -46,8 +49,8 @@ from gitboot.review.harmless_changes import is_harmless
 from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_reinstalls
 from gitboot.review.risks import Risk
 from tests.helpers.cases import examples, for_each
-from tests.helpers.evaluations import FLEET, SERVERS, Files, compared
-from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
+from tests.helpers.evaluations import FLEET, SERVERS, Files, changed, compared, reviewed
+from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, repository, uuid_of
 
 NOON = at("20T12:00")
 
@@ -89,6 +92,16 @@ policies = st.none() | st.builds(
 )
 
 
+preconditions = st.sampled_from([None, None]) | st.builds(
+    Preconditions,
+    digest=st.sampled_from([Digest("a" * 64), Digest("b" * 64)]),
+    approval_file=st.sampled_from([None, "approvals.txt"]),
+    is_approved=st.booleans(),
+    approval_url=st.sampled_from([None, "http://approve.test"]),
+    drain_url=st.sampled_from([None, "http://drain.test", "http://drain2.test"]),
+)
+
+
 @st.composite
 def maintenances(draw: st.DrawFn, name: str, priority: int) -> MaintenanceDecision:
     ends = sorted({draw(HOURS), draw(HOURS)})
@@ -104,6 +117,7 @@ def maintenances(draw: st.DrawFn, name: str, priority: int) -> MaintenanceDecisi
         run=draw(st.integers(1, 2)),
         power=MaintenancePower.NONE,
         max_unavailable="1",
+        before=draw(preconditions),
     )
 
 
@@ -190,6 +204,13 @@ def _window(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
     return st.builds(moved, st.none() | HOURS, st.none() | HOURS, modes) if old.maintenances else st.just(old)
 
 
+def _preconditions(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
+    def change(before: Preconditions | None) -> Decision:
+        return replace(old, maintenances=tuple(replace(each, before=before) for each in old.maintenances))
+
+    return preconditions.map(change)
+
+
 _CHANGES = (
     lambda old, other: st.just(replace(old, maintenances=old.maintenances[1:])),
     lambda old, other: st.just(replace(old, maintenances=other.maintenances)),
@@ -202,6 +223,7 @@ _CHANGES = (
     _often,
     _window,
     _window,
+    _preconditions,
 )
 
 
@@ -228,7 +250,24 @@ def records(draw: st.DrawFn, old: Decision) -> Record | None:
     for name in draw(st.lists(st.sampled_from("mn"), unique=True)):
         runs[name] = Run(draw(st.integers(0, 2)), draw(HOURS), draw(st.none() | HOURS))
     released = draw(st.sampled_from([None, *(f"provision/{number}/0" for number in range(3))]))
-    return extend_moved_runs(replace(record, runs=runs, released=released), old)
+    keys = [each.drain_key for each in old.maintenances]
+    approvals = [each.before.approval_key for each in old.maintenances if each.before is not None]
+    cleared = st.builds(
+        Clearance,
+        approved=st.sampled_from([None, *approvals]),
+        drain=st.sampled_from([None, *keys]),
+        drained_at=st.none() | HOURS,
+    )
+    clearances = draw(st.dictionaries(st.sampled_from("mn"), cleared))
+    return extend_moved_runs(replace(record, runs=runs, released=released, clearances=clearances), old)
+
+
+def grants(old: Decision, new: Decision) -> bool:
+    """Return whether a commit adds an approval. The guard counted the install boot when its maintenance appeared."""
+    before, now = (
+        {each.name: each.before for each in decision.maintenances if each.before is not None} for decision in (old, new)
+    )
+    return any(not before[name].is_approved and now[name].is_approved for name in before.keys() & now.keys())
 
 
 def times(old: Decision, new: Decision, record: Record | None) -> list[datetime]:
@@ -298,7 +337,7 @@ def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
 @given(data=st.data(), pair=pairs())
 def test_every_newly_written_disk_is_counted(data: st.DataObject, pair: tuple[Decision, Decision]) -> None:
     old, new = pair
-    if find_reinstalls(old, new):
+    if find_reinstalls(old, new) or grants(old, new):
         return
     record = data.draw(records(old))
     instants = times(old, new, record)
@@ -452,6 +491,38 @@ def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too(
         assert find_trips({"m.yaml": new}, old)["maxReinstalls"] == 22
     assert "maxReinstalls" not in find_trips(
         {"m.yaml": maintenance("m", "27T22:00 28T04:00")}, {**FLEET, "m.yaml": RESCUE}
+    )
+
+
+def test_a_removed_precondition_counts_as_a_reinstallation() -> None:
+    def guarded(before: str) -> Files:
+        return {"m.yaml": maintenance("m", ALL, f"networkBoot: Once, power: Restart{before}", boots="bios")}
+
+    files: Files = {"approvals.txt": "\n", "other.txt": "\n"}
+    approved, other = (f", before: {{approval: {{file: {name}.txt}}}}" for name in ("approvals", "other"))
+    base = {**FLEET, **files, **guarded(approved)}
+    for new in (guarded(""), guarded(other)):
+        assert find_trips(new, base)["maxReinstalls"] == 22
+    assert "maxReinstalls" not in find_trips(guarded(approved), {**FLEET, **files, **guarded("")})
+
+
+def test_an_approval_is_a_change_of_its_file_and_no_reinstallation() -> None:
+    text = maintenance("m", ALL, "networkBoot: Once, before: {approval: {file: approvals.txt}}", boots="bios")
+    base = {**FLEET, "approvals.txt": "\n", "m.yaml": text}
+    digests = {
+        each.before.digest
+        for decision in decide(repository(files=changed({}, base))).servers.values()
+        for each in decision.maintenances
+        if each.before is not None
+    }
+    lines = "".join(f"m {digest}\n" for digest in digests)
+    trips = find_trips({"approvals.txt": lines}, base)  # the maintenance itself had the same and maxReinstalls
+    assert set(trips) == {"maxUpdatePercent", "maxSmallGroup"}
+    (group,) = reviewed({"approvals.txt": lines}, base).groups
+    assert ([str(each.id) for each in group.causes], len(group.servers), group.reinstalls) == (
+        ["file/approvals.txt"],
+        22,
+        (),
     )
 
 

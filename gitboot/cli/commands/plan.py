@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import format_plan_source, format_table, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
-from gitboot.jsonio import format_document, format_instant
+from gitboot.jsonio import format_document, format_instant, to_json_value
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
 from gitboot.render.boot_files import render_fleet_files, render_server_files
@@ -46,7 +46,9 @@ from gitboot.render.endpoint_files import PublishedServer, find_version
 from gitboot.render.paths import BOOT, Role
 from gitboot.render.plan_and_record_files import build_summary
 from gitboot.resolve.install_attempts import install_progress
-from gitboot.resolve.plan_at_time import find_consumed_runs, find_next_transition, make_plan
+from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition, find_next_transition, make_plan
+from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_plan import Cause
 from gitboot.text import did_you_mean, format_names, printable_lines
 
 
@@ -140,6 +142,7 @@ def _write_plans(
                 **build_summary(
                     decision, plan, boot_files, install_progress(fleet.records.get(decision.uuid), fleet.at)
                 ),
+                **({"preconditions": needs} if (needs := _list_preconditions(fleet, decision)) else {}),
                 "alreadyMade": {name: format_instant(run.at) for name, run in made.items()},
             }
         )
@@ -161,7 +164,10 @@ def _write_plans(
         format_table,
         ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE"),
         rows,
-        below=_format_installations(items),
+        below=[
+            "\n".join(filter(None, (line, *_format_preconditions(item))))
+            for item, line in zip(items, _format_installations(items), strict=True)
+        ],
     )
     listed = partial(format_document, revision=fleet.decisions.revision, items=items)
     write_outputs(outputs, text=text if items else str, json=listed, yaml=partial(_format_yaml, listed))
@@ -211,6 +217,26 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
     )
     listed = partial(format_document, server=server, items=items)
     write_outputs(outputs, text=text, json=listed, yaml=partial(_format_yaml, listed))
+
+
+def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[str, Any]]:
+    """Return what the server's maintenances need before a boot, with the digest to approve, and what is missing."""
+    found, record = [], fleet.records.get(decision.uuid)
+    for each in decision.maintenances:
+        if each.before is not None and each.end is not None and fleet.at < each.end:
+            facts = {"maintenance": each.name, "waits": find_missing_precondition(each, record)}
+            found.append({**facts, **to_json_value(each.before)})
+    return found
+
+
+def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
+    for each in item.get("preconditions", ()):
+        if each["waits"] is Cause.WAITING_FOR_APPROVAL:
+            where = f"the file {each['approvalFile']}" if "approvalFile" in each else each["approvalURL"]
+            yield wrap_text(f"Maintenance/{each['maintenance']} needs an approval in {where}:", "    ")
+            yield f"    {each['maintenance']} {each['digest']}"
+        elif each["waits"] is Cause.WAITING_FOR_DRAIN:
+            yield wrap_text(f"Maintenance/{each['maintenance']} needs a drain by {each['drainURL']}", "    ")
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:

@@ -355,6 +355,14 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     help="A TOML file (mode 0600) with the receivers of notices: docs/how-to/monitoring.md. Default: no notices.",
 )
 @click.option(
+    "--maintenance-hosts",
+    cls=Setting,
+    multiple=True,
+    metavar="URL[=TOKEN]",
+    help="A host to which gitboot may send requests before a maintenance: https://HOST[:PORT]. TOKEN is a file (mode "
+    "0600) with the bearer token for this host. Default: no host.",
+)
+@click.option(
     "--step-minutes",
     cls=Setting,
     type=_SECONDS,
@@ -446,11 +454,19 @@ def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str,
         "--notify": settings.notify,
         "list-keys": settings.list_keys,
         "--ledger-password": settings.ledger.password if settings.ledger is not None else None,
+        **{f"maintenance-hosts {url}": file for url, file in _list_hook_tokens(settings)},
         "--forge": settings.forge.token if settings.forge is not None else None,
         "--operators-tokens": access.operators_tokens,
         "--operators-tls": access.operators_tls[1] if access.operators_tls is not None else None,
         "--machines-tls": access.machines_tls[2] if access.machines_tls is not None else None,
     }
+
+
+def _list_hook_tokens(settings: Settings) -> list[tuple[str, Path | None]]:
+    from gitboot.controller.maintenance_hooks import parse_hook_hosts
+
+    hosts = parse_hook_hosts(settings.maintenance_hosts) if settings.maintenance_hosts else {}
+    return [(f"{scheme}://{host}:{port}", file) for (scheme, host, port), file in hosts.items()]
 
 
 def _build_settings(

@@ -88,7 +88,8 @@ def plan_power(
     # If gitboot may set overrides, a reset leads to the planned boot only with an override, or if the plan boots the
     # disk.
     is_reached = plan.override is not None or plan.boot is None
-    if plan.maintenance is None:
+    name = plan.maintenance or plan.waiting_maintenance
+    if name is None:
         policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
         if policy is None or policy.power is not PolicyPower.ON or not is_first_boot or plan.key is None:
             return None
@@ -98,7 +99,7 @@ def plan_power(
             reason=plan.key, operation=PowerOperation.ON, override_reason=override, valid_until=plan.next_transition
         )
         return PowerPlan(switching=switching, is_due=True)
-    maintenance = next(each for each in decision.maintenances if each.name == plan.maintenance)
+    maintenance = next(each for each in decision.maintenances if each.name == name)
     if maintenance.power is MaintenancePower.NONE:
         return None
     # A maintenance without an image boots the local disk, for which no override is needed.

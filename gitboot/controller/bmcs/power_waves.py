@@ -14,6 +14,11 @@ from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordStat
 from gitboot.controller.bmcs.desired_state import PowerPlan
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.model.scalars import SystemUuid
+from gitboot.render.server_files import ServerState
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_plan import Cause
 
 
 def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
@@ -64,6 +69,51 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
     return structs.replace(
         schedule, in_wave=frozenset(going | {uuids[name] for name in found.servers}), stopped_maintenances=found.stopped
     )
+
+
+def choose_drains(
+    schedule: Schedule, servers: Mapping[str, ServerState], knowledge: Knowledge
+) -> frozenset[SystemUuid]:
+    """Return the machines that gitboot drains next, so that at most `maxUnavailable` are out of service.
+
+    A server is out of service from the start of its drain until its machine is back, and while its machine is off. The
+    first servers by name come first.
+    """
+    groups: defaultdict[tuple[str, str | None], list[SystemUuid]] = defaultdict(list)
+    for uuid, power in schedule.power.items():
+        if power.maintenance is not None and power.maintenance not in schedule.stopped_maintenances:
+            groups[power.maintenance, power.group].append(uuid)
+    if not schedule.may_set or schedule.failures >= schedule.most_failures:
+        return frozenset()
+    found = set[SystemUuid]()
+    for uuids in groups.values():
+        ready, busy = [], 0
+        for uuid in uuids:
+            state, seen = servers.get(schedule.tasks[uuid].server), schedule.bmcs.get(uuid)
+            is_seen = seen is not None and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
+            is_up = is_seen and seen is not None and seen.power == "On" and not seen.in_post
+            is_waiting = state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
+            record = knowledge.stored_record(uuid)
+            is_out = state is not None and _is_drained_and_not_back(schedule, uuid, state.decision, record)
+            busy += is_out or not is_up
+            if is_waiting and is_up and not is_out:
+                ready.append((schedule.tasks[uuid].server, uuid))
+        spare = max(_compute_limit(schedule.power[uuids[0]].limit, len(uuids)) - busy, 0)
+        found.update(uuid for _, uuid in sorted(ready)[:spare])
+    return frozenset(found)
+
+
+def _is_drained_and_not_back(schedule: Schedule, uuid: SystemUuid, decision: Decision, record: Record | None) -> bool:
+    """Return whether the drain of this run has begun, and gitboot has not seen the machine back after its reset."""
+    power, task, seen = schedule.power[uuid], schedule.tasks[uuid], schedule.bmcs.get(uuid)
+    if record is None or power.maintenance is None:
+        return False
+    maintenance = next((each for each in decision.maintenances if each.name == power.maintenance), None)
+    clearance = record.clearances.get(power.maintenance)
+    if maintenance is None or clearance is None or clearance.drain != maintenance.drain_key:
+        return False
+    own = next((each for each in task.power_records if each.reason == power.switching.reason), None)
+    return own is None or not (own.state is PowerRecordState.BACK or _is_back(power, seen, own))
 
 
 def _is_ready(
@@ -155,8 +205,13 @@ def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) ->
     go: set[str] = set()
     for (maintenance, _), group in groups.items():
         if maintenance not in stopped:
-            limit = group[0].limit  # a percentage is rounded down, but to no less than one server
-            most = max(int(limit[:-1]) * len(group) // 100, 1) if limit.endswith("%") else int(limit)
+            limit = group[0].limit
+            most = _compute_limit(limit, len(group))
             spare = most - sum(each.down or each.away_since is not None for each in group)
             go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
     return PowerWave(servers=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})
+
+
+def _compute_limit(limit: str, size: int) -> int:
+    """Return how many servers of a group may be down. A percentage is rounded down, but to no less than one server."""
+    return max(int(limit[:-1]) * size // 100, 1) if limit.endswith("%") else int(limit)

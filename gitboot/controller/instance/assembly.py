@@ -42,6 +42,7 @@ from gitboot.controller.instance.state_directory import (
     write_key_lines,
 )
 from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
 from gitboot.controller.operator_requests import BEGIN, REFUSED
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals, SharedFetchLog, UnknownMachineFile
@@ -118,6 +119,7 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
     trust: Authority = NO_AUTHORITY
     artifacts: ArtifactWatch | None = None  # None: gitboot does not check artifacts
+    hooks: HookClient | None = None  # None: gitboot requests no URLs before maintenances
     checkpoint: Checkpoint | None = None  # None: no checkpoint is read or written
     resumes: bool = False  # whether to continue from the checkpoint
     shared: RecordedFetches | None = None  # the fetch log in a shared ledger
@@ -177,6 +179,7 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
             instance_tables.read_facts(store).identity,
         ),
         clock=dependencies.clock,
+        hooks=dependencies.hooks,
     )
     bmcs = (dependencies.make_bmcs or build_bmc_pool)(settings, dependencies, inbox.record)
     standing = _build_start_state(settings, dependencies)
@@ -402,6 +405,7 @@ def run_instance(
             keys=load_token_keys(settings.state, store, tell, clock),
             trust=build_authority(settings.trust, source, settings.state / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
+            hooks=stack.enter_context(closing(_start_hooks(settings, clock, wake, may_drain=not wait))),
             checkpoint=Checkpoint(cache, tree, patrol, reports.warn, settings.site),
             resumes=not wait,
             shared=shared,
@@ -545,6 +549,12 @@ def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
     except BaseException:
         store.close()
         raise
+
+
+def _start_hooks(settings: Settings, clock: Clock, wake: Callable[[], None], *, may_drain: bool) -> HookClient:
+    """Start to request the URLs of maintenances, as soon as a reconcile wants it. Raises `UsageError`."""
+    hosts, authorities = parse_hook_hosts(settings.maintenance_hosts), settings.git.ca_bundle
+    return HookClient(hosts, clock, wake, ca_bundle=authorities, may_drain=may_drain)
 
 
 @contextmanager

@@ -121,6 +121,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     notify: Path | None = None  # file that configures the receivers of notices
     targets: tuple[TargetAddress, ...] = ()  # targets that follow OUTPUT
     list_keys: Path | None = None  # folder with the keys that sign the signed list; None: the list is unsigned
+    maintenance_hosts: tuple[str, ...] = ()  # hosts of URLs before maintenances, each URL or URL=FILE
     step_minutes: float = 30  # minutes that a step of an installation may take before gitboot reports it
 
     @property

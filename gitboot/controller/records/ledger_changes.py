@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -17,6 +18,7 @@ from gitboot.bmc.power_steps import PowerRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import extend_switches
 from gitboot.controller.commit_acceptance import Attempt
+from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.install_boots import collect_rollbacks
@@ -62,6 +64,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     bmc_evidence: tuple[BmcEvidence, ...] = ()
     pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs reported
     machines_without_task: frozenset[SystemUuid] = frozenset()  # machines with pending fetches but no BMC task
+    clearances: tuple[ClearanceChange, ...] = ()  # what URLs answered about maintenances, and drains that begin
     events: tuple[Event, ...] = ()  # events to store with the changes
     sightings: Mapping[BootFile, Sighting] | None = None  # results for all checked artifacts; None: unchanged
 
@@ -121,6 +124,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
         _apply_sightings(update, batch.sightings)
     if batch.commit is not None:
         _apply_commit(update, batch, batch.commit)
+        _apply_clearances(update, batch.clearances)
     unseen = update.unobservable ^ knowledge.unobservable
     if batch.clock_state is not None and not update.is_empty:
         ledger_trust.refresh_heartbeat(update, batch.uptime)
@@ -195,6 +199,17 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
         update.known_pairs &= {credential_use(bmc) for bmc in (*described, *standing) if bmc is not None}
     update.spool_offsets = batch.spool_offsets
     update.unobservable = _find_unobservable(update, commit, batch.changed)
+
+
+def _apply_clearances(update: KnowledgeUpdate, changes: Collection[ClearanceChange]) -> None:
+    """Record approvals and drains, so that a restarted instance continues with them."""
+    for each in changes:
+        if (record := update.usable_record(each.uuid)) is None:
+            continue
+        kept = {name: found for name, found in record.clearances.items() if name in each.kept}
+        clearances = dict(sorted({**kept, each.maintenance: each.clearance}.items()))
+        update.write_record(each.uuid, each.server, replace(record, clearances=clearances))
+        update.add_event(each.event, each.message, server=each.server, maintenance=each.maintenance)
 
 
 def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sighting]) -> None:

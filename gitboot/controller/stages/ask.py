@@ -14,6 +14,7 @@ from gitboot.controller.bmcs.schedule import (
     select_due_tasks,
 )
 from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.maintenance_hooks import list_questions
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock
@@ -45,6 +46,8 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     components.bmcs.drop_pending(machines - schedule.tasks.keys())
     schedule = reschedule_now(schedule, _find_changed_credentials(schedule, components.bmcs), at)
     schedule = update_power_waves(schedule, knowledge, at, state.longest_step)
+    if components.inbox.hooks is not None:
+        components.inbox.hooks.want(list_questions(state.plans, schedule, at) if state.may_act else ())
     made, schedule = select_due_tasks(schedule, knowledge, machines, at)
     taken = components.bmcs.submit(made)
     state = structs.replace(
@@ -57,6 +60,8 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
     """Wait for the BMC tasks, and keep their results for the next reconcile."""
     components = this.components
     components.collect_results(wait_all=True)
+    if components.inbox.hooks is not None:
+        components.inbox.hooks.wait()
     try:
         with components.inbox.hold():
             state, taken = take_inputs(state, components.store, components.inbox, this.at)

@@ -15,6 +15,7 @@ from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records.ledger_snapshot import write_events
+from gitboot.controller.stages.update_ledger import find_new_clearances
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Event, merge_events_by_server
 
@@ -32,6 +33,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
         unnamed_proxies=proxies,
         following=components.target.followers.following,
         unread=components.inbox.unread,
+        hook_failures=components.inbox.hooks.get_failures() if components.inbox.hooks is not None else (),
         signed_list=components.target.renew_list(at),
     )
     found = conditions(state, at)
@@ -66,6 +68,8 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
         return at
     if state.unwritable is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
+    if state.commit is not None and find_new_clearances(state, this.components.inbox.hooks, (), at):
+        return at  # a drain begins
     again = at if state.commit is not None and find_machines_without_task(state.schedule, state.knowledge) else None
     return min((due for due in (state.next_due(at), again) if due is not None), default=None)
 

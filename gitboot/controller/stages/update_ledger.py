@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from msgspec import structs
@@ -18,6 +18,7 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
 from gitboot.controller.instance_state import InstanceState, plans_by
+from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
 from gitboot.controller.operator_requests import APPROVE, BEGIN
 from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.controller.reconcile_pass import Pass
@@ -143,7 +144,18 @@ def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: t
         machines_without_task=find_machines_without_task(state.schedule, knowledge)
         if knowledge.pending
         else frozenset(),
+        clearances=find_new_clearances(state, components.inbox.hooks, ready.answers, at),
     )
+
+
+def find_new_clearances(
+    state: InstanceState, hooks: HookClient | None, answers: Collection[Question], at: datetime
+) -> tuple[ClearanceChange, ...]:
+    """Return what the answers of URLs change, and the drains that begin now. An instance that may not act has none."""
+    if hooks is None or not state.may_act:
+        return ()
+    plans, schedule, knowledge = state.plans, state.schedule, state.knowledge
+    return tuple(find_clearances(plans, schedule, knowledge, answers, at, may_drain=hooks.may_drain))
 
 
 def _list_readings(ready: Intake, state: InstanceState) -> Iterator[BmcEvidence]:

@@ -217,7 +217,7 @@ function facts(server) {
   return [
     ["Boots", imageOf(server) ?? (server.phase ? "its own disk" : null)], ["Installed", installed(server.provisioned)],
     ["Installation", installation(server)], ["Next change", nextChange(server)],
-    ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
+    ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Waits for", server.waitingMaintenance], ["Method", server.method],
     ["Site", server.site], ["Labels", labels],
     ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
     ["Drift", Object.values(server.drift ?? {}).join("; ")], ["Digest of the plan", mono(server.digest)],

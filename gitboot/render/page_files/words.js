@@ -42,6 +42,8 @@ const WAITS = {
   "the one-time boot of the maintenance was used": ["The maintenance has booted the server once. Raise run to boot the server again."],
   "the one-time boot of the maintenance was served, and no start was reported": ["gitboot waits for evidence that the system of the maintenance started.", "MaintenanceRunsStarted-Overdue"],
   "the one-time boot of the maintenance may have been served, and its outcome is unknown": ["Look at the machine: an endpoint may have served the boot of the maintenance.", "MaintenanceRunsStarted-OutcomeUnknown"],
+  "the maintenance waits for an approval": ["A maintenance is active, and nobody has approved it yet.", "MaintenancesCleared-WaitingForApproval"],
+  "the maintenance waits until the server is drained": ["A maintenance is active, and the server must be drained first.", "MaintenancesCleared-WaitingForDrain"],
   "the server is provisioned, and a later installation has started without a reported end": ["A later installation has started. gitboot waits for its end, or for your word.", "InstallsCompleted-Overdue"],
   "the server is to be provisioned when its BMC shows that it is off": ["gitboot installs the server after its machine is off. Switch it off, or wait until its BMC shows it.", "switch-power"],
   "gitboot does not know if the server is provisioned, and does not install unknown servers": ["The record is unverified. Check what is installed, then confirm it with gitboot records set.", "RecordsVerified-UnverifiedServers"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +15,7 @@ from msgspec import structs
 
 from gitboot.bmc.power_steps import PowerRecordState
 from gitboot.controller.bmcs.power_waves import update_power_waves
+from gitboot.controller.maintenance_hooks import HookClient
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
 from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
@@ -38,6 +39,7 @@ class Hall:
     names: tuple[str, ...] = NAMES
     machines: dict[str, Machine] = field(default_factory=dict)
     bmcs: dict[str, RedfishServer] = field(default_factory=dict)
+    hooks: HookClient | None = None
 
     def __post_init__(self) -> None:
         give_credentials(self.folder, password="secret")
@@ -45,7 +47,7 @@ class Hall:
             self.machines[name] = Machine(name, uuid=uuid_of(name), profile=self.profile)
             service = Service(self.machines[name], credentials={"root": "secret"})
             self.bmcs[name] = self.stack.enter_context(RedfishServer(service))
-        self.bench = self.open(initial="fresh")
+        self.bench = self.open(initial="fresh", hooks=self.hooks)
         self.bench.now = self.machines[self.names[0]].now
 
     def open(self, **given: Any) -> Bench:
@@ -55,10 +57,17 @@ class Hall:
         """Another process on the same ledger, with the same commit."""
         before = self.bench
         before.close()
-        self.bench = self.open(initial=None)
+        self.bench = self.open(initial=None, hooks=self.hooks)
         self.bench.now, self.bench.commits.newest = before.now, before.commits.newest
 
-    def decide(self, *more: str, spec: str = "", often: str = "Never", provision: int = 0) -> None:
+    def decide(
+        self,
+        *more: str,
+        spec: str = "",
+        often: str = "Never",
+        provision: int = 0,
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         def bmc(name: str) -> str:
             return f"bmc: {{address: '{self.bmcs[name].url}', system: {self.machines[name].path}, credentials: rack}}"
 
@@ -75,6 +84,7 @@ class Hall:
             profile("restart", "", method="Disk"),
             policy("web", often=often, spec=spec),
             *more,
+            files=files,
         )
 
     def run(self, seconds: float = 0, step: float = 31) -> None:

@@ -1,0 +1,331 @@
+"""Maintenance hooks: request URLs that approve a maintenance or drain a server, and record their answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime
+from enum import StrEnum
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from gitboot.background_threads import BackgroundThread
+from gitboot.controller.bmcs.power_waves import choose_drains
+from gitboot.controller.bmcs.schedule import Schedule
+from gitboot.controller.current_plans import Plans
+from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.errors import HostUnreachable, UsageError
+from gitboot.files import read_private
+from gitboot.http_client import HttpClient, WebAnswer, format_host, parse_origin
+from gitboot.jsonio import format_instant
+from gitboot.model.scalars import SystemUuid
+from gitboot.render.server_files import ServerState
+from gitboot.resolve.provisioning_record import Clearance, Record
+from gitboot.resolve.server_decision import MaintenanceDecision
+from gitboot.resolve.server_plan import Cause
+
+ASK_EVERY_S: Final = 30.0  # the pause after an answer that is not yet the expected one
+_LONGEST_PAUSE_S: Final = 600.0  # the longest pause that a server can request with Retry-After
+_REQUEST_S: Final = 10.0  # the deadline of one request
+_MAX_ANSWER_BYTES: Final = 64 << 10
+_THREADS: Final = 4  # so that one slow host does not delay the others
+_OK: Final = 200
+_REDIRECTS: Final = range(300, 400)
+
+Origin = tuple[str, str, int]  # scheme, host and port
+
+
+class HookKind(StrEnum):
+    APPROVAL = "Approval"
+    DRAIN = "Drain"
+
+
+class Question(NamedTuple):
+    """A request that gitboot repeats until the URL gives the expected answer, or until the window ends."""
+
+    kind: HookKind
+    url: str
+    maintenance: str
+    run: int
+    digest: str  # the digest that an approval names
+    server: str | None  # None: the question is about all servers with this digest
+    uuid: SystemUuid | None
+    until: datetime  # the end of the window
+
+    def body(self) -> dict[str, Any]:
+        found = {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "kind": f"Maintenance{self.kind}",
+            "maintenance": self.maintenance,
+            "run": self.run,
+            "digest": self.digest,
+            "windowEnd": format_instant(self.until),
+        }
+        return found if self.server is None else {**found, "server": self.server, "uuid": self.uuid}
+
+
+class HookFailure(NamedTuple):
+    """Why a question does not have the expected answer yet."""
+
+    question: Question
+    message: str
+    is_unlisted: bool = False  # whether gitboot sends no request, because maintenance-hosts does not list the host
+
+
+class HookClient:
+    """Asks questions in background threads. Thread-safe.
+
+    gitboot sends requests only to the listed hosts, and each token only to its host. It follows no redirect.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[Origin, Path | None],
+        clock: Callable[[], datetime],
+        wake: Callable[[], None],
+        *,
+        ca_bundle: Path | None = None,
+        every_s: float = ASK_EVERY_S,
+        may_drain: bool = True,
+    ) -> None:
+        """Prepare the threads. ``hosts`` are the listed hosts, each with the file of its token.
+
+        ``wake`` is called from a thread when an answer changes. An instance that reconciles only once never resets a
+        machine, so it must not drain a server either.
+        """
+        self.may_drain = may_drain
+        self._hosts, self._clock, self._wake, self._every_s = hosts, clock, wake, every_s
+        self._client = HttpClient(ca_bundle=ca_bundle)
+        self._changed = threading.Condition()
+        self._wanted: frozenset[Question] = frozenset()
+        self._queue: list[tuple[float, int, Question]] = []
+        self._numbers = count()
+        self._unasked: set[Question] = set()  # questions that were not asked yet
+        self._answers: frozenset[Question] = frozenset()
+        self._failures: dict[Question, HookFailure] = {}
+        self._is_closed = False
+        self._threads = [BackgroundThread(self._work, name=f"hooks-{number}") for number in range(_THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def want(self, questions: Collection[Question]) -> None:
+        """Ask these questions until they have the expected answer, and no others. New questions are due at once."""
+        wanted = frozenset(questions)
+        wanted = wanted if self.may_drain else frozenset(each for each in wanted if each.kind is not HookKind.DRAIN)
+        with self._changed:
+            new = sorted(wanted - self._wanted, key=lambda each: (each.maintenance, each.kind, each.server or ""))
+            self._wanted = wanted
+            self._answers &= wanted
+            self._unasked &= wanted
+            self._failures = {each: failure for each, failure in self._failures.items() if each in wanted}
+            self._queue = [each for each in self._queue if each[2] in wanted]
+            self._queue.sort()
+            for each in new:
+                if parse_origin(each.url) in self._hosts:
+                    self._unasked.add(each)
+                    heappush(self._queue, (time.monotonic(), next(self._numbers), each))
+                else:
+                    message = f"the setting maintenance-hosts does not list {format_host(each.url)}"
+                    self._failures[each] = HookFailure(each, message, is_unlisted=True)
+            self._changed.notify_all()
+
+    def get_answers(self) -> frozenset[Question]:
+        """Return the wanted questions that have the expected answer."""
+        with self._changed:
+            return self._answers
+
+    def get_failures(self) -> tuple[HookFailure, ...]:
+        """Return the last failure of each question that does not have the expected answer yet."""
+        with self._changed:
+            return tuple(sorted(self._failures.values(), key=lambda each: (each.message, each.question)))
+
+    def wait(self) -> None:
+        """Wait until each wanted question was asked once, at most twice the deadline of a request."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or not self._unasked, 2 * _REQUEST_S)
+
+    def close(self) -> None:
+        """End the threads. A thread that waits for the network ends with the process."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout_s=0.1)
+
+    def _work(self) -> None:
+        while (question := self._next()) is not None:
+            message, pause_s = "the request failed", self._every_s
+            try:
+                answer = self._ask(question)
+                message = _find_fault(question, answer)
+                pause_s = min(max(self._every_s, answer.retry_after_s or 0), _LONGEST_PAUSE_S)
+            except (HostUnreachable, UsageError) as error:
+                message = str(error)
+            finally:
+                self._store(question, message, pause_s)
+
+    def _next(self) -> Question | None:
+        """Wait until a question is due, and return it. Return None after `close`."""
+        with self._changed:
+            while not self._is_closed:
+                wait_s = self._queue[0][0] - time.monotonic() if self._queue else None
+                if wait_s is not None and wait_s <= 0:
+                    question = heappop(self._queue)[2]
+                    if self._clock() < question.until:
+                        return question
+                    self._unasked.discard(question)
+                    continue
+                self._changed.wait(wait_s)
+        return None
+
+    def _ask(self, question: Question) -> WebAnswer:
+        file = self._hosts[parse_origin(question.url)]
+        credentials = {}
+        if file is not None:
+            token = read_private(file).decode("ascii", errors="replace").strip()
+            if not token or not token.isascii() or not token.isprintable():
+                raise UsageError(f"{file}: expected a token on one line")
+            credentials["Authorization"] = f"Bearer {token}"
+        return self._client.request_json(
+            question.url,
+            credentials=credentials,
+            body=question.body(),
+            deadline_s=_REQUEST_S,
+            max_bytes=_MAX_ANSWER_BYTES,
+        )
+
+    def _store(self, question: Question, message: str, pause_s: float) -> None:
+        with self._changed:
+            self._unasked.discard(question)
+            self._changed.notify_all()
+            if question not in self._wanted or self._is_closed:
+                return
+            before = self._failures.pop(question, None)
+            if not message:
+                self._answers |= {question}
+            else:
+                self._failures[question] = HookFailure(question, message)
+                heappush(self._queue, (time.monotonic() + pause_s, next(self._numbers), question))
+            is_news = self._failures.get(question) != before
+        if is_news or not message:
+            self._wake()
+
+
+def _find_fault(question: Question, answer: WebAnswer) -> str:
+    """Return why an answer is not the expected one, or "" if it is."""
+    host = format_host(question.url)
+    if answer.status in _REDIRECTS:
+        return f"{host} answered with a redirect (HTTP status {answer.status}), which gitboot does not follow"
+    if answer.status != _OK:
+        return f"{host} answered with HTTP status {answer.status}"
+    if question.kind is HookKind.DRAIN:
+        return ""
+    said = answer.json if isinstance(answer.json, dict) else {}
+    if said.get("approved") is not True:
+        return f"{host} has not approved the maintenance"
+    if (said.get("maintenance"), said.get("digest")) != (question.maintenance, question.digest):
+        return f"{host} approved another maintenance or another digest"
+    return ""
+
+
+def parse_hook_hosts(values: Collection[str]) -> dict[Origin, Path | None]:
+    """Parse the values of maintenance-hosts, each URL or URL=FILE. Raises `UsageError`."""
+    found: dict[Origin, Path | None] = {}
+    for value in values:
+        url, _, file = value.partition("=")
+        try:
+            origin = parse_origin(url)
+        except UsageError as error:
+            raise UsageError(f"maintenance-hosts: {error}") from None
+        if url.rstrip("/").count("/") != 2:  # only the two of http://
+            raise UsageError(f"maintenance-hosts: {url} has a path: write https://HOST[:PORT] or https://HOST=FILE")
+        if origin in found:
+            raise UsageError(f"maintenance-hosts: {url} is listed twice")
+        found[origin] = Path(file) if file else None
+    return found
+
+
+def list_questions(plans: Plans, schedule: Schedule, at: datetime) -> frozenset[Question]:
+    """Return the questions that the waiting servers need now."""
+    found = set[Question]()
+    for server, maintenance in _list_waiting(plans, at):
+        uuid, before, end = server.decision.uuid, maintenance.before, maintenance.end
+        if before is None or end is None or server.plan is None:
+            continue
+        about = maintenance.name, maintenance.run, before.digest
+        if server.plan.cause is Cause.WAITING_FOR_APPROVAL and before.approval_url is not None:
+            found.add(Question(HookKind.APPROVAL, before.approval_url, *about, None, None, end))
+        elif server.plan.cause is Cause.WAITING_FOR_DRAIN and before.drain_url is not None:
+            is_begun = _find_clearance(server.record, maintenance).drain == maintenance.drain_key
+            if is_begun and schedule.may_set and uuid in schedule.power:
+                found.add(Question(HookKind.DRAIN, before.drain_url, *about, server.decision.server, uuid, end))
+    return frozenset(found)
+
+
+class ClearanceChange(NamedTuple):
+    """A new clearance of a server, with the event that reports it."""
+
+    uuid: SystemUuid
+    server: str
+    maintenance: str
+    clearance: Clearance
+    event: str
+    message: str
+    kept: frozenset[str]  # the maintenances of the server; gitboot forgets the clearances of others
+
+
+def find_clearances(
+    plans: Plans,
+    schedule: Schedule,
+    knowledge: Knowledge,
+    answers: Collection[Question],
+    at: datetime,
+    *,
+    may_drain: bool,
+) -> Iterator[ClearanceChange]:
+    """Yield the clearances that follow from the answers, and those of the servers that gitboot drains next.
+
+    The plans may be older than the ``knowledge``.
+    """
+    approved = {(each.maintenance, each.digest, each.url) for each in answers if each.kind is HookKind.APPROVAL}
+    drained = {each.uuid: each for each in answers if each.kind is HookKind.DRAIN}
+    next_drains = choose_drains(schedule, plans.servers, knowledge) if may_drain else frozenset()
+    for server, maintenance in _list_waiting(plans, at):
+        name, uuid, before = server.decision.server, server.decision.uuid, maintenance.before
+        record = knowledge.stored_record(uuid)
+        if before is None or server.plan is None or record is None:
+            continue
+        known, about = _find_clearance(record, maintenance), f"{name}: Maintenance/{maintenance.name}"
+        kept = frozenset(each.name for each in server.decision.maintenances)
+        where = uuid, name, maintenance.name
+        if server.plan.cause is Cause.WAITING_FOR_APPROVAL:
+            is_new = known.approved != before.approval_key
+            if is_new and (maintenance.name, before.digest, before.approval_url) in approved:
+                message = f"{about} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})"
+                yield ClearanceChange(
+                    *where, known._replace(approved=before.approval_key), "MaintenanceApproved", message, kept
+                )
+        elif known.drain != maintenance.drain_key:
+            if uuid in next_drains:
+                begun = Clearance(approved=known.approved, drain=maintenance.drain_key)
+                message = f"{about} needs the server drained, so gitboot requests {before.drain_url}"
+                yield ClearanceChange(*where, begun, "DrainStarted", message, kept)
+        elif known.drained_at is None and (done := drained.get(uuid)) is not None and done.url == before.drain_url:
+            message = f"{about}: the server is drained"
+            yield ClearanceChange(*where, known._replace(drained_at=at), "Drained", message, kept)
+
+
+def _find_clearance(record: Record | None, maintenance: MaintenanceDecision) -> Clearance:
+    return record.clearances.get(maintenance.name, Clearance()) if record is not None else Clearance()
+
+
+def _list_waiting(plans: Plans, at: datetime) -> Iterator[tuple[ServerState, MaintenanceDecision]]:
+    """Yield each server that waits, with the maintenance, while the window is open."""
+    for name, waiting in sorted(plans.waiting.items()):
+        server = plans.servers[name]
+        for each in server.decision.maintenances:
+            if each.name == waiting and each.is_active(at):
+                yield server, each

@@ -1,0 +1,411 @@
+"""Maintenance hooks: approvals and drains before a maintenance, with real web servers and machines that boot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.controller.maintenance_hooks import HookClient, HookKind, Question, parse_hook_hosts
+from gitboot.errors import UsageError
+from gitboot.http_client import parse_origin
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_plan import Cause, Phase
+from tests.controller.bmcs.test_desired_state_power import Hall
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at, decided, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.http_peers import HookSystem, approve, hook_system, write_private
+from tests.helpers.running_instance import eventually
+
+NOON = at("20T12:00")
+END = at("20T18:00")
+SOON_S = 0.02  # between two requests of one question
+DIGEST = "a" * 64
+ONE_BY_ONE = "networkBoot: Once, power: Restart"
+APPROVAL_FILE = "before: {approval: {file: approvals.txt}}"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def system() -> Iterator[HookSystem]:
+    with hook_system() as found:
+        yield found
+
+
+def asker(*hosts: str, now: datetime = NOON) -> HookClient:
+    return HookClient(parse_hook_hosts(hosts), lambda: now, lambda: None, every_s=SOON_S)
+
+
+def question(url: str, kind: HookKind = HookKind.DRAIN, digest: str = DIGEST) -> Question:
+    name = "web01" if kind is HookKind.DRAIN else None
+    uuid = SystemUuid(uuid_of("web01")) if name is not None else None
+    return Question(kind, url, "check", 1, digest, name, uuid, END)
+
+
+# Requests
+
+
+def test_a_drain_is_requested_until_it_answers_200(system: HookSystem) -> None:
+    with closing(asker(system.origin)) as hooks:
+        asked = question(f"{system.origin}/drain")
+        hooks.want([asked])
+        system.wait_for_calls(2)
+        assert not hooks.get_answers()
+        system.status = 200
+        eventually(lambda: hooks.get_answers() == {asked})
+        calls = len(system.calls)
+        hooks.want([asked])
+        hooks.wait()
+    assert len(system.calls) == calls
+    assert system.calls[0].body == {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "kind": "MaintenanceDrain",
+        "maintenance": "check",
+        "run": 1,
+        "digest": DIGEST,
+        "windowEnd": "2026-11-20T18:00:00Z",
+        "server": "web01",
+        "uuid": uuid_of("web01"),
+    }
+
+
+def test_a_token_reaches_only_its_host(system: HookSystem, tmp_path: Path) -> None:
+    token = write_private(tmp_path / "token", "very-secret\n")
+    with hook_system() as other, closing(asker(f"{system.origin}={token}", other.origin)) as hooks:
+        hooks.want([question(f"{system.origin}/drain"), question(f"{other.origin}/drain")])
+        hooks.wait()
+        assert {each.authorization for each in system.calls} == {"Bearer very-secret"}
+        assert {each.authorization for each in other.calls} == {None}
+
+
+def test_a_token_that_others_can_read_is_not_sent(system: HookSystem, tmp_path: Path) -> None:
+    token = write_private(tmp_path / "token", "very-secret\n")
+    token.chmod(0o644)
+    with closing(asker(f"{system.origin}={token}")) as hooks:
+        hooks.want([question(f"{system.origin}/drain")])
+        hooks.wait()
+        assert "chmod 600" in hooks.get_failures()[0].message
+    assert not system.calls
+
+
+def test_a_redirect_is_not_followed(system: HookSystem) -> None:
+    with hook_system(status=200) as other, closing(asker(system.origin, other.origin)) as hooks:
+        system.status, system.location = 307, f"{other.origin}/drain"
+        hooks.want([question(f"{system.origin}/drain")])
+        system.wait_for_calls(2)
+        assert not hooks.get_answers()
+        assert "redirect (HTTP status 307)" in hooks.get_failures()[0].message
+        assert not other.calls
+
+
+def test_a_host_that_is_not_listed_gets_no_request(system: HookSystem) -> None:
+    with hook_system(status=200) as listed, closing(asker(listed.origin)) as hooks:
+        hooks.want([question(f"{system.origin}/drain"), question(f"{listed.origin}/drain")])
+        eventually(hooks.get_answers)
+        (failure,) = hooks.get_failures()
+        assert failure.is_unlisted
+    assert not system.calls
+
+
+@for_each(
+    ("case", "status", "answer", "is_approved"),
+    [
+        ("the same digest", 200, {}, True),
+        ("another digest", 200, {"digest": "b" * 64}, False),
+        ("another maintenance", 200, {"maintenance": "other"}, False),
+        ("not approved", 200, {"approved": False}, False),
+        ("text instead of true", 200, {"approved": "true"}, False),
+        ("another status", 202, {}, False),
+    ],
+)
+def test_an_approval_names_the_maintenance_and_the_digest(
+    case: str, status: int, answer: dict[str, Any], is_approved: bool
+) -> None:
+    with (
+        hook_system(status=status, answers=lambda body: {**approve(body), **answer}) as system,
+        closing(asker(system.origin)) as hooks,
+    ):
+        hooks.want([question(f"{system.origin}/approve", HookKind.APPROVAL)])
+        hooks.wait()
+        assert bool(hooks.get_answers()) is is_approved, case
+
+
+def test_a_question_is_not_asked_after_its_window(system: HookSystem) -> None:
+    with hook_system(status=200) as other, closing(asker(system.origin, other.origin, now=END)) as hooks:
+        hooks.want([question(f"{system.origin}/drain")])
+        hooks.want([question(f"{system.origin}/drain"), replace_end(question(f"{other.origin}/drain"))])
+        eventually(hooks.get_answers)
+    assert not system.calls
+
+
+def replace_end(asked: Question) -> Question:
+    return asked._replace(until=END + timedelta(hours=1))
+
+
+@for_each(
+    ("values", "error"),
+    [
+        (["drain.test"], "expected https:// or http:// and a host"),
+        (["https://drain.test/path"], "has a path"),
+        (["https://user:word@drain.test"], "must not contain a user name"),
+        (["https://drain.test", "https://drain.test:443=token"], "listed twice"),
+    ],
+)
+def test_a_wrong_host_in_the_settings_is_an_error(values: list[str], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        parse_hook_hosts(values)
+
+
+def test_a_listed_host_counts_with_its_scheme_and_port() -> None:
+    found = parse_hook_hosts(["https://drain.test=/etc/token", "http://127.0.0.1:8080/"])
+    assert found == {
+        parse_origin("https://drain.test:443/any"): Path("/etc/token"),
+        parse_origin("http://127.0.0.1:8080"): None,
+    }
+
+
+# Servers
+
+
+class HookedHall(Hall):
+    """A hall whose instance asks a web server, and whose clock the questions follow."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *hosts: str, **given: Any) -> None:
+        self.waits = stack.enter_context(
+            closing(HookClient(parse_hook_hosts(hosts), lambda: self.bench.now, lambda: None, every_s=SOON_S))
+        )
+        self.bench: Any = None
+        super().__init__(folder, stack, hooks=self.waits, **given)
+
+    def causes(self) -> list[Cause | None]:
+        return [self.cause(name) for name in self.names]
+
+    def answer(self, system: HookSystem) -> None:
+        """Let the web server answer 200, until gitboot knows it."""
+        system.status = 200
+        eventually(self.waits.get_answers)
+
+    def digests(self) -> set[str]:
+        decisions = self.bench.decisions.servers.values()
+        return {each.before.digest for decision in decisions for each in decision.maintenances if each.before}
+
+
+def check(spec: str, window: str = "20T11:00 20T18:00", more: str = "") -> str:
+    return maintenance("check", window, f"{ONE_BY_ONE}, {spec}{more}")
+
+
+def drained_by(system: HookSystem) -> str:
+    return f"before: {{drain: {{url: '{system.origin}/drain'}}}}"
+
+
+def approved_by(system: HookSystem) -> str:
+    return f"before: {{approval: {{url: '{system.origin}/approve'}}}}"
+
+
+def test_a_server_waits_for_the_approval_in_the_file(tmp_path: Path, stack: ExitStack) -> None:
+    hall = HookedHall(tmp_path, stack)
+    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": "# nothing yet\n"})
+    assert hall.resets_after(3600, step=600) == [0, 0, 0]
+    assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
+    assert {each.plan.boot for each in hall.bench.servers.values()} == {None}
+    assert hall.condition("MaintenancesCleared") == (False, "WaitingForApproval")
+    (digest,) = hall.digests()  # every server boots the same
+
+    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": f"check {'0' * 64}\nother {digest}\n"})
+    assert hall.resets_after(62) == [0, 0, 0]
+
+    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": f"check {digest}  # ada\n"})
+    assert hall.resets_after() == [1, 0, 0]
+    assert hall.bench.servers["web01"].plan.phase is Phase.MAINTENANCE
+    assert hall.condition("MaintenancesCleared") == ()
+
+    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": "\n"})  # withdrawn
+    assert hall.resets_after(3600, step=62) == [1, 0, 0]
+
+
+def digest_of(spec: str = "", window: str = "20T11:00 20T18:00", boots: str = "", template: str = "a") -> str:
+    """Return the digest of what web01 boots in a maintenance."""
+    found = decided(
+        *(fleet(), server("web01", "role: web"), image("memtest-7", "writesDisk: false, userData: CloudInit")),
+        profile("repair", "memtest-7", f"userData: {{format: CloudInit, template: data}}{boots}"),
+        policy("web", boots="repair"),
+        check(APPROVAL_FILE, window, spec),
+        files={"approvals.txt": "", "data": f"#cloud-config\n# {template}\n"},
+    )
+    (decision,) = found.servers["web01"].maintenances
+    assert decision.before is not None
+    return decision.before.digest
+
+
+@for_each(
+    ("case", "given", "is_same"),
+    [
+        ("the reason", {"spec": ", reason: tidy up"}, True),
+        ("a default that is written", {"spec": ", priority: 0"}, True),
+        ("the run", {"spec": ", run: 2"}, False),
+        ("the limit", {"spec": ", maxUnavailable: 2"}, False),
+        ("the window", {"window": "20T11:00 20T19:00"}, False),
+        ("the arguments", {"boots": ", kernelArguments: [quiet]"}, False),
+        ("the user data", {"template": "b"}, False),
+    ],
+)
+def test_the_digest_changes_with_what_the_maintenance_does(case: str, given: dict[str, str], is_same: bool) -> None:
+    assert (digest_of(**given) == digest_of()) is is_same, case
+
+
+def test_a_drain_that_never_ends_resets_nothing_and_ends_with_the_window(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(drained_by(system)))
+    assert hall.resets_after(6 * 3600 - 60, step=600) == [0, 0, 0]
+    assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
+    assert hall.condition("MaintenancesCleared") == (False, "WaitingForDrain")
+    assert {each.body["server"] for each in system.calls} == {"web01"}  # at most one server is out of service
+    assert hall.resets_after(120) == [0, 0, 0]
+    assert (hall.causes(), hall.condition("MaintenancesCleared")) == ([Cause.NEVER] * 3, ())
+    calls = len(system.calls)
+    hall.run(600)
+    assert len(system.calls) <= calls + 1  # a request that had begun before the end
+
+
+def test_a_drain_that_ends_after_the_window_changes_nothing(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(drained_by(system)))
+    hall.run()
+    hall.run()
+    system.wait_for_calls(1)
+    hall.answer(system)  # gitboot has the answer, and takes it in after the end of the window
+    hall.wait(6 * 3600)
+    assert hall.resets_after(3600, step=600) == [0, 0, 0]
+    assert hall.causes() == [Cause.NEVER] * 3
+    record = hall.bench.knowledge.stored_record(SystemUuid(uuid_of("web01")))
+    assert record is not None
+    assert record.clearances["check"].drained_at is None
+
+
+def test_servers_are_drained_and_reset_one_after_another(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(drained_by(system)))
+    hall.run(31)
+    assert (hall.resets, hall.causes()) == ([0, 0, 0], [Cause.WAITING_FOR_DRAIN] * 3)
+    hall.answer(system)
+    assert hall.resets_after(31) == [1, 0, 0]
+    assert hall.causes()[1:] == [Cause.WAITING_FOR_DRAIN] * 2
+    assert {each.body["server"] for each in system.calls} == {"web01"}
+    for _ in range(40):  # the machine boots, and then the next one is drained
+        hall.run(31)
+        hall.waits.wait()
+    assert hall.resets == [1, 1, 1]
+    assert [each.body["server"] for each in system.calls if each.body][-1] == "web03"
+    assert [each.type for each in hall.bench.events if each.type == "Drained"] == ["Drained"] * 3
+
+
+def test_an_instance_that_reconciles_once_drains_nothing(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.waits.may_drain = False
+    hall.decide(check(drained_by(system)))
+    hall.run(93)
+    assert (system.calls, hall.causes()) == ([], [Cause.WAITING_FOR_DRAIN] * 3)
+    hall.waits.may_drain = True
+    hall.run(31)
+    system.wait_for_calls(1)
+
+
+def test_an_approval_from_a_url_survives_a_restart(tmp_path: Path, stack: ExitStack) -> None:
+    system = stack.enter_context(hook_system(answers=approve))
+    hall = HookedHall(tmp_path, stack, system.origin)
+    window = "20T11:00 20T18:00"
+    hall.decide(check(approved_by(system), window))
+    hall.bench.bmcs.takes = False  # no BMC is asked, so no machine is reset yet
+    hall.run()
+    assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
+    hall.answer(system)
+    hall.run()
+    assert hall.causes() == [Cause.MAINTENANCE] * 3
+    assert hall.resets == [0, 0, 0]
+    system.status = 403  # the system would not approve it again
+    calls = len(system.calls)
+    hall.restart()
+    assert hall.resets_after() == [1, 0, 0]
+    assert hall.causes() == [Cause.MAINTENANCE] * 3
+    assert len(system.calls) == calls
+
+
+def test_a_restart_continues_a_drain_and_begins_no_other(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(drained_by(system)))
+    hall.run(31)
+    system.wait_for_calls(1)
+    hall.restart()
+    hall.run(93)
+    system.wait_for_calls(1)
+    assert {each.body["server"] for each in system.calls} == {"web01"}
+    assert [each.type for each in hall.bench.events if each.type == "DrainStarted"] == []
+    hall.answer(system)
+    assert hall.resets_after(31) == [1, 0, 0]
+
+
+def test_the_answer_of_another_url_does_not_count(tmp_path: Path, stack: ExitStack) -> None:
+    system = stack.enter_context(hook_system(answers=approve))
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(approved_by(system)))
+    hall.bench.bmcs.takes = False
+    hall.run()
+    hall.answer(system)
+    hall.run()
+    assert hall.causes() == [Cause.MAINTENANCE] * 3
+    system.status = 403
+    hall.decide(check(approved_by(system).replace("/approve", "/other")))
+    hall.run()
+    assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
+
+
+def test_an_approval_from_a_url_does_not_count_for_another_digest(tmp_path: Path, stack: ExitStack) -> None:
+    system = stack.enter_context(hook_system(answers=approve))
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(approved_by(system)))
+    hall.bench.bmcs.takes = False
+    hall.run()
+    hall.answer(system)
+    hall.run()
+    system.status = 403
+    hall.bench.bmcs.takes = True
+    hall.decide(check(approved_by(system), more=", run: 2"))
+    assert hall.resets_after(62) == [0, 0, 0]
+    assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
+
+
+def test_the_drain_follows_the_approval(tmp_path: Path, stack: ExitStack) -> None:
+    system = stack.enter_context(hook_system(answers=approve))
+    hall = HookedHall(tmp_path, stack, system.origin)
+    both = f"approval: {{url: '{system.origin}/approve'}}, drain: {{url: '{system.origin}/drain'}}"
+    hall.decide(check(f"before: {{{both}}}"))
+    hall.run(62)
+    assert system.paths() == {"/approve"}
+    hall.answer(system)
+    hall.run()
+    assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
+
+
+def test_a_host_that_the_settings_do_not_list_is_a_condition(tmp_path: Path, stack: ExitStack) -> None:
+    system = stack.enter_context(hook_system(status=200, answers=approve))
+    hall = HookedHall(tmp_path, stack)
+    hall.decide(check(approved_by(system)))
+    assert hall.resets_after(62) == [0, 0, 0]
+    assert hall.condition("MaintenancesCleared") == (False, "HostNotListed")
+    found = next(each for each in hall.bench.instance.reconciler.state.conditions if each.type == "MaintenancesCleared")
+    assert found.remedy is not None
+    assert f'maintenance-hosts = ["{system.origin}"]' in found.remedy
+    assert not system.calls
