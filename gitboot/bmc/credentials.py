@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gitboot.child_processes import run_for_output
 from gitboot.errors import BmcNotTrusted, UsageError
@@ -62,7 +63,8 @@ class Trust(Struct, frozen=True, kw_only=True):
     ipmi: bool = False  # IPMI is allowed, which sends a hash of the password to any client that requests it
     unverified: bool = False  # allows BMCs with verify: false
     repository_authorities: bool = False  # allows BMCs whose certificate authority is in the repository
-    certificates: tuple[tuple[str, str], ...] = ()  # fingerprint by host; the issuer of the certificate does not matter
+    # The fingerprint by host, or by host and port. The issuer of the certificate does not matter.
+    certificates: tuple[tuple[str, str], ...] = ()
     password_command: tuple[str, ...] = ()  # a command that prints the password, if there is no password file
     # PEM. Without networks and hosts, gitboot sends the credentials to each BMC with a certificate of this authority.
     authority: str | None = None
@@ -82,6 +84,17 @@ class Trust(Struct, frozen=True, kw_only=True):
         except BmcNotTrusted:
             return False
         return True
+
+    def lets_in(self, bmc: BmcAccess, ip: Address | None) -> bool:
+        """Return whether gitboot may send the credentials to a BMC at an IP address.
+
+        The ledger need not contain the BMC. If ``ip`` is None, the host name of the BMC was not resolved.
+        """
+        try:
+            allows = self.build_address_filter(bmc, is_in_ledger=False)
+        except BmcNotTrusted:
+            return False
+        return ip is None or allows(ip)
 
     def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
         """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
@@ -110,8 +123,12 @@ class Trust(Struct, frozen=True, kw_only=True):
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
-        """Return the fingerprint that `FILE` contains for a BMC's certificate, or None."""
-        return dict(self.certificates).get(_get_host(bmc))
+        """Return the fingerprint that `FILE` contains for a BMC's certificate, or None.
+
+        A line for a host and a port takes precedence over a line for the host.
+        """
+        known = dict(self.certificates)
+        return known.get(get_certificate_key(bmc.address)) or known.get(_get_host(bmc))
 
     def find_authority(self, bmc: BmcAccess) -> str | None:
         """Return the PEM of the authority for a BMC's certificate.
@@ -241,12 +258,114 @@ def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+class Enrolment(NamedTuple):
+    """A BMC that an operator lets in."""
+
+    bmc: BmcAccess
+    ip: Address  # the address to which gitboot connected
+    certificate: str | None  # the fingerprint of the certificate that the BMC presented; None: no TLS
+
+
+def extend_access_file(
+    directory: Path, name: str, enrolled: Iterable[Enrolment], others: Iterable[BmcAccess] = ()
+) -> tuple[Path, str | None]:
+    """Return the access file of some credentials, and its new text that lets in these BMCs and pins certificates.
+
+    The text is None if the file needs no change. All other settings and the comments stay as they are. gitboot adds a
+    network or a host only if a certificate alone does not let the BMC in. ``others`` are the BMCs that documents
+    contain already. Raises `UsageError` if the new text would exclude one of them, or if gitboot cannot change the
+    file. The message contains the missing lines.
+    """
+    trust, found = read_trust(directory, name), sorted(enrolled, key=lambda each: each.bmc.address)
+    before = trust.file.read_text() if trust.file.exists() else ""
+    text, added = before, list[str]()
+
+    def read(text: str) -> Trust:
+        return structs.replace(trust, **_parse_settings(text, trust.file) | {"authorities": trust.authorities})
+
+    def add(edit: Callable[[str, str], str], line: str) -> None:
+        nonlocal text
+        text = edit(text, line)
+        added.append(line)
+
+    try:
+        for bmc, _, certificate in found:
+            if certificate is not None and read(text).find_certificate(bmc) != certificate:
+                text = _drop_certificate(text, get_certificate_key(bmc.address))
+                add(_add_certificate, f"{json.dumps(get_certificate_key(bmc.address))} = {json.dumps(certificate)}")
+        for channel in _WEAK_CHANNELS:
+            needs = any(channel.applies_to(each.bmc) for each in found if each.certificate is None)
+            if needs and not getattr(read(text), channel.key.replace("-", "_")):
+                text = re.sub(rf"(?m)^{channel.key} *= *false *(?:#.*)?\n?", "", text)
+                add(_prepend, f"{channel.key} = true  # {channel.comment}")
+        for bmc, ip, _ in (*found, *found):  # the first network or host excludes the BMCs that need only a certificate
+            if not read(text).lets_in(bmc, ip):
+                literal = _get_literal_address(bmc)
+                place = ip_network(literal) if literal is not None else _get_host(bmc)
+                add(_add_to_list, f"{'hosts' if literal is None else 'networks'} = [{json.dumps(str(place))}]")
+        after = read(text)
+        is_done = all(
+            after.lets_in(bmc, ip) and certificate in (None, after.find_certificate(bmc))
+            for bmc, ip, certificate in found
+        )
+    except UsageError:
+        if text == before:
+            raise  # the present file is not valid
+        after, is_done = trust, False
+    if not is_done:
+        raise UsageError(
+            f"gitboot cannot change {trust.file} without changing its other lines. Add: {'; '.join(added)}"
+        )
+    if after.names_places and not trust.names_places:
+        excluded = sorted(each.address for each in others if not after.lets_in(each, _get_literal_address(each)))
+        if excluded:
+            raise UsageError(
+                f"{trust.file} would list networks or hosts for the first time, and would exclude "
+                f"{format_names(excluded)}. First add the BMCs of the fleet: gitboot bmc access-files prints the lines"
+            )
+    return trust.file, None if text == before else text
+
+
+def _prepend(text: str, line: str) -> str:
+    """Add a line before the first line that is not a comment, because keys must precede the first table."""
+    head = re.match(r"(?:#.*\n)*", text)
+    at = head.end() if head is not None else 0
+    return f"{text[:at]}{line}\n{text[at:]}"
+
+
+def _add_to_list(text: str, line: str) -> str:
+    key, item = line.partition(" = ")[0], line.partition("[")[2].removesuffix("]")
+    if (start := re.search(rf"(?m)^{key} *= *\[", text)) is None:
+        return _prepend(text, line)
+    rest = text[start.end() :]
+    return f"{text[: start.end()]}{item}{'' if rest.lstrip().startswith(']') else ', '}{rest}"
+
+
+def _add_certificate(text: str, line: str) -> str:
+    if (start := re.search(r"(?m)^\[certificates\].*\n", f"{text}\n")) is None:
+        between = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        return f"{text}{between}[certificates]\n{line}\n"
+    return f"{text[: start.end()].removesuffix(chr(10))}\n{line}\n{text[start.end() :]}"
+
+
+def _drop_certificate(text: str, key: str) -> str:
+    return re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
+
+
 def _parse_access_file(file: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{file} cannot be read: {why}") from None
+    return _parse_settings(text, file)
+
+
+def _parse_settings(text: str, file: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
     for key in sorted(content.keys() - _PARSERS.keys()):
         raise UsageError(f"{file}: unknown key {key!r}; {did_you_mean(key, _PARSERS, f'valid keys are {_KEYS}')}")
     found = {}
@@ -313,9 +432,25 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
 def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise ValueError("expected hosts, each with the SHA-256 of its certificate")
-    return tuple(
-        sorted((host.lower().strip("[]").removesuffix("."), parse_fingerprint(each)) for host, each in value.items())
-    )
+    return tuple(sorted((_normalize_certificate_key(host), parse_fingerprint(each)) for host, each in value.items()))
+
+
+def get_certificate_key(address: str) -> str:
+    """Return the key of a BMC's certificate in `FILE`: its host, with the port if it is not 443."""
+    parts = urlsplit(address)
+    host = (parts.hostname or "").removesuffix(".")
+    return host if parts.port in (None, 443) else f"[{host}]:{parts.port}" if ":" in host else f"{host}:{parts.port}"
+
+
+def _normalize_certificate_key(key: str) -> str:
+    text = key.strip()
+    try:  # an IPv6 address without a port, with or without brackets
+        return str(IPv6Address(text.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\[\]:]+)(?::[0-9]{1,5})?", text):
+        raise ValueError(f"{key!r} is not a host, or a host and a port: write 10.112.0.13 or 10.112.0.13:8443")
+    return get_certificate_key(f"https://{text.lower()}")
 
 
 _PARSERS: Final[dict[str, Callable[[object], Any]]] = {

@@ -17,6 +17,7 @@ from gitboot.bmc.credentials import FILE, credential_use, render_access_file
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
+from gitboot.cli.commands.bmc_enroll import enroll
 from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
@@ -705,3 +706,4 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
 
 
 command.add_command(scan_network, "scan")
+command.add_command(enroll, "enroll")
