@@ -149,8 +149,8 @@ def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnec
 
     policy = ConnectionPolicy(
         is_address_allowed=contact.ip.__eq__,
-        required_fingerprints=() if contact.certificate is None else (contact.certificate,),
-        has_trusted_certificate=contact.certificate is not None,
+        access_file="the confirmed list",
+        trusted_fingerprint=contact.certificate,
     )
     return BmcConnection(contact.address, credentials, tls=tls_context(verify=False), reach=policy)
 

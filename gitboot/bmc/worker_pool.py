@@ -93,8 +93,9 @@ class ConnectionCache:
         trust, certificate = trusted.trust, trusted.trust.find_certificate(bmc)
         reach = ConnectionPolicy(
             is_address_allowed=trust.build_address_filter(bmc, is_in_ledger=is_in_ledger),
-            required_fingerprints=tuple(each for each in (certificate, bmc.fingerprint) if each is not None),
-            has_trusted_certificate=certificate is not None,
+            required_fingerprint=bmc.fingerprint,
+            access_file=str(trust.file),
+            trusted_fingerprint=certificate,
             fence=self._fence,
             ending_fence=self._ending_fence,
         )

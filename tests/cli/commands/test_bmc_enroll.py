@@ -1,29 +1,29 @@
-"""`gitboot bmc enroll`: from addresses and credentials to documents, an access file and a ledger that begins with adopt."""
+"""`gitboot bmc enroll`: from addresses and credentials to documents, an access file and a new ledger."""
 
 from __future__ import annotations
 
-import threading
 import tomllib
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
-from typing import Self
+from typing import Any, Self
 
 import pytest
-from werkzeug.serving import make_server
+from msgspec import structs
 
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.scan import connect_pinned, read_certificates, scan
 from gitboot.cli.main import Exit
-from tests.helpers.fleets import fleet, give_credentials, mac_of, uuid_of
+from tests.helpers.fleets import configured, fleet, give_credentials, mac_of, naming, uuid_of
 from tests.helpers.fleets import server as server_document
-from tests.helpers.running_instance import Repository
 from tests.helpers.http_peers import Authority
-from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, typed
+from tests.helpers.instance_with_bmcs import PASSWORD, POOL, USER, Done, typed
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Repository, ledger_in
 
 NAMES = ("web01", "web02", "web03")
 
@@ -106,6 +106,23 @@ def site(tmp_path: Path, authority: Authority) -> Iterator[Site]:
         yield site
 
 
+def _push(site: Site) -> Path:
+    folder = site.folder / "git"
+    repository = Repository(folder / "fleet.git", folder / "work") if folder.exists() else Repository.create(folder)
+    repository.push({str(each.relative_to(site.work)): each.read_text() for each in site.work.rglob("*.yaml")}, "Enrol")
+    return repository.bare
+
+
+def _run_once(site: Site, repository: Path, *more: object) -> Done:
+    places = ("--out", site.folder / "out", "--state", site.state, "--credentials", site.credentials)
+    return typed("run", repository, *places, "--once", "--spool", site.folder / "spool", *more)
+
+
+def _records(site: Site) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = typed("records", "show", "--state", site.state, "-o", "json").json["items"]
+    return sorted(items, key=lambda each: str(each["server"]))
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -125,12 +142,176 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
     }
     assert all(machine.writes == [] for machine in site.machines.values())
 
-    repository = Repository.create(site.folder / "git")
-    repository.push({str(each.relative_to(site.work)): each.read_text() for each in site.work.rglob("*.yaml")}, "Enrol")
-    places = ("--out", site.folder / "out", "--state", site.state, "--credentials", site.credentials)
-    ran = typed("run", repository.bare, *places, "--once", "--spool", site.folder / "spool")
-    assert ran.code == Exit.FINE, ran
-    records = typed("records", "show", "--state", site.state, "-o", "json").json["items"]
-    assert [(each["server"], each["record"]["provision"]) for each in records] == [(name, 0) for name in NAMES]
+    ran = _run_once(site, _push(site))
+    assert ran.code == Exit.FINE and "the ledger begins with every server installed as Git wants it" in ran.err, ran
+    assert [(each["server"], each["record"]["provision"]) for each in _records(site)] == [(name, 0) for name in NAMES]
     got = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials, "-o", "json")
     assert [each["responded"] for each in got.json["items"]] == [True, True, True], got
+
+
+def test_without_confirmation_no_bmc_gets_a_request_and_nothing_is_written(site: Site) -> None:
+    done = site.enroll(site.list, "--state", site.state)
+    assert done.code == Exit.USAGE and "add --yes to confirm" in done.err
+    assert "gitboot has sent no credentials yet" in done.out
+    for name in NAMES:
+        assert f"{site.bmcs[name].url} {site.fingerprints[name]}  # new" in done.out.splitlines()
+    assert [bmc.connections for bmc in site.bmcs.values()] == [1, 1, 1]
+    assert site.requests() == 0
+    assert not (site.credentials / "rack" / "access.toml").exists()
+    assert not (site.work / "servers").exists() and not site.state.exists()
+
+
+def test_a_dry_run_prints_a_file_of_fingerprints_that_a_later_command_takes(site: Site) -> None:
+    shown = site.enroll(site.list, "--dry-run")
+    assert (shown.code, site.requests()) == (Exit.FINE, 0), shown
+    (checked := site.folder / "fingerprints").write_text(shown.out)
+    done = site.enroll(site.list, "--fingerprints", checked, "--yes")
+    assert done.code == Exit.FINE and "Send the user name" not in done.out
+    assert len(tomllib.loads(site.access)["certificates"]) == 3
+
+
+def test_a_bmc_whose_certificate_is_not_in_the_file_of_fingerprints_is_not_read(site: Site) -> None:
+    (checked := site.folder / "fingerprints").write_text(
+        f"{site.bmcs['web01'].url} {site.fingerprints['web01']}\n{site.bmcs['web02'].url} {'0' * 64}\n"
+    )
+    done = site.enroll(site.list, "--fingerprints", checked, "--yes")
+    assert done.code == Exit.PARTIAL
+    assert f"refused: the file of --fingerprints has {'0' * 64}" in done.out
+    assert "refused: not in the file of --fingerprints" in done.out
+    assert [len(site.bmcs[name].service.requests) > 0 for name in NAMES] == [True, False, False]
+    assert [each.name for each in (site.work / "servers").iterdir()] == ["web01.yaml"]
+
+
+def test_a_changed_certificate_is_refused_until_a_person_states_the_new_one(site: Site) -> None:
+    assert site.enroll(site.list, "--yes").code == Exit.FINE
+    before = site.fingerprints["web02"]
+    site.renew_certificate("web02")
+    refused = site.enroll(site.bmcs["web02"].url, "--yes")
+    assert refused.code == Exit.PARTIAL
+    assert f"refused: the certificate changed: {site.credentials}/rack/access.toml has {before}" in refused.out
+    assert (site.bmcs["web02"].service.requests, before in site.access) == ([], True)
+
+    (checked := site.folder / "checked").write_text(f"{site.bmcs['web02'].url} {site.fingerprints['web02']}\n")
+    done = site.enroll(site.list, "--fingerprints", checked, "--yes")
+    assert done.code == Exit.PARTIAL  # the file names only web02
+    assert before not in site.access and site.fingerprints["web02"] in site.access
+    assert len(tomllib.loads(site.access)["certificates"]) == 3
+    again = site.enroll(site.list, "--yes")
+    assert (again.code, again.out.splitlines()[-1]) == (Exit.FINE, "nothing is missing: gitboot wrote nothing")
+
+
+def test_an_instance_sends_nothing_to_a_bmc_with_another_certificate_and_states_how_to_accept_it(site: Site) -> None:
+    (site.work / "pool.yaml").write_text("---\n".join(POOL))
+    site.enroll(site.list, "--yes", "--state", site.state, "--policy", "web")
+    repository = _push(site)
+    before = site.fingerprints["web02"]
+    site.renew_certificate("web02")
+    assert _run_once(site, repository).code == Exit.FINE
+    document = site.work / "servers" / "web02.yaml"
+    document.write_text(document.read_text().replace("provision: 0", "provision: 1"))
+    _push(site)
+    _run_once(site, repository, *configured(max_reinstalls=1))
+    shown = typed("status", "--state", site.state, "-o", "json").json["conditions"]
+    (stalled,) = [each for each in shown if each["type"] == "Bmc/web02"]
+    assert stalled["reason"] == "Stalled"
+    for part in (
+        f"the certificate changed: {site.credentials}/rack/access.toml has {before}",
+        f"the BMC presents {site.fingerprints['web02']}",
+        "accept it with gitboot bmc enroll --fingerprints",
+    ):
+        assert part in stalled["message"]
+    assert site.bmcs["web02"].service.requests == []
+
+
+def test_unencrypted_bmcs_need_an_option_of_their_own(site: Site, tmp_path: Path) -> None:
+    machine = Machine("plain", uuid=uuid_of("plain"))
+    machine.nics = {"NIC.1": mac_of("plain")}
+    with RedfishServer(Service(machine, credentials={USER: PASSWORD})) as bmc:
+        refused = site.enroll(bmc.url, "--yes")
+        assert refused.code == Exit.USAGE and "add --allow-http" in refused.err
+        ipmi = site.enroll("ipmi://127.0.0.1", "--yes")
+        assert ipmi.code == Exit.USAGE and "add --allow-ipmi" in ipmi.err
+        assert bmc.connections == 0
+        unconfirmed = site.enroll(bmc.url, "--allow-http")
+        assert (unconfirmed.code, bmc.connections) == (Exit.USAGE, 0)
+        assert f"# {bmc.url}: no certificate, and the password is not encrypted" in unconfirmed.out
+        done = site.enroll(bmc.url, "--allow-http", "--yes")
+        assert done.code == Exit.FINE
+        assert tomllib.loads(site.access) == {"http": True, "networks": ["127.0.0.1/32"]}
+
+
+def test_an_access_file_keeps_its_comments_and_settings(site: Site) -> None:
+    file = site.credentials / "rack" / "access.toml"
+    file.write_text(
+        '# Ours\nnetworks = [\n  "10.1.0.0/16", # the old racks\n]\npassword-command = ["pass", "x"]\n\n'
+        '[certificates]  # by host\n"10.1.0.7" = "' + "a" * 64 + '"\n'
+    )
+    assert site.enroll(site.list, "--yes").code == Exit.FINE
+    text = site.access
+    assert "# Ours\n" in text and "# the old racks\n" in text and "# by host\n" in text
+    settings = tomllib.loads(text)
+    assert settings["networks"] == ["127.0.0.1/32", "10.1.0.0/16"]
+    assert (len(settings["certificates"]), settings["certificates"]["10.1.0.7"]) == (4, "a" * 64)
+    assert settings["password-command"] == ["pass", "x"]
+
+
+def test_networks_that_would_exclude_bmcs_of_the_fleet_are_not_written(site: Site) -> None:
+    bmc = "bmc: {address: 'https://10.9.0.1', credentials: rack}"
+    (site.work / "old.yaml").write_text(server_document("old01", spec=f"lifecycle: Parked, {bmc}"))
+    done = site.enroll(site.list, "--yes")
+    assert done.code == Exit.USAGE and "would exclude https://10.9.0.1" in _one_line(done.err)
+    assert not (site.credentials / "rack" / "access.toml").exists()
+    assert not (site.work / "servers").exists()
+
+
+def test_only_a_new_ledger_begins_and_its_servers_are_adopted(site: Site) -> None:
+    """A server with provision 1 stands in the fleet: the new ledger records it as installed."""
+    (site.work / "old.yaml").write_text(server_document("old01", spec="provision: 1, policy: web"))
+    (site.work / "pool.yaml").write_text("---\n".join(POOL))
+    site.enroll(site.list, "--yes", "--state", site.state, "--policy", "web")
+    assert _run_once(site, _push(site)).code == Exit.FINE
+    records = {each["server"]: each for each in _records(site)}
+    assert {name: each["record"]["provision"] for name, each in records.items()} == {
+        "old01": 1,
+        **dict.fromkeys(NAMES, 0),
+    }
+    assert {each["step"] for each in records.values()} == {"Provisioned"}
+
+
+def test_a_ledger_that_exists_is_named_and_not_begun(site: Site) -> None:
+    ledger = ledger_in(site.state)
+    (site.work / "old.yaml").write_text(server_document("old01", spec="provision: 1, policy: web"))
+    (site.work / "pool.yaml").write_text("---\n".join(POOL))
+    site.enroll(site.list, "--yes", "--state", site.state)
+    assert f"ledger: {ledger}" in (site.work / "fleet.yaml").read_text()
+    ran = _run_once(site, _push(site))
+    assert (ran.code, "RecordsUnverified" in ran.err) == (Exit.PARTIAL, True)
+
+
+def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
+    (site.work / "fleet.yaml").write_text(naming(uuid_of("ledger"), fleet("baseURL: 'http://boot.test'")))
+    before = (site.work / "fleet.yaml").read_text()
+    done = site.enroll(site.list, "--yes", "--state", site.state)
+    assert done.code == Exit.FINE and "the Fleet names the ledger" in done.err
+    assert (site.work / "fleet.yaml").read_text() == before and not site.state.exists()
+
+
+def test_a_wrong_password_enrols_nothing(site: Site) -> None:
+    (site.credentials / "rack" / "password").write_text("wrong\n")
+    done = site.enroll(site.list, "--yes", "--state", site.state)
+    assert done.code == Exit.PARTIAL and "refuses the user name or password" in _one_line(done.out)
+    assert not (site.work / "servers").exists() and not site.state.exists()
+
+
+def test_a_certificate_that_changes_after_the_confirmation_gets_no_credentials(authority: Authority) -> None:
+    machine = Machine("web09", uuid=uuid_of("web09"))
+    with RedfishServer(Service(machine, credentials={USER: PASSWORD}), tls=authority.server_context()) as bmc:
+        (contact,) = read_certificates([bmc.url], parallel=1)
+        shown = structs.replace(contact, certificate="0" * 64)
+        (probe,) = scan(
+            [bmc.url],
+            lambda _: connect_pinned(shown, Credentials(username=USER, password=PASSWORD)),
+            parallel=1,
+            on_result=lambda: None,
+        )
+        assert (probe.servers, bmc.service.requests) == ((), [])
