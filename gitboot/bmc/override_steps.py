@@ -487,6 +487,12 @@ def _restore_override(
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST, and its override is not confirmed")
+    if _keeps_once(record.override, current):
+        return request_operator(
+            f"the BMC does not implement Once: gitboot set {record.override} for {record.reason}, and the BMC shows "
+            f"{current}, which stays after a boot. Use override: None or Continuous in the policy. Either the machine "
+            "has booted from the override, or it has not"
+        )
     shown = f". The BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
     return request_operator(
         f"gitboot tried to set {record.override} for {record.reason}, and the BMC does not show it. Either it was never"
@@ -633,6 +639,15 @@ def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
             " override: Once or override: None"
         )
     return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"
+
+
+def _keeps_once(override: Override, current: Override) -> bool:
+    """Return whether a BMC stored an override for one boot as Continuous. sushy-tools' fake driver does this."""
+    return (
+        override.enabled is OverrideEnabled.ONCE
+        and current.enabled is OverrideEnabled.CONTINUOUS
+        and current.target == override.target
+    )
 
 
 def _explain_not_shown(record: OverrideRecord, observed: BmcObservation) -> str:

@@ -469,7 +469,10 @@ def render_document(
         f"  architecture: {found.architecture or Architecture.X86_64}{assumed}",
         f"  firmware: {found.firmware}",
         "  interfaces:",
-        *(f"    - {{name: {_quote(nic.name)}, mac: {_quote(nic.mac.replace('-', ':'))}}}" for nic in found.nics),
+        *(
+            f"    - {{{f'name: {_quote(nic.name)}, ' if nic.name else ''}mac: {_quote(nic.mac.replace('-', ':'))}}}"
+            for nic in found.nics
+        ),
         f"  policy: {_quote(policy)}"
         if policy is not None
         else f"  lifecycle: {Lifecycle.PARKED}  # remove this line to let gitboot manage the machine",

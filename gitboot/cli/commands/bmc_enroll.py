@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -212,10 +212,12 @@ def enroll(
     for step in steps:
         click.echo(f"    {step}")
     _ask("Write this?", yes=yes)
-    for file, content in documents.values():
-        if not create_output_file(path / file, content.encode(), make_folders=True):
-            raise UsageError(f"{path / file} exists already: move the file, and repeat the command")
-    load_fleet(path, None)  # raises if a new document contradicts another one
+    with _remove_on_error() as created:
+        for file, content in documents.values():
+            if not create_output_file(path / file, content.encode(), make_folders=True):
+                raise UsageError(f"{path / file} exists already: move the file, and repeat the command")
+            created.append(path / file)
+        load_fleet(path, None)  # raises if a new document contradicts another one
     if text is not None:
         write_output_file(access, [text.encode()])
     if state is not None and ledger is not None:
@@ -231,6 +233,18 @@ Done. Next steps:
   gitboot validate
   git add --all && git commit -m 'Enrol BMCs'
   gitboot run …                    # or push: the instance accepts the commit"""
+
+
+@contextmanager
+def _remove_on_error() -> Iterator[list[Path]]:
+    """Remove the files in the yielded list if the block fails, so that the fleet stays valid."""
+    created: list[Path] = []
+    try:
+        yield created
+    except BaseException:
+        for file in created:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def _ask(question: str, *, yes: bool) -> None:

@@ -110,4 +110,5 @@ def test_a_bmc_that_turns_once_into_continuous_is_quoted_to_the_operator(emulato
     assert first.outcome is Outcome.WAITING
     assert first.message == "gitboot set Once Pxe a moment ago, and the BMC shows Continuous Pxe"
     assert later.condition is OperatorCondition.NEEDS_OPERATOR
-    assert later.message.endswith("The BMC shows Continuous Pxe")
+    assert "the BMC does not implement Once: gitboot set Once Pxe for provision/Once" in later.message
+    assert "and the BMC shows Continuous Pxe, which stays after a boot" in later.message

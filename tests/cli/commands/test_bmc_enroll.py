@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
 from typing import Any, Self
 
+import httpx
 import pytest
 from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.scan import connect_pinned, read_certificates, scan
 from gitboot.cli.main import Exit
+from gitboot.model.scalars import SystemUuid, byte_orders
+from tests.bmc.test_ipmi import ipmi_machine, needs_ipmitool
 from tests.helpers.fleets import configured, fleet, give_credentials, mac_of, naming, uuid_of
 from tests.helpers.fleets import server as server_document
+from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import Authority
 from tests.helpers.instance_with_bmcs import PASSWORD, POOL, USER, Done, typed
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository, ledger_in
+from tests.helpers.running_instance import Repository, eventually, ledger_in
 
 NAMES = ("web01", "web02", "web03")
 
@@ -211,8 +218,7 @@ def test_an_instance_sends_nothing_to_a_bmc_with_another_certificate_and_states_
     document.write_text(document.read_text().replace("provision: 0", "provision: 1"))
     _push(site)
     _run_once(site, repository, *configured(max_reinstalls=1))
-    shown = typed("status", "--state", site.state, "-o", "json").json["conditions"]
-    (stalled,) = [each for each in shown if each["type"] == "Bmc/web02"]
+    stalled = _bmc_condition(site, "web02")
     assert stalled["reason"] == "Stalled"
     for part in (
         f"the certificate changed: {site.credentials}/rack/access.toml has {before}",
@@ -315,3 +321,92 @@ def test_a_certificate_that_changes_after_the_confirmation_gets_no_credentials(a
             on_result=lambda: None,
         )
         assert (probe.servers, bmc.service.requests) == ((), [])
+
+
+# BMCs by others: sushy-tools' emulator with its fake driver, and IPMI
+
+FAKE = ("4c4c4544-0034-4a10-8056-b9c04f4d3741", "4c4c4544-0034-4a10-8056-b9c04f4d3742")
+
+
+@pytest.fixture
+def emulator(tmp_path: Path) -> Iterator[str]:
+    """sushy-tools' emulator as a program of its own, because other tests configure it in this process."""
+    machines = [
+        {
+            "uuid": uuid,
+            "name": f"fake{number}",
+            "power_state": "On",
+            "external_notifier": False,
+            "nics": [{"mac": f"52:54:00:aa:bb:0{number}", "ip": "172.22.0.100"}],
+        }
+        for number, uuid in enumerate(FAKE)
+    ]
+    (settings := tmp_path / "emulator.conf").write_text(
+        f"SUSHY_EMULATOR_FAKE_DRIVER = True\nSUSHY_EMULATOR_FAKE_SYSTEMS = {machines!r}\n"
+        f"SUSHY_EMULATOR_STATE_DIR = {str(tmp_path)!r}\n"
+    )
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    program = (sys.executable, "-W", "ignore", "-c", "from sushy_tools.emulator.main import main; main()")
+    given = ("--config", settings, "--interface", "127.0.0.1", "--port", str(port))
+    with (tmp_path / "emulator.log").open("wb") as log, subprocess.Popen((*program, *given), stderr=log) as process:
+
+        def responds() -> bool:
+            assert process.poll() is None, (tmp_path / "emulator.log").read_text()
+            with suppress(httpx.HTTPError):
+                return httpx.get(f"{url}/redfish/v1/").is_success
+            return False
+
+        try:
+            eventually(responds)
+            yield url
+        finally:
+            process.kill()
+
+
+def test_the_fake_driver_of_sushy_tools_is_enrolled_and_a_condition_states_that_it_lacks_once(
+    site: Site, emulator: str
+) -> None:
+    (site.work / "pool.yaml").write_text("---\n".join(POOL))
+    done = site.enroll(emulator, "--allow-http", "--yes", "--state", site.state, "--policy", "web")
+    assert done.code == Exit.FINE, done
+    documents = sorted((site.work / "servers").iterdir())
+    assert [f'system: "/redfish/v1/Systems/{uuid}"' in documents[at].read_text() for at, uuid in enumerate(FAKE)]
+    repository = _push(site)
+    assert _run_once(site, repository).code == Exit.FINE
+    documents[0].write_text(documents[0].read_text().replace("provision: 0", "provision: 1"))
+    _push(site)
+    _run_once(site, repository, *configured(max_reinstalls=1))
+    name = documents[0].stem
+    assert _bmc_condition(site, name)["reason"] == "ForeignOverride"  # it begins with Continuous Hdd
+    replaced = typed("bmc", "resolve", name, "--replace", "--reason", "a test", "--state", site.state)
+    assert replaced.code == Exit.FINE, replaced
+    _run_once(site, repository, *configured(max_reinstalls=1))
+    with closing(sqlite3.connect(site.state / "ledger.sqlite", isolation_level=None)) as ledger:
+        ledger.execute("UPDATE overrides SET at = '2026-11-01T00:00:00Z'")  # long ago: the BMC had time to show it
+    _run_once(site, repository, *configured(max_reinstalls=1))
+    asked = _bmc_condition(site, name)
+    assert (asked["reason"], "the BMC does not implement Once" in asked["message"]) == ("NeedsOperator", True), asked
+
+
+def _bmc_condition(site: Site, server: str) -> dict[str, Any]:
+    shown = typed("status", "--state", site.state, "-o", "json").json["conditions"]
+    (found,) = [each for each in shown if each["type"] == f"Bmc/{server}"]
+    return dict(found)
+
+
+@needs_ipmitool
+def test_a_bmc_by_ipmi_is_enrolled_with_a_mac_address_that_the_operator_states(site: Site) -> None:
+    with ipmi_machine(uuid_of("old01"), "correct-horse") as machine:
+        (site.credentials / "rack" / "password").write_text("correct-horse\n")
+        url = f"ipmi://127.0.0.1:{machine.port}"
+        without = site.enroll(url, "--allow-ipmi", "--yes")
+        assert without.code == Exit.PARTIAL and "it reports no MAC address" in _one_line(without.out)
+        (listed := site.folder / "ipmi.txt").write_text(f"{url} old01 52:54:00:00:00:09\n")
+        done = site.enroll(listed, "--allow-ipmi", "--yes")
+        assert done.code == Exit.FINE, done
+        document = (site.work / "servers" / "old01.yaml").read_text()
+        assert any(f"uuid: {each}" in document for each in byte_orders(SystemUuid(uuid_of("old01"))))
+        assert 'mac: "52:54:00:00:00:09"' in document
+        assert tomllib.loads(site.access) == {"ipmi": True, "networks": ["127.0.0.1/32"]}
+        assert typed("validate", site.work).code == Exit.FINE
+        assert machine.flags == bytearray(5)
