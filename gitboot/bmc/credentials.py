@@ -238,8 +238,11 @@ def _read_pem(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {why}") from None
 
 
-def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
-    """Return the content of an access file that allows sending credentials only to these BMCs."""
+def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) -> str:
+    """Return the content of an access file that allows sending credentials only to these BMCs.
+
+    The content includes the certificates of these BMCs that ``trust`` contains.
+    """
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
     hosts = []
@@ -255,6 +258,9 @@ def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
     for channel in _WEAK_CHANNELS:
         if needing := [each.address for each in found if channel.applies_to(each)]:
             lines.append(f"{channel.key} = true  # {channel.comment}: {format_names(needing)}")
+    known = {get_certificate_key(each.address): trust.find_certificate(each) for each in found} if trust else {}
+    if pinned := [f"{json.dumps(key)} = {json.dumps(each)}" for key, each in sorted(known.items()) if each]:
+        lines += ["", "[certificates]", *pinned]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -289,7 +295,7 @@ def extend_access_file(
         added.append(line)
 
     try:
-        for bmc, _, certificate in found:
+        for bmc, _, certificate in reversed(found):  # each new line comes first
             if certificate is not None and read(text).find_certificate(bmc) != certificate:
                 text = _drop_certificate(text, get_certificate_key(bmc.address))
                 add(_add_certificate, f"{json.dumps(get_certificate_key(bmc.address))} = {json.dumps(certificate)}")
@@ -330,7 +336,7 @@ def _prepend(text: str, line: str) -> str:
     """Add a line before the first line that is not a comment, because keys must precede the first table."""
     head = re.match(r"(?:#.*\n)*", text)
     at = head.end() if head is not None else 0
-    return f"{text[:at]}{line}\n{text[at:]}"
+    return f"{text[:at]}{line}\n{chr(10) if text[at:].startswith('[') else ''}{text[at:]}"
 
 
 def _add_to_list(text: str, line: str) -> str:

@@ -78,6 +78,8 @@ def _list_hosts(place: str, schemes: Collection[str]) -> Iterable[str]:
                 f"{place!r} is not the address of a BMC: write https://10.112.0.13 or https://10.112.0.13:8443"
             )
         return [place]
+    if re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", place):  # a host with its port
+        return _list_hosts(f"https://{place}", schemes)
     try:
         network = ip_network(place, strict=False)
     except ValueError:

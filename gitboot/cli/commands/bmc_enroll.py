@@ -222,17 +222,18 @@ def enroll(
         write_output_file(access, [text.encode()])
     if state is not None and ledger is not None:
         _write_ledger(state, path, fleet, ledger)
-    click.echo(_NEXT.format(path=quote_words(path)))
+    places = {"path": path, "state": state or "STATE", "credentials": credentials}
+    click.echo(_NEXT.format(**{each: quote_words(place) for each, place in places.items()}))
     sys.exit(Exit.FINE if is_complete else Exit.PARTIAL)
 
 
 _NEXT: Final = """\
 Done. Next steps:
 
-  cd {path}
-  gitboot validate
-  git add --all && git commit -m 'Enrol BMCs'
-  gitboot run …                    # or push: the instance accepts the commit"""
+  gitboot validate {path}
+  git -C {path} add --all
+  git -C {path} commit -m 'Enrol BMCs'
+  gitboot run {path} --state {state} --credentials {credentials} --out OUTPUT   # if no instance runs yet"""
 
 
 @contextmanager
