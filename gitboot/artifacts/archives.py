@@ -193,7 +193,7 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
             raise _Refused(f"it has no file {path}")
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         size = _parse_size(described["size"]) if "size" in described else info.size
-        if size < 0:
+        if min(size, info.size) < 0:
             raise tarfile.ReadError("a member has a negative size")
         padding = -size % tarfile.BLOCKSIZE
         if info.type in _EXTENDED:

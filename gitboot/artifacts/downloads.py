@@ -172,7 +172,11 @@ def _read_size(answer: AnswerStream) -> int | None:
 
 
 def _parse_number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+    is_number = text is not None and text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS
+    return int(text) if text is not None and is_number else None
+
+
+_MOST_DIGITS: Final = 18  # int rejects a text of thousands of digits
 
 
 # Local folders

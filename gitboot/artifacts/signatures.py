@@ -1,29 +1,31 @@
-"""Image signatures: verify the files of images with the signatures that the images name."""
+"""Image signatures: read lists of digests, and verify the files of images with the signatures that the images name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from hashlib import sha256, sha512
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
+from threading import Lock
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from gitboot.artifacts.archives import read_member
-from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
-from gitboot.artifacts.checksum_lists import ListedFile, read_checksum_list
+from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher, FileSigner
 from gitboot.artifacts.downloads import CHUNK
 from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
-from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable
 from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, BootImage, Checksums, DigestOrigin, Provenance, Signature
+from gitboot.model.scalars import ArtifactUrl, split_member_url
 from gitboot.model.scalars import Path as Field
-from gitboot.model.scalars import split_member_url
 from gitboot.resolve.boot_composition import choose_download_url
+from gitboot.resolve.server_decision import BootFile
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
@@ -241,3 +243,105 @@ _LARGEST_LIST: Final = 16 << 20
 def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
     found = ((kind, getattr(signature, kind)) for kind in SignatureKind)
     return next((kind, url) for kind, url in found if url is not None)
+
+
+_NO_SIGNATURE: Final = "the stream requires a signature, and the image names no signature"
+
+
+class BootFileVerifier:
+    """Verifies the files that a fleet requires to be signed, for an instance. Several threads may use it.
+
+    gpg, the keys and the folder for copies are used only when a file has a proof.
+    """
+
+    def __init__(self, image_keys: Path | None, build_fetcher: Callable[[tuple[str, ...]], Fetcher]) -> None:
+        """``image_keys`` is a directory with keys beside those that gitboot ships. ``build_fetcher`` maps base URLs."""
+        self._directory, self._build_fetcher = image_keys, build_fetcher
+        self._keys: VendorKeys | None = None
+        self._scratch: TemporaryDirectory[str] | None = None
+        self._lock = Lock()
+
+    def verify(self, file: BootFile, known: FileSigner | None, bases: tuple[str, ...]) -> FileSigner | str:
+        """Return the trusted signer of a file, or a sentence that states why no trusted key has verified the file.
+
+        A ``known`` signer stays valid until its key is removed or changes, so the file is read only once.
+        """
+        if (proof := file.proof) is None:
+            return _NO_SIGNATURE
+        try:
+            keys = self._load_keys()
+            if known is not None and keys.compute_key_digest(known.key) == known.key_digest:
+                return known
+            # Machines fetch the file at another URL than the vendor's if it is mirrored. gitboot reads that copy.
+            url = proof.url if split_member_url(proof.url) is not None else file.url
+            artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
+            check = SignatureCheck(self._build_fetcher(bases), keys, bases[0])
+            try:
+                by = check.find_signer(artifact, proof.checksums)
+            finally:
+                check.close()
+            if by is None or (digest := keys.compute_key_digest(by.key)) is None:
+                return _NO_SIGNATURE
+            return FileSigner(key=by.key, name=by.name, key_digest=digest)
+        except UntrustedSignature as error:
+            return f"the stream requires a signature, and the file is {error}"
+        except (GitbootError, OSError) as error:
+            return f"the stream requires a signature, and gitboot cannot check it: {error}"
+
+    def _load_keys(self) -> VendorKeys:
+        with self._lock:
+            if self._keys is None:
+                self._scratch = self._scratch or TemporaryDirectory(prefix="gitboot-")
+                self._keys = VendorKeys(self._directory, Path(self._scratch.name))
+            return self._keys
+
+    def close(self) -> None:
+        with self._lock:
+            if self._scratch is not None:
+                self._scratch.cleanup()
+
+
+class ListedFile(NamedTuple):
+    """A file in a checksum list."""
+
+    algorithm: str  # sha256 or sha512
+    digest: str  # lower-case hexadecimal digits
+    name: str  # as the list has it; "" if the list is one digest without a name
+    size: int | None = None  # bytes; None: the list does not state it
+
+
+def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
+    """Return the files in a list, in its order. Lines and digests of other forms are ignored.
+
+    gitboot reads the output of sha256sum and sha512sum, with and without --tag, Flatcar's .DIGESTS, of which a line
+    such as ``# SHA512 HASH`` begins each section, the fields SHA256 and SHA512 of a Debian Release file, and the values
+    of sha256 and sha512 in JSON, such as simplestreams.
+    """
+    if content.lstrip().startswith(b"{"):
+        listed = (ListedFile(found[1], found[2], "") for found in _IN_JSON.finditer(content.decode(errors="replace")))
+        return tuple(each for each in listed if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
+    found: list[ListedFile] = []
+    section = field = ""
+    for line in content.decode(errors="replace").splitlines():
+        if begun := _SECTION.fullmatch(line):
+            section = begun[1].lower()
+        elif begun := _FIELD.fullmatch(line):
+            field = begun[1].lower()
+        elif tagged := _TAGGED.fullmatch(line):
+            found.append(ListedFile(tagged[1].lower(), tagged[3].lower(), tagged[2]))
+        elif plain := _PLAIN.fullmatch(line):
+            algorithm = section or _ALGORITHMS.get(len(plain[1]), "")
+            found.append(ListedFile(algorithm, plain[1].lower(), plain[2] or ""))
+        elif released := _RELEASED.fullmatch(line):
+            found.append(ListedFile(field, released[1].lower(), released[3], int(released[2])))
+    return tuple(each for each in found if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
+
+
+_ALGORITHMS: Final = {64: "sha256", 128: "sha512"}  # by the length of their digests
+_SECTION: Final = re.compile(r"# ([A-Za-z0-9-]{1,20}) HASH")
+_FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,40}): ?.*")  # of a Release file, deb822(5)
+_DIGEST: Final = "[0-9A-Fa-f]{32,128}"
+_TAGGED: Final = re.compile(rf"\\?(SHA256|SHA512) \((.+)\) = ({_DIGEST})")
+_PLAIN: Final = re.compile(rf"\\?({_DIGEST})(?: [ *](.+))?\s*")
+_IN_JSON: Final = re.compile(r'"(sha256|sha512)"\s{0,9}:\s{0,9}"([0-9a-f]{64,128})"')
+_RELEASED: Final = re.compile(rf" ({_DIGEST}) +([0-9]{{1,18}}) (\S+)")

@@ -36,7 +36,7 @@ from gitboot.errors import (
 from gitboot.standard_streams import find_output_error, guard_output
 from gitboot.text import did_you_mean
 
-# The commands under each heading of `gitboot --help`. ADR 0065 lists who uses each command, and when. The module of a
+# The commands under each heading of `gitboot --help`. ADR 0064 lists who uses each command, and when. The module of a
 # command has the command's name, with underscores for dashes, unless `_HOMES` names another module. The module is
 # imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {

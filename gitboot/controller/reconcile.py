@@ -11,12 +11,11 @@ from msgspec import structs
 from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import Fetched, InstanceState
 from gitboot.controller.reconcile_pass import Components, Pass
-from gitboot.controller.stages.accept import accept, resume
 from gitboot.controller.stages.ask import ask
 from gitboot.controller.stages.plan import plan
 from gitboot.controller.stages.publish import publish
 from gitboot.controller.stages.report import report
-from gitboot.controller.stages.update_ledger import learn, take_in, write_ledger
+from gitboot.controller.stages.update_ledger import accept, learn, resume, take_in, write_ledger
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Condition, Event, find_remedy
 from gitboot.status.instance_status import Endpoints, ForgeReport, Status, ThreadFailure

@@ -68,7 +68,7 @@ def parse_line(line: bytes) -> LineContent:
     The Last-Modified date shows which version of a file was sent. If the log does not contain these dates, the token in
     the path identifies the version.
 
-    If it is unclear whether a machine sent the request, the observation is an intent without an outcome (ADR 0071). The
+    If it is unclear whether a machine sent the request, the observation is an intent without an outcome (ADR 0010). The
     mirror has sent the boot, so a one-time boot is used up, but the line does not prove that a machine booted. The
     intent's ID is a digest of the line, so a line that is read twice counts as one intent.
     """

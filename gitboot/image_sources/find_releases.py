@@ -1,19 +1,23 @@
-"""Find the releases of an image source, and describe the files of a release."""
+"""Find releases: read the indexes of a source, select a release, and describe its files."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from gitboot.artifacts.availability import Fetcher
-from gitboot.artifacts.image_keys import VendorKeys
+from gitboot.artifacts.image_keys import SignatureKind, VendorKeys
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.errors import (
     ArtifactMissing,
@@ -22,25 +26,320 @@ from gitboot.errors import (
     MalformedIndex,
     NotInRegistry,
     SourceUnavailable,
+    UntrustedIndex,
     UsageError,
 )
+from gitboot.fleet.yaml import parse
+from gitboot.git.signatures import UnlistedKey, UntrustedSignature
 from gitboot.image_sources.index_formats import (
+    MAX_BYTES,
     MAX_LIST_BYTES,
+    FileRole,
+    ImageSettings,
+    IndexedFile,
+    IndexEntry,
+    IndexQuery,
     ListedDigest,
+    Release,
+    ReleaseFile,
+    ReleaseFiles,
     find_listed,
     is_prerelease,
     match_version,
     parse_digest_list,
+    parse_files,
+    parse_index,
 )
-from gitboot.image_sources.index_readers import SourceReader, read_document, version_values
-from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
-from gitboot.image_sources.vendor_sources import load_vendor_source
 from gitboot.jsonio import Digest
-from gitboot.model.boot_image import Checksums
-from gitboot.model.image_source import BUILT_IN_SOURCES, ImageSource, IndexFormat, fill_template
-from gitboot.model.scalars import version_key
+from gitboot.model.boot_image import Checksums, Signature, SignedList
+from gitboot.model.fields import read
+from gitboot.model.image_source import (
+    BUILT_IN_SOURCES,
+    ChecksumsTemplate,
+    ImageSource,
+    IndexFormat,
+    SignatureTemplate,
+    SourceFile,
+    fill_template,
+)
+from gitboot.model.scalars import ArtifactUrl, Malformed, parse_artifact_url, version_key
 from gitboot.model.server import Architecture
-from gitboot.text import did_you_mean, printable
+from gitboot.text import did_you_mean, format_names, printable
+
+_LONGEST_READ_S: Final = 180.0  # for one index or list, besides the limits of the HTTP client
+_LARGEST_SIGNATURE: Final = 1 << 20
+
+
+def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
+    """Return the content at a URL. Raises `SourceUnavailable`, `ArtifactMissing` (404) and `MalformedIndex` (size)."""
+    content, ends_s = bytearray(), time.monotonic() + _LONGEST_READ_S
+    try:
+        with fetcher.read(url) as answer:
+            for chunk in answer.chunks:
+                content += chunk
+                if len(content) > max_bytes:
+                    cause = f"the file has more than {max_bytes:,} bytes"
+                    raise MalformedIndex(url, cause, "check the URL; gitboot reads only small indexes and lists")
+                if time.monotonic() > ends_s:
+                    raise SourceUnavailable(url, f"the download took more than {_LONGEST_READ_S:g} s")
+    except HostUnreachable as error:
+        raise SourceUnavailable(url, str(error), "check the network and the URL, or try again later") from error
+    return bytes(content)
+
+
+class VerifiedIndex(Struct, frozen=True, kw_only=True):
+    """The signed content of an index."""
+
+    url: str
+    content: bytes
+    signer: str | None  # None: the vendor does not sign the index
+
+
+class SourceReader:
+    """Reads the indexes and the lists of one source and one channel. Each URL is read once."""
+
+    def __init__(self, source: ImageSource, channel: str | None, fetcher: Fetcher, trust: VendorKeys) -> None:
+        self._spec, self._name, self._channel = source.spec, source.metadata.name, channel
+        self._fetcher, self._trust = fetcher, trust
+        self._indexes: dict[str, VerifiedIndex] = {}
+        self._lists: dict[str, Mapping[str, ListedDigest]] = {}
+        if self._spec.keys and not any(map(trust.compute_key_digest, self._spec.keys)):
+            cause = f"gitboot has no public key for {format_names(self._spec.keys)}, which may sign"
+            hint = (
+                "put the public key of the vendor into the directory of --image-keys (in CI, the variable "
+                "GITBOOT_IMAGE_KEYS names it)"
+            )
+            raise UntrustedIndex(f"the ImageSource {self._name}", cause, hint)
+
+    # Indexes
+
+    def list_entries(self, architecture: Architecture) -> tuple[VerifiedIndex, tuple[IndexEntry, ...]]:
+        """Return the index for an architecture, and its releases in ascending order, prereleases too."""
+        values, index = self._values(architecture), self._spec.releases
+        url = self._fill_url(index.url, values)
+        found = self._read_index(url)
+        query = IndexQuery(
+            url=url,
+            match=fill_template(index.match or "{version}", values),
+            channel=self._channel or "",
+            architecture=values["arch"],
+        )
+        return found, parse_index(index.format, found.content, query)
+
+    def is_of_channel(self, version: str, architecture: Architecture) -> bool:
+        """Return whether a version begins with the text that the source requires."""
+        prefix = self._spec.releases.starts_with
+        return prefix is None or version.startswith(fill_template(prefix, self._values(architecture)))
+
+    def _read_index(self, url: str) -> VerifiedIndex:
+        if url not in self._indexes:
+            self._indexes[url] = self._fetch_index(url)
+        return self._indexes[url]
+
+    def _fetch_index(self, url: str) -> VerifiedIndex:
+        index = self._spec.releases
+        content, signer = self._read(url, MAX_BYTES[index.format]), None
+        try:
+            if index.signature is not None:
+                at = self._fill_url(index.signature, {"url": url})
+                signer = self._find_signer(content, self._read_signature(at, url))
+            elif index.clear_signed:
+                content, found = self._trust.read_clear_signed(content, only=self._spec.keys)
+                signer = found.key
+        except UntrustedSignature as error:
+            raise self._distrust(url, f"the index is {error}", is_other_key=isinstance(error, UnlistedKey)) from error
+        return VerifiedIndex(url=url, content=content, signer=signer)
+
+    def _find_signer(self, content: bytes, signature: bytes) -> str:
+        """Return the key that made a detached OpenPGP signature. Raises `UntrustedSignature`."""
+        digest, only = Digest(sha256(content).hexdigest()), self._spec.keys
+        with TemporaryDirectory(prefix="gitboot-") as folder:
+            file = Path(folder, "index")
+            file.write_bytes(content)
+            return self._trust.find_signer(SignatureKind.OPENPGP, signature, file, digest, only=only).key
+
+    def _read(self, url: str, max_bytes: int) -> bytes:
+        try:
+            return read_document(self._fetcher, url, max_bytes)
+        except ArtifactMissing as error:
+            hint = f"check the URLs of the ImageSource {self._name}, or try again later"
+            raise SourceUnavailable(url, str(error), hint) from error
+
+    def _read_signature(self, url: str, signed_url: str) -> bytes:
+        try:
+            return read_document(self._fetcher, url, _LARGEST_SIGNATURE)
+        except ArtifactMissing as error:
+            raise self._distrust(signed_url, f"the index is not signed: {url}: {error}") from error
+
+    def _distrust(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
+        hint = "try again later, and ask the vendor if the problem stays"
+        if is_other_key:
+            keys = f"the keys of the ImageSource {self._name}"
+            hint = f"if the vendor has a new key, verify its fingerprint, and add it to {keys}"
+        return UntrustedIndex(url, cause, hint)
+
+    # Files
+
+    def describe_files(self, release: Release, architecture: Architecture) -> Iterator[ReleaseFile]:
+        """Yield the files of a release for an architecture. Raises `IncompleteRelease` if one is missing."""
+        values = self._values(architecture, release.version)
+        index_url, indexed = self._index_files(release, architecture, values)
+        for path, file in self._spec.files.list_files():
+            yield self._describe_file(file, FileRole(str(path[0])), architecture, values, index_url, indexed)
+
+    def _index_files(
+        self, release: Release, architecture: Architecture, values: Mapping[str, str]
+    ) -> tuple[str, Mapping[str, IndexedFile]]:
+        """Return the files that an index describes, and its URL. They are empty if the source has only URLs."""
+        spec = self._spec
+        if spec.described_by is not None:
+            url = self._fill_url(spec.described_by.url, values)
+            content = self._read(url, MAX_BYTES[spec.described_by.format])
+            return url, parse_files(spec.described_by.format, content, url)
+        if all(file.name is None for _, file in spec.files.list_files()):
+            return "", {}
+        index, entries = self.list_entries(architecture)
+        entry = next((each for each in entries if each.version == release.version), None)
+        if entry is None:
+            cause = f"the index has no release {printable(release.version)} for {architecture}"
+            raise IncompleteRelease(index.url, cause, "choose a release that the index lists, or another architecture")
+        return index.url, entry.files
+
+    def _describe_file(
+        self,
+        file: SourceFile,
+        role: FileRole,
+        architecture: Architecture,
+        values: Mapping[str, str],
+        index_url: str,
+        indexed: Mapping[str, IndexedFile],
+    ) -> ReleaseFile:
+        if file.name is not None:
+            name = fill_template(file.name, values)
+            if (found := indexed.get(name)) is None:
+                cause = f"the release has no file {printable(name)}"
+                raise IncompleteRelease(
+                    index_url, cause, "choose another release, or correct the name in the ImageSource"
+                )
+            digest_url = index_url if found.sha256 is not None else None
+            if file.url is not None:
+                found = structs.replace(found, url=self._fill_url(file.url, values))
+        else:
+            found, digest_url = IndexedFile(url=self._fill_url(file.url or "", values)), None
+        if (template := self._spec.checksums) is not None:
+            list_url = self._fill_url(template.url, values)
+            if (listed := find_listed(self._read_list(template, list_url), found.url)) is not None:
+                found, digest_url = self._add_digests(found, listed, list_url), list_url
+        is_member = file.member is not None
+        member = f"#{fill_template(file.member, values)}" if file.member is not None else ""
+        return ReleaseFile(
+            architecture=architecture,
+            role=role,
+            url=self._check_url(f"{found.url}{member}"),
+            sha256=None if is_member else found.sha256,
+            sha512=None if is_member else found.sha512,
+            size=None if is_member else found.size,
+            signature=self._find_signature(file, found),
+            digest_url=digest_url,
+            archive_sha256=found.sha256 if is_member else None,
+            archive_sha512=found.sha512 if is_member else None,
+            is_unsigned=not file.signed,
+        )
+
+    def _find_signature(self, file: SourceFile, found: IndexedFile) -> Signature | None:
+        if file.signature is not None:
+            return self._fill_signature(file.signature, found.url)
+        if found.signature is not None and self._spec.keys:
+            return Signature(openpgp=self._check_url(found.signature))
+        return None
+
+    # Lists of digests
+
+    def describe_checksums(self, version: str, architecture: Architecture) -> Checksums | None:
+        """Return the signed list of digests for an architecture, as a document names it, or None."""
+        template, values = self._spec.checksums, self._values(architecture, version)
+        if template is None or not template.is_signed:
+            return self._describe_signed_index(architecture)
+        url = self._fill_url(template.url, values)
+        listed_in = None
+        if (chain := template.listed_in) is not None:
+            chain_url = self._fill_url(chain.url, values)
+            signature = self._fill_signature(chain.signature, chain_url) if chain.signature is not None else None
+            listed_in = SignedList(url=ArtifactUrl(chain_url), signature=signature)
+        return Checksums(
+            url=ArtifactUrl(url),
+            signature=self._fill_signature(template.signature, url) if template.signature is not None else None,
+            clear_signed=template.clear_signed,
+            listed_in=listed_in,
+        )
+
+    def _describe_signed_index(self, architecture: Architecture) -> Checksums | None:
+        """Return a signed index that has the digests of files, as a list of digests."""
+        index = self._spec.releases
+        has_digests = self._spec.described_by is None and any(file.name for _, file in self._spec.files.list_files())
+        if not has_digests or not (index.clear_signed or index.signature):
+            return None
+        url = self._fill_url(index.url, self._values(architecture))
+        signature = None
+        if index.signature is not None:
+            signature = Signature(openpgp=self._check_url(fill_template(index.signature, {"url": url})))
+        return Checksums(url=ArtifactUrl(url), signature=signature, clear_signed=index.clear_signed)
+
+    def _read_list(self, template: ChecksumsTemplate, url: str) -> Mapping[str, ListedDigest]:
+        if url not in self._lists:
+            content = self._read(url, MAX_LIST_BYTES)
+            if template.clear_signed:
+                try:
+                    content, _ = self._trust.read_clear_signed(content, only=self._spec.keys)
+                except UntrustedSignature as error:
+                    raise self._distrust(
+                        url, f"the list is {error}", is_other_key=isinstance(error, UnlistedKey)
+                    ) from error
+            self._lists[url] = parse_digest_list(content, url)
+        return self._lists[url]
+
+    def _add_digests(self, file: IndexedFile, listed: ListedDigest, list_url: str) -> IndexedFile:
+        if None not in (file.sha256, listed.sha256) and file.sha256 != listed.sha256:
+            cause = f"the list and the index have different digests for {printable(file.url)}"
+            raise MalformedIndex(list_url, cause, "try again later; the vendor may be publishing a release now")
+        return structs.replace(file, sha256=file.sha256 or listed.sha256, sha512=listed.sha512)
+
+    # Templates
+
+    def _values(self, architecture: Architecture, version: str | None = None) -> dict[str, str]:
+        """Return the values of placeholders. Without a version, those that depend on it are absent."""
+        values = {"arch": self._spec.architectures[architecture]}
+        if self._channel is not None:
+            values["channel"] = self._channel
+        if version is not None:
+            values |= version_values(version)
+        if (base := self._spec.base_urls.get(architecture)) is not None:
+            values["base"] = fill_template(base, values)
+        return values
+
+    def _fill_signature(self, template: SignatureTemplate, url: str) -> Signature:
+        filled = {
+            kind: self._check_url(fill_template(each, {"url": url}))
+            for kind in ("openpgp", "minisign")
+            if (each := getattr(template, kind)) is not None
+        }
+        return Signature(**filled)
+
+    def _fill_url(self, template: str, values: Mapping[str, str]) -> str:
+        return self._check_url(fill_template(template, values))
+
+    def _check_url(self, url: str) -> ArtifactUrl:
+        try:
+            return parse_artifact_url(url)
+        except Malformed as error:
+            hint = f"correct the templates of the ImageSource {self._name}"
+            raise MalformedIndex(printable(url[:300]), error.message, hint) from error
+
+
+def version_values(version: str) -> dict[str, str]:
+    """Return the values of {version}, {major} and {minor}: the first two dotted parts of a version."""
+    major, _, rest = version.partition(".")
+    return {"version": version, "major": major, "minor": rest.partition(".")[0]}
 
 
 def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSource:
@@ -320,3 +619,20 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
             ReleaseFile(architecture=architecture, role=role, url=url, sha256=Digest(digest.hexdigest()), size=size)
         )
     return _describe_files(found, version, files[0][3])
+
+
+def read_vendor_document(name: str) -> bytes:
+    """Return the document of a built-in source, with its comments."""
+    return (files("gitboot.image_sources") / "vendors" / f"{name}.yaml").read_bytes()
+
+
+@cache
+def load_vendor_source(name: str) -> ImageSource:
+    """Return a built-in source."""
+    (document,) = parse(read_vendor_document(name), f"{name}.yaml").documents
+    return read(ImageSource, document.value)
+
+
+def list_vendor_sources() -> tuple[ImageSource, ...]:
+    """Return all built-in sources, sorted by name."""
+    return tuple(load_vendor_source(name) for name in BUILT_IN_SOURCES)

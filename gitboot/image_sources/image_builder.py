@@ -30,7 +30,7 @@ from gitboot.errors import (
 from gitboot.fleet.documents import read_resource, render_document
 from gitboot.fleet.yaml import parse
 from gitboot.image_sources.find_releases import describe_release, list_releases
-from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
+from gitboot.image_sources.index_formats import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import BootImage, DigestOrigin, Provenance
 from gitboot.model.fields import InvalidDocument, to_yaml_value

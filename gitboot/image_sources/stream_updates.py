@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,7 +30,7 @@ from gitboot.image_sources.image_builder import (
     find_image_name,
     format_origin,
 )
-from gitboot.image_sources.releases import ImageSettings, Release
+from gitboot.image_sources.index_formats import ImageSettings, Release, is_prerelease
 from gitboot.model.boot_image import BootImage, DigestOrigin, Follow, ImageStream, RequiredProvenance, Rollout
 from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import Name, version_key
@@ -198,8 +199,8 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     if not releases:
         raise MalformedIndex(followed.follow.source, "the index lists no releases", "check channel, or try again later")
     newest, in_fleet = releases[-1], followed.find_fleet_images()
-    latest = max(in_fleet.values(), key=lambda image: version_key(image.spec.version), default=None)
-    if latest is not None and version_key(newest.version) < version_key(latest.spec.version):
+    latest = max(in_fleet.values(), key=lambda image: _release_key(image.spec.version), default=None)
+    if latest is not None and _release_key(newest.version) < _release_key(latest.spec.version):
         cause = (
             f"the newest release is {printable(newest.version)}, and BootImage/{latest.metadata.name} of the fleet has "
             f"the version {latest.spec.version}"
@@ -209,12 +210,12 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     own = [image.spec.version for image in in_fleet.values() if _blocks(followed, image)]
     if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
         own.append(followed.current.spec.version)  # of any channel
-    own_newest = max(own, key=version_key, default=None)
+    own_newest = max(own, key=_release_key, default=None)
     newer = [
         each
         for each in releases
         if followed.is_within_bounds(each.version)
-        and (own_newest is None or version_key(each.version) > version_key(own_newest))
+        and (own_newest is None or _release_key(each.version) > _release_key(own_newest))
     ]
     if not newer:
         within = [each.version for each in releases if followed.is_within_bounds(each.version)]
@@ -225,7 +226,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         else:
             why = f"no release within the bounds is newer than {followed.current.metadata.name}"
         return Choice(outcome=UpdateOutcome.CURRENT, why=why)
-    old_enough = [each for each in newer if each.published is None or each.published + followed.minimum_age <= now]
+    old_enough = [each for each in newer if each.published is None or now - each.published >= followed.minimum_age]
     if not old_enough:
         youngest = newer[0]
         why = (
@@ -236,6 +237,12 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     chosen = old_enough[-1]
     older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
     return Choice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
+
+
+def _release_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a key that sorts versions like `version_key`, but a prerelease, such as 1.2-rc1, before its release."""
+    key = (part if part[0] or not is_prerelease(part[2]) else (-1, *part[1:]) for part in version_key(version))
+    return (*key, (0, 0, ""))
 
 
 def _blocks(followed: FollowedStream, image: BootImage) -> bool:
@@ -365,7 +372,7 @@ class StreamUpdater:
     ) -> None:
         self._fleet, self._sources, self._progress = fleet, sources, progress
         self._now, self._dry_run = now, dry_run
-        folder = find_fleet_folder(fleet.path).replace("/", "-")
+        folder = re.sub("[^A-Za-z0-9]+", "-", find_fleet_folder(fleet.path)).strip("-")
         self._prefix = f"{branch_prefix}{folder}{'-' if folder else ''}"
         self._built: dict[str, tuple[object, BuiltImage]] = {}  # by name, with the data from which it was built
 
@@ -404,7 +411,7 @@ class StreamUpdater:
         older = (self._name_branch(followed, each) for each in choice.older)
         superseded = tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
         update = structs.replace(update, supersedes=superseded)
-        if release.published is None and committed + followed.minimum_age > self._now:
+        if release.published is None and self._now - committed < followed.minimum_age:
             why = (
                 f"{image} has no date in its index. Its commit is from {committed:%Y-%m-%d %H:%M} UTC, and minimumAge "
                 f"is {followed.follow.minimum_age}"
@@ -451,6 +458,12 @@ class StreamUpdater:
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
             raise UsageError(f"BootImage/{image.metadata.name} exists already, with the version {image.spec.version}")
+        if not is_from_source(image, release.source, release.channel):  # channels may have the same versions
+            of = f"the channel {release.channel} of {release.source}" if release.channel else release.source
+            raise UsageError(
+                f"BootImage/{image.metadata.name} exists already, and it is not of {of}: add the release with another "
+                "name, by `gitboot new image` with --name"
+            )
         if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
             raise UsageError(
                 f"BootImage/{image.metadata.name} has no files for {missing[0]}, and images do not change: list all "

@@ -133,12 +133,16 @@ def parse_match_template(value: object) -> str:
 
 
 def parse_key_fingerprint(value: object) -> str:
-    hint = "copy the full fingerprint that `gpg --show-keys FILE` prints, without spaces"
-    expected = "the fingerprint of an OpenPGP key: 40 or 64 hexadecimal digits"
-    return require_match(value, _FINGERPRINT, Code.SOURCE_KEY, expected, hint).upper()
+    hint = (
+        "copy the full fingerprint that `gpg --show-keys FILE` prints, without spaces, or the second line of the "
+        "minisign key"
+    )
+    expected = "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a public key of minisign (RW…)"
+    found = require_match(value, _KEY, Code.SOURCE_KEY, expected, hint)
+    return found if found.startswith("RW") else found.upper()
 
 
-_FINGERPRINT: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}")
+_KEY: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|RW[A-Za-z0-9+/]{54}")
 
 
 def parse_argument_template(value: object) -> str:
@@ -156,9 +160,7 @@ BaseTemplate = Annotated[str, Scalar(parse_base_url_template, _SCHEMA)]
 DerivedUrl = Annotated[str, Scalar(parse_derived_url_template, _SCHEMA)]
 NameTemplate = Annotated[str, Scalar(parse_name_template, _SCHEMA)]
 MatchTemplate = Annotated[str, Scalar(parse_match_template, _SCHEMA)]
-KeyFingerprint = Annotated[
-    str, Scalar(parse_key_fingerprint, {"type": "string", "pattern": f"^(?:{_FINGERPRINT.pattern})$"})
-]
+KeyFingerprint = Annotated[str, Scalar(parse_key_fingerprint, {"type": "string", "pattern": f"^(?:{_KEY.pattern})$"})]
 ArgumentTemplate = Annotated[str, Scalar(parse_argument_template, {"type": ["string", "number"], "minLength": 1})]
 
 
@@ -202,14 +204,11 @@ class SignatureTemplate:
 
     openpgp: DerivedUrl | None = Field(default=None, description="An OpenPGP signature. Default: none.")
     minisign: DerivedUrl | None = Field(default=None, description="A minisign signature. Default: none.")
-    sigstore: DerivedUrl | None = Field(default=None, description="A sigstore bundle. Default: none.")
 
     @check
     def _one_kind(self) -> None:
-        if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
-            raise Malformed(
-                Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "set exactly one of these fields"
-            )
+        if (self.openpgp is None) == (self.minisign is None):
+            raise Malformed(Code.COMBINATION, "expected openpgp or minisign", "set exactly one of these fields")
 
 
 @structure
@@ -418,8 +417,9 @@ class ImageSourceSpec:
     )
     keys: tuple[KeyFingerprint, ...] = Field(
         default=(),
-        description="The full fingerprints of the OpenPGP keys that may sign. gitboot ships the keys of the built-in "
-        "sources; other keys come from --image-keys, never from the fleet. Default: the vendor signs nothing.",
+        description="The keys that may sign: full fingerprints of OpenPGP keys, or public keys of minisign. gitboot "
+        "ships the keys of the built-in sources. Other keys come from --image-keys, never from the fleet. Default: the "
+        "vendor signs nothing.",
     )
     image: SourceImage = Field(
         default_factory=SourceImage, description="The fields of new BootImages, besides their files. Default: defaults."
@@ -472,9 +472,18 @@ class ImageSourceSpec:
             or (self.checksums is not None and self.checksums.is_signed)
             or any(file.signature is not None for _, file in self.files.list_files())
         )
+        if self.keys and not is_signed and self.releases.format is not IndexFormat.COREOS_STREAM:  # it names signatures
+            raise Malformed(
+                Code.COMBINATION,
+                "keys has no effect, because the source has no signature",
+                "add signature, clearSigned or listedIn to checksums or releases, or signature to the files",
+                ("keys",),
+            )
         if is_signed and not self.keys:
             raise Malformed(
-                Code.COMBINATION, "a signature needs keys", "add the full fingerprints of the vendor's keys"
+                Code.COMBINATION,
+                "a signature needs keys",
+                "add the keys of the vendor to keys",
             )
 
 

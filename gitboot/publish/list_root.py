@@ -21,7 +21,7 @@ except ImportError:
 ROOT_KEY: Final = "root.key"
 ROOT_PUBLIC_KEY: Final = "root.pub"
 ROOT_VALID: Final = timedelta(days=3 * 365)  # how long root and targets metadata is valid
-_BIN_BITS: Final = 8  # 256 bins; docs/adr/0075-signed-list.md compares other numbers
+_BIN_BITS: Final = 8  # 256 bins; docs/adr/0031-targets-and-signed-list.md compares other numbers
 _BIN_PREFIX: Final = "servers"
 
 

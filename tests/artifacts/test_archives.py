@@ -109,6 +109,17 @@ def zeros(size: int) -> Iterator[bytes]:
 EXTENDED = tarfile.TarInfo("header")
 EXTENDED.type, EXTENDED.size = tarfile.XHDTYPE, 1 << 40
 
+
+def negative_size() -> bytes:
+    """Return an archive in which an extended header states a size, and the next header has a negative size."""
+    first, second = tarfile.TarInfo("first"), bytearray(EXTENDED.tobuf(tarfile.GNU_FORMAT))
+    first.type, first.size = tarfile.XHDTYPE, 10
+    second[124:136] = b"\xff" * 12  # -1 in base 256
+    second[148:156] = b" " * 8
+    second[148:156] = b"%06o\0 " % sum(second)
+    return first.tobuf(tarfile.USTAR_FORMAT) + b"10 size=5\n".ljust(512, b"\0") + second + bytes(100_000)
+
+
 BAD = {
     "missing": (tar({"other": b""}), "a.tar", "it has no file amd64/linux"),
     "missing in zip": (zipped({"other": b""}), "a.zip", "it has no file amd64/linux"),
@@ -124,6 +135,7 @@ BAD = {
         "a.tar",
         "extended header of 1,099,511,627,776 bytes",
     ),
+    "negative size": (negative_size(), "a.tar", "damaged: a member has a negative size"),
     "cut off": (tar()[:200_000], "a.tar", "damaged: it ends too early"),
     "cut off gzip": (tar({"amd64/linux": INITRD}, mode="w:gz")[:-1000], "a.tar.gz", "damaged"),
     "cut off xz": (tar({"amd64/linux": INITRD}, mode="w:xz")[:-1000], "a.tar.xz", "damaged"),

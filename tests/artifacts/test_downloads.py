@@ -363,6 +363,18 @@ def test_a_range_other_than_the_requested_one_is_rejected() -> None:
             assert (content.offset, b"".join(content.chunks)) == (0, b"kernel")
 
 
+@pytest.mark.parametrize("status", [200, 206])
+def test_a_size_of_thousands_of_digits_counts_as_no_size(status: int) -> None:
+    server, number = Scripted(), "9" * 5000
+    with serving(server):
+        server.answers["/a"] = status, {"Content-Length": number, "Content-Range": f"bytes 0-2/{number}"}, b"abc"
+        with WebFetcher().read(f"{server.url}/a") as content:
+            assert (content.head.size, b"".join(content.chunks)) == (None, b"abc")
+        server.answers["/a"] = 206, {"Content-Range": f"bytes {number}-2/3"}, b"abc"
+        with pytest.raises(HostUnreachable, match="999"), WebFetcher().read(f"{server.url}/a", 3):
+            pass
+
+
 def test_a_blob_that_ends_too_early_is_unknown() -> None:
     server = Scripted()
     with serving(server):

@@ -92,10 +92,8 @@ def test_all_commands_that_read_a_commit_are_listed() -> None:
     found = dict(_walk_commands(cli, click.Context(cli)))
     names = {name: {each.name for each in command.params} for name, command in found.items()}
     assert {name for name, options in names.items() if "no_cache" in options} == COMMANDS.keys()
-    listed = (
-        (ROOT / "docs" / "adr" / "0081-commands-evaluate-in-a-child.md").read_text().partition("A test compares")[2]
-    )
-    assert set(re.findall("`([^`]+)`", listed.partition("Commands read")[0])) == COMMANDS.keys()
+    listed = (ROOT / "docs" / "adr" / "0011-commit-evaluation.md").read_text().partition("A test compares")[2]
+    assert set(re.findall("`([^`]+)`", listed.partition("## Consequences")[0])) == COMMANDS.keys()
     assert {name for name, options in names.items() if "commit_memory" in options} == {"run", *COMMANDS}
 
 

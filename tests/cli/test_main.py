@@ -105,14 +105,14 @@ def _subcommands(group: click.Group) -> list[str]:
     return found
 
 
-def test_there_are_no_more_commands_than_adr_0065_allows() -> None:
+def test_there_are_no_more_commands_than_adr_0064_allows() -> None:
     groups = [each for each in map(command, COMMANDS) if isinstance(each, click.Group)]
     assert len(COMMANDS) <= MOST_COMMANDS
     assert sum(len(_subcommands(each)) for each in groups) <= MOST_SUBCOMMANDS
 
 
-def test_adr_0065_names_the_user_and_the_occasion_of_each_command() -> None:
-    text = (ROOT / "docs" / "adr" / "0065-commands.md").read_text()
+def test_adr_0064_names_the_user_and_the_occasion_of_each_command() -> None:
+    text = (ROOT / "docs" / "adr" / "0064-commands-and-configuration.md").read_text()
     assert re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE) == COMMANDS
 
 

@@ -190,7 +190,7 @@ def test_run_has_at_most_45_options() -> None:
     run = command("run")
     shown = [each for each in run.get_params(click.Context(run)) if isinstance(each, click.Option) and not each.hidden]
     assert "--help" in {option for each in shown for option in each.opts}
-    assert len(shown) <= MOST_OPTIONS, "make the new one a setting: docs/adr/0064-settings-in-the-configuration-file.md"
+    assert len(shown) <= MOST_OPTIONS, "make the new one a setting: docs/adr/0064-commands-and-configuration.md"
 
 
 @for_each("name", ["run", "serve"])

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gitboot.cli.main import cli
-from gitboot.image_sources.vendor_sources import list_vendor_sources
+from gitboot.image_sources.find_releases import list_vendor_sources
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.documentation import ROOT, read
 from tests.helpers.git_repositories import by_gpg, find_fingerprint, gpg_people

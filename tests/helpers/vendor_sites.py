@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.fleet.yaml import parse
-from gitboot.image_sources.vendor_sources import read_vendor_document
+from gitboot.image_sources.find_releases import read_vendor_document
 from gitboot.model.fields import read
 from gitboot.model.image_source import ImageSource
 from tests.helpers.artifact_servers import ArtifactServer

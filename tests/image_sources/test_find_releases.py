@@ -32,7 +32,7 @@ from gitboot.image_sources.find_releases import (
     find_source,
     list_releases,
 )
-from gitboot.image_sources.releases import FileRole, Release, ReleaseFiles
+from gitboot.image_sources.index_formats import FileRole, Release, ReleaseFiles
 from gitboot.model.image_source import ImageSource
 from gitboot.model.server import Architecture
 from tests.helpers.artifact_servers import GARDENLINUX, IRONCORE, Registry, artifact_server, digest_of, registry

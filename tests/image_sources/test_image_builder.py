@@ -26,12 +26,12 @@ from gitboot.errors import (
     UntrustedRelease,
 )
 from gitboot.image_sources.image_builder import BuiltImage, build_image
-from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
+from gitboot.image_sources.index_formats import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.model.boot_image import Checksums, DigestOrigin, Provenance, Signature
 from gitboot.model.scalars import ArtifactUrl
 from gitboot.model.server import Architecture
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.git_repositories import Person, by_gpg, gpg_people
+from tests.helpers.git_repositories import Minisign, Person, by_gpg, gpg_people
 
 KERNEL, INITRD, SECOND = b"kernel" * 100_000, b"initrd" * 1000, b"microcode"
 X86, ARM = Architecture.X86_64, Architecture.AARCH64
@@ -195,6 +195,23 @@ def test_a_signature_is_stronger_than_a_published_digest_and_that_than_none(vend
     ]
     assert built.image.spec.architectures[X86].kernel is not None
     assert vendor.web.asked["GET", "/vmlinuz"] == 1  # gpg reads the file that was hashed
+
+
+def test_only_the_minisign_key_of_the_source_may_sign(vendor: Vendor) -> None:
+    minisign = [Minisign(vendor.folder / "keys", name) for name in ("vendor", "stranger")]
+    vendor.keys = VendorKeys(vendor.folder / "keys", vendor.folder, shipped=None)
+    key = minisign[0].public.read_text().splitlines()[1]
+    (vendor.folder / "kernel").write_bytes(KERNEL)
+    for signer in minisign:
+        url = ArtifactUrl(vendor.put("vmlinuz.minisig", signer.sign(vendor.folder / "kernel")))
+        kernel = vendor.file(FileRole.KERNEL, "vmlinuz", KERNEL, signature=Signature(minisign=url))
+        release = vendor.release(kernel, vendor.file(FileRole.INITRD, "initrd", INITRD, is_unsigned=True), keys=(key,))
+        if signer is minisign[0]:
+            signed = vendor.build(release).files[0].provenance
+            assert signed == Provenance(digest=DigestOrigin.SIGNED, key=key, url=url)
+        else:
+            with pytest.raises(UntrustedRelease, match="minisign key that is not listed"):
+                vendor.build(release)
 
 
 def test_a_signed_list_of_digests_covers_the_files_of_its_architecture(vendor: Vendor) -> None:

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from gitboot.artifacts.availability import ArtifactHead, Content
 from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.errors import MalformedIndex, SourceUnavailable, UnusableSource
-from gitboot.image_sources.find_releases import describe_release, list_releases
+from gitboot.image_sources.find_releases import describe_release, list_releases, list_vendor_sources
 from gitboot.image_sources.index_formats import (
     IndexQuery,
+    Release,
     find_listed,
     is_prerelease,
     match_version,
@@ -30,8 +31,6 @@ from gitboot.image_sources.index_formats import (
     parse_index,
     parse_time,
 )
-from gitboot.image_sources.releases import Release
-from gitboot.image_sources.vendor_sources import list_vendor_sources
 from gitboot.model.image_source import FilesFormat, ImageSource, IndexFormat
 from gitboot.model.scalars import version_key
 from tests.helpers.cases import examples

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.errors import MalformedIndex, StaleIndex
-from gitboot.image_sources.releases import Release
+from gitboot.image_sources.index_formats import Release
 from gitboot.image_sources.stream_updates import Choice, FollowedStream, choose_release, list_followed_streams
 from gitboot.model.scalars import version_key
 from tests.helpers.cases import for_each
@@ -69,6 +69,10 @@ def choose(found: FollowedStream, *releases: Release | str) -> Choice:
         ((image("os-1.0"), stream("s", "os-1.0")), ["1.0", "1.1", "1.2"], "1.2"),
         ((image("os-1.9"), stream("s", "os-1.9")), ["1.9", "1.10"], "1.10"),
         ((image("os-1.0"), stream("s", "os-1.0")), ["0.9", "1.0"], None),
+        # a prerelease is older than its release
+        ((written("mine-1", "stable", "1.1-rc.1"), stream("s", "mine-1")), ["1.0", "1.1"], "1.1"),
+        ((image("os-1.0"), written("mine-1", "stable", "1.1_beta2"), stream("s", "os-1.0")), ["1.0", "1.1"], "1.1"),
+        ((written("mine-1", "stable", "1.1-1"), stream("s", "mine-1")), ["1.1", "1.1-1", "1.1-2"], "1.1-2"),
         ((image("os-1.0"), stream("s", "os-1.0", ", belowVersion: '2'")), ["1.1", "2.0"], "1.1"),
         ((image("os-1.0"), stream("s", "os-1.0", ", minimumVersion: '2'")), ["1.1", "2.0"], "2.0"),
         # a release that the fleet has already, by its name or by its annotations

@@ -12,6 +12,7 @@ KEY = "F88CFEDEFF29A5B4D9523864E25D9AED0593B34A"
 ARCHITECTURES = "architectures: {x86_64: amd64}"
 RELEASES = "releases: {format: JSONList, url: 'https://a.test/versions'}"
 FILES = "files: {kernel: {url: 'https://a.test/{version}/{arch}/vmlinuz'}}"
+MINISIGN = "RW" + "Qf" * 27
 SMALL = f"{ARCHITECTURES}, {RELEASES}, {FILES}"
 
 
@@ -27,6 +28,7 @@ def faults(spec: str) -> list[str]:
         f"{SMALL}, channels: [stable, beta], checksums: {{url: 'https://a.test/{{channel}}/{{version}}/SUMS'}}",
         f"{SMALL}, keys: [{KEY.lower()}], checksums: {{url: 'https://a.t/S', signature: {{openpgp: '{{url}}.gpg'}}}}",
         f"{SMALL}, keys: [{KEY}], checksums: {{url: 'https://a.test/SUMS', listedIn: {{url: 'https://a.test/In'}}}}",
+        f"{SMALL}, keys: [{MINISIGN}], checksums: {{url: 'https://a.t/S', signature: {{minisign: '{{url}}.minisig'}}}}",
         f"{SMALL}, baseURLs: {{x86_64: 'https://a.test/{{version}}'}}",
         f"{SMALL}, image: {{kernelArguments: ['a={{version}}', 'b={{{{ server.architecture }}}}', quiet]}}",
         f"{ARCHITECTURES}, releases: {{format: OCITags, url: 'oci://ghcr.io/edge/os'}}, files: {{uki: {{name: uki}}}}",
@@ -46,6 +48,7 @@ def test_a_declaration(spec: str) -> None:
             SMALL.replace("{version}", "{verison}"),
             'GB1049 spec.files.kernel.url: there is no placeholder "{verison}" here; did you mean version?',
         ),
+        (f"{SMALL}, keys: [{KEY}]", "GB1044 spec: keys has no effect, because the source has no signature"),
         (
             SMALL.replace("/versions", "/{version}"),
             'GB1049 spec.releases.url: there is no placeholder "{version}" here; use {channel}, {arch}, {base}',
@@ -76,7 +79,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("'https://a.test/versions'", "'https://a.test/v', signature: '{url}.gpg'"),
-            "GB1044 spec: a signature needs keys; add the full fingerprints of the vendor's keys",
+            "GB1044 spec: a signature needs keys; add the keys of the vendor to keys",
         ),
         (
             SMALL.replace(FILES, "files: {kernel: {name: vmlinuz}}"),

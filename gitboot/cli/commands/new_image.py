@@ -32,13 +32,18 @@ from gitboot.cli.terminal import format_table, show_downloads, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
 from gitboot.fleet.resources import FleetRepository
-from gitboot.image_sources.find_releases import describe_local_files, describe_oci_image, describe_urls, find_source
+from gitboot.image_sources.find_releases import (
+    describe_local_files,
+    describe_oci_image,
+    describe_urls,
+    find_source,
+    list_vendor_sources,
+)
 from gitboot.image_sources.image_builder import BuiltImage, ReleaseFinder, build_image, find_image_name, format_origin
-from gitboot.image_sources.releases import FileRole, Release, ReleaseFiles
-from gitboot.image_sources.vendor_sources import list_vendor_sources
+from gitboot.image_sources.index_formats import FileRole, Release, ReleaseFiles
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.image_source import ImageSource
-from gitboot.model.scalars import Malformed, build_document_name, parse_name
+from gitboot.model.scalars import Malformed, build_document_name, parse_artifact_url, parse_name
 from gitboot.model.server import Architecture
 from gitboot.text import did_you_mean, format_names, quote_words
 
@@ -163,8 +168,9 @@ def image(
     files = [(role, each) for role in FileRole for each in _list_values(roles[role])]
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
-        is_url = source.startswith(("http://", "https://"))
-        if is_url and not files:
+        for url in (each for each in (source, *(value for _, value in files)) if each.startswith(_WEB)):
+            _check_url(url)
+        if source.startswith(_WEB) and not files:
             files, source = [(_guess_role(source), source)], PurePosixPath(urlsplit(source).path).stem
         is_image = source.startswith("oci://")
         if channel is not None and (files or is_image):
@@ -204,6 +210,16 @@ def image(
 
 def _list_values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return given if isinstance(given, tuple) else (given,) if given is not None else ()
+
+
+_WEB: Final = ("http://", "https://")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parse_artifact_url(url)
+    except Malformed as error:
+        raise UsageError(f"{error.message}; {error.hint}") from None
 
 
 def _guess_role(url: str) -> FileRole:
@@ -249,7 +265,7 @@ def _describe_files(
     if len(architectures) > 1:
         raise UsageError("single files have one architecture: remove the other --architecture options")
     architecture = architectures[0] if architectures else Architecture.X86_64
-    urls = [(architecture, role, each) for role, each in files if each.startswith(("http://", "https://"))]
+    urls = [(architecture, role, each) for role, each in files if each.startswith(_WEB)]
     if len(urls) == len(files):
         return describe_urls(urls, version, reader.fetcher)
     if urls:

@@ -23,6 +23,8 @@ for number, each in enumerate(proposals):
     check(re.fullmatch("[0-9a-f]{40}", each["commit"]), f"{branch}: {each['commit']!a} is not a commit")
     check(title.isprintable() and 0 < len(title) <= 255, f"{branch}: {title!a} is not a title")
     check(len(body) <= 60_000, f"{branch}: the body has more than 60000 characters")
+    # GitLab removes carriage returns, also in /\rmerge.
+    check(body.replace("\n", "").replace("\t", "").isprintable(), f"{branch}: the body has characters that cannot be shown")
     # GitLab runs a line such as /merge. All forges skip checks for a title such as [skip ci].
     check(not re.search(r"(?m)^\s*/\w", body), f"{branch}: the body has a command")
     check(not re.search(r"(?i)\[[a-z -]*\b(ci|actions)\b[a-z -]*\]", title), f"{branch}: the title {title!a} turns off checks")

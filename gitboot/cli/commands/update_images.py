@@ -124,6 +124,8 @@ def command(
     """
     if dry_run and bundle is not None:
         raise UsageError("--dry-run makes no branches: remove --bundle")
+    if bundle is not None and not bundle.parent.is_dir():
+        raise UsageError(f"{bundle.parent} is not a directory: create it, or correct --bundle")
     check_branch(f"{branch_prefix}stream")
     now = current_second()
     registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
@@ -157,7 +159,7 @@ def _format_body(update: StreamUpdate) -> str:
 
 def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
     if not updates:
-        yield wrap_text("no stream has spec.follow")
+        yield wrap_text("no stream of the commit has spec.follow; commit your streams first")
     for each in updates:
         yield wrap_text(f"{each.stream}: {each.outcome.lower()}: {each.why}")
         for file in each.files:

@@ -561,7 +561,7 @@ def watch_artifacts(
         return
     from gitboot.artifacts.availability import Fetcher
     from gitboot.artifacts.downloads import FallbackFetcher, FolderFetcher, PrefixFetcher, WebFetcher
-    from gitboot.artifacts.required_signatures import BootFileVerifier
+    from gitboot.artifacts.signatures import BootFileVerifier
 
     web = WebFetcher()
     vendors = WebFetcher(uses_proxies=True)  # for signatures, which machines do not fetch

@@ -459,6 +459,9 @@ HOSTILE: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "a title that turns off checks": ("turns off checks", {"title": "Update [skip ci]"}),
     "a long body": ("more than 60000", {"body": "a" * 60_001}),
     "a command of GitLab": ("has a command", {"body": "text\n  /merge\n"}),
+    "a command with a carriage return": ("cannot be shown", {"body": "text\n/\rmerge\n"}),  # GitLab removes it
+    "a body that controls a terminal": ("cannot be shown", {"body": "text\n\x1b[31m"}),
+    "a body that hides text": ("cannot be shown", {"body": "text \u202e"}),
     "a message that turns off checks": ("a commit message that", {"message": "Update\n\n[ci skip]"}),
     "a long message that turns off checks": (
         "a commit message that",

@@ -184,12 +184,14 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         (
             ("someos",),
             Exit.SOURCE,
-            "which is not listed; do not boot the file: try again later, or add",
-        ),  # without the vendor's key
+            "which may sign; put the public key of the vendor into",
+        ),
         (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "add VERSION"),
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "and not both"),
         (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "need --assets"),
         (("https://host.test/vmlinuz", "1"), Exit.USAGE, "use --kernel, --uki or --iso"),
+        (("https://[", "1"), Exit.USAGE, "use brackets only around an IPv6 address"),
+        (("own", "1", "--kernel", "https://[/vmlinuz"), Exit.USAGE, "use brackets only around an IPv6 address"),
         (("own", "1", "--kernel", "https://host.test/a", "--channel", "x"), Exit.USAGE, "remove --channel"),
         (("oci://host.test/a:1", "1"), Exit.USAGE, "remove VERSION"),
         (("oci://host.test/a",), Exit.USAGE, "expected oci://HOST/NAME:TAG"),
@@ -197,8 +199,8 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_and_sources_are_errors_and_write_nothing(
-    path: Path, arguments: tuple[str, ...], code: Exit, text: str
+    path: Path, vendor: ImageVendor, arguments: tuple[str, ...], code: Exit, text: str
 ) -> None:
-    done = new(path, *arguments)
+    done = new(path, *arguments, *(keys(vendor) if code is Exit.USAGE and arguments[0] == "someos" else ()))
     assert (done.code, text in done.err) == (code, True), done
     assert not (path / "images").exists() and "Traceback" not in done.err

@@ -163,6 +163,12 @@ def test_a_dry_run_prints_the_document_and_writes_nothing(site: Site) -> None:
     assert (found["commit"], found["ready"], found["outcome"]) == (None, False, "Proposed")
 
 
+def test_without_a_folder_for_the_bundle_nothing_is_committed(site: Site, tmp_path: Path) -> None:
+    done = site.update("--bundle", tmp_path / "missing" / "updates.bundle")
+    assert (done.code, site.branches()) == (Exit.USAGE, []), done
+    assert "missing is not a directory" in done.err
+
+
 def test_a_bundle_has_the_new_branches_and_its_json_has_the_results(site: Site, tmp_path: Path) -> None:
     clone = tmp_path / "job"
     site.git("clone", "--quiet", str(site.path), str(clone), at=tmp_path)
@@ -219,6 +225,14 @@ def test_a_release_that_is_too_young_does_not_hide_an_older_one(site: Site) -> N
     site.follow("minimumAge: 3d")
     site.vendor.publish("1.2.0", "2026-11-20T00:00:00Z")
     assert site.update_one()["image"] == "someos-1.1.0"
+
+
+@pytest.mark.parametrize("date", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
+def test_a_release_may_have_any_date(site: Site, date: str) -> None:
+    site.follow("minimumAge: 3d")
+    site.vendor.publish("1.2.0", date)
+    done = site.update("-o", "json")
+    assert (done.code, done.json["streams"][0]["version"]) == (0, "1.1.0" if date.startswith("9") else "1.2.0"), done
 
 
 def test_an_unfinished_rollout_is_not_replaced(site: Site) -> None:
@@ -380,6 +394,16 @@ def test_streams_with_one_source_share_the_image_and_one_of_them_may_follow_late
     assert typed("validate", site.path).code == 0
 
 
+def test_a_release_of_another_channel_with_the_same_version_is_not_rolled_out(site: Site) -> None:
+    site.vendor.publish("1.1.0", "2026-11-01T00:00:00Z", channel="beta")
+    site.follow("channel: beta", name="edge")
+    site.git("merge", "--quiet", site.update_one("edge")["branch"])
+    done = site.update("stable")
+    assert (done.code, site.branches()) == (Exit.USAGE, ["gitboot/update-edge-someos-1.1.0"]), done
+    text = "BootImage/someos-1.1.0 exists already, and it is not of the channel stable of someos"
+    assert text in " ".join(done.out.split())
+
+
 def test_an_image_that_was_withdrawn_is_not_proposed_again(site: Site) -> None:
     site.update()
     site.git("merge", "--quiet", BRANCH)
@@ -427,6 +451,18 @@ def test_a_fleet_that_is_not_at_the_top_of_its_repository_is_updated_there(site:
     assert found["branch"] == "gitboot/update-infra-stable-someos-1.1.0"
     changed = site.git("diff", "--name-only", f"main..{found['branch']}").split()
     assert changed == ["infra/images/someos-1.1.0.yaml", "infra/streams/stable.yaml"]
+
+
+def test_the_folder_of_a_fleet_may_have_characters_that_branches_cannot_have(site: Site) -> None:
+    folder = site.path / "my fleets" / "a~b"
+    folder.mkdir(parents=True)
+    for each in [each for each in site.path.iterdir() if each.name not in (".git", "my fleets")]:
+        each.rename(folder / each.name)
+    site.commit({"README.md": "fleets\n"})
+    done = site.update("--subpath", "my fleets/a~b", "-o", "json")
+    assert done.code == 0, done
+    (found,) = done.json["streams"]
+    assert found["branch"] == "gitboot/update-my-fleets-a-b-stable-someos-1.1.0", found["why"]
 
 
 def test_a_change_that_makes_the_fleet_invalid_is_not_committed(site: Site) -> None:
