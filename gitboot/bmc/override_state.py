@@ -31,6 +31,7 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
     eject_target: str | None = None
     protocols: frozenset[str] = frozenset()  # the TransferProtocolType values that InsertMedia accepts
     etags: tuple[str, ...] = ()
+    may_be_stale: bool = False  # this BMC may show an image that is no longer connected
 
     @property
     def is_free(self) -> bool:
@@ -81,8 +82,10 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
     """Return the slots that contain these images, or free slots for them. Return None if there are not enough slots.
 
     The boot disc gets the slot with the first path, because firmware boots the first of several discs. User data gets
-    another slot for discs, or a slot for USB sticks.
+    another slot for discs, or a slot for USB sticks. A slot without InsertMedia is used only if no slot of its kind has
+    InsertMedia, because such a slot may be only for images that the BMC itself stores.
     """
+    slots = _drop_slots_without_action(slots)
     found = {url: slot for url in (disc, data) if url is not None and (slot := find_slot(url, slots)) is not None}
     free = sorted((slot for slot in slots if slot.is_free), key=lambda each: each.path)
     if disc not in found:
@@ -95,6 +98,18 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
             return None
         found[data] = min(left, key=lambda each: not each.accepts_discs)
     return found
+
+
+def _drop_slots_without_action(slots: Collection[MediaSlot]) -> list[MediaSlot]:
+    """Return the slots without those that lack InsertMedia beside a slot of the same kind that has it.
+
+    The action is optional for each slot (DSP0268). A BMC whose slots all lack the action inserts by PATCH (sushy,
+    VirtualMedia.insert_media).
+    """
+    kinds = {slot.accepts_discs for slot in slots if slot.insert_target is not None}
+    return [
+        slot for slot in slots if slot.insert_target is not None or slot.accepts_discs not in kinds or slot.inserted
+    ]
 
 
 def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:

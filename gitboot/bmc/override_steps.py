@@ -567,7 +567,7 @@ def _insert_media(
     the firmware's order. gitboot inserts the boot medium last, and only if there are slots for both media, so that an
     installer never starts without its user data.
     """
-    url = next((each for each in override.media if find_slot(each, observed.slots) is None), None)
+    url = next((each for each in override.media if not _is_inserted(each, record, observed)), None)
     if url is None or override.medium is None:
         return None
     before = next((each for each in record.media if each.url == url), None) if record is not None else None
@@ -583,6 +583,17 @@ def _insert_media(
     is_data = url == override.data_medium
     found = structs.replace(found, data_medium=inserted) if is_data else structs.replace(found, medium=inserted)
     return InsertMedium(record=found, slot=slots[url], url=url)
+
+
+def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservation) -> bool:
+    """Return whether the image at ``url`` is inserted.
+
+    If the BMC may show a stale image, gitboot must have inserted the image itself for this record.
+    """
+    if (slot := find_slot(url, observed.slots)) is None:
+        return False
+    recorded = record.media if record is not None else ()
+    return not slot.may_be_stale or any(each.url == url and each.state is MediumState.INSERTED for each in recorded)
 
 
 def _report_missing_slot(override: Override, medium: str, observed: BmcObservation) -> AskOperator:

@@ -28,12 +28,15 @@ from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.machine import STARTED, Machine
 from tests.helpers.redfish_double.profiles import (
     AMI,
+    CIMC,
     GENERIC,
     IDRAC9,
+    IDRAC10,
     ILO6,
     OPENBMC,
     PROFILES,
     STUCK,
+    SUPERMICRO_X11,
     XCC,
     Drive,
     Drives,
@@ -617,6 +620,46 @@ def test_the_transfer_protocol_is_sent_only_to_drives_that_list_it(
     rack.bring_about(DISC)
     [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
     assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
+
+
+@pytest.mark.parametrize("profile", [IDRAC9, IDRAC10], ids=["idrac9", "idrac10"])
+def test_a_stale_image_with_the_same_url_is_ejected_and_inserted_again_once(
+    make_rack: MakeRack, profile: Profile
+) -> None:
+    rack = make_rack(profile=profile)
+    _disc(rack).stale = ISO
+    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert (_disc(rack).image, _disc(rack).ejected) == (ISO, [ISO])
+    assert _sent(rack)[:2] == ["EjectMedia", ISO]
+    rack.server.service.requests.clear()
+    rack.wait(600)
+    rack.bring_about(DISC)
+    assert (_sent(rack), _disc(rack).ejected) == ([], [ISO])
+
+
+def test_a_drive_that_shows_an_ejected_image_counts_as_empty(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=SUPERMICRO_X11)
+    rack.bring_about(DISC)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _disc(rack).resource()["Image"]) == (None, ISO)
+    newer = structs.replace(DISC, reason="provision/2", override=structs.replace(DISC.override, medium=OTHERS))
+    assert rack.bring_about(newer).outcome is Outcome.APPLIED
+    assert _disc(rack).image == OTHERS
+
+
+def test_a_drive_without_the_action_stays_empty_beside_one_that_has_it(rack: Rack) -> None:
+    """Its path comes first."""
+    without = Drive(_disc(rack).path.removesuffix("2") + "0", _disc(rack).kind, lacks_actions=True)
+    rack.machine.drives.insert(0, without)
+    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert (without.image, rack.machine.drives[2].image) == (None, ISO)
+    assert not [each for each in rack.server.service.requests if each.method == "PATCH" and without.path in each.path]
+
+
+def test_a_bmc_that_needs_the_protocol_without_listing_it_gets_it(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=CIMC)
+    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert _disc(rack).image == ISO
 
 
 def _lying(rack: Rack) -> list[str | None]:

@@ -23,7 +23,7 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state import EJECT_REQUEST, BmcObservation, MediaSlot, Override, build_insert_request
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.quirks import TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
+from gitboot.bmc.redfish.quirks import STANDARD, TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
 from gitboot.bmc.redfish.resources import (
     Resource,
     add_clock,
@@ -415,7 +415,7 @@ class RedfishMedia:
     """The virtual media of a system. Methods may raise the errors of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
-        self._bmc = bmc
+        self._bmc, self._quirks = bmc, STANDARD
 
     def with_slots(self, observed: BmcObservation) -> BmcObservation:
         """Add the slots of the system or, as in Redfish before 2020.4, of its Manager."""
@@ -423,17 +423,24 @@ class RedfishMedia:
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
             paths = self._bmc.read(collection).members if collection is not None else ()
-        return structs.replace(observed, slots=tuple(parse_slot(self._bmc.read(path)) for path in paths))
+        self._quirks = get_quirks(observed)
+        return structs.replace(observed, slots=tuple(map(self._read_slot, paths)))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image that the BMC then downloads."""
+        """Insert an image that the BMC then downloads. Eject a stale image first."""
+        if not slot.is_free:
+            self.eject(slot)
+            slot = self._read_slot(slot.path)
         self._send_change(slot, slot.insert_target, build_insert_request(slot, url))
 
     def eject(self, slot: MediaSlot) -> None:
         self._send_change(slot, slot.eject_target, EJECT_REQUEST if slot.eject_target is None else {})
 
+    def _read_slot(self, path: str) -> MediaSlot:
+        return parse_slot(self._bmc.read(path), self._quirks)
+
     def _send_change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
         if action is None:
-            self._bmc.patch(slot.path, body, slot.etags, lambda: parse_slot(self._bmc.read(slot.path)) != slot)
+            self._bmc.patch(slot.path, body, slot.etags, lambda: self._read_slot(slot.path) != slot)
         else:
             self._bmc.post(action, body)

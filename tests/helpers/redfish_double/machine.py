@@ -200,6 +200,8 @@ class Machine:
         usb, disc = (Drive(f"{self.media_path}/{slot}", kind) for slot in ("1", "2"))
         usb.types = ("Floppy", "USBStick")
         self.drives = [] if kind is Drives.ABSENT else [usb, disc]
+        for drive in self.drives:
+            drive.keeps_image, drive.needs_protocol = profile.drives_keep_images, profile.drives_need_protocol
         self._as_booted = dict(self.override)
         self.bios = Bios(
             self.path,
