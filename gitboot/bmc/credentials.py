@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
+from gitboot.bmc.override_state import MediaShare
 from gitboot.child_processes import run_for_output
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
@@ -26,6 +27,7 @@ from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, format_names
 
 FILE: Final = "access.toml"  # in the folder of some credentials, or as the default in the directory of all credentials
+_SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # for the shares of images
 AUTHORITY: Final = "ca.crt"  # in the same folders as `FILE`
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
@@ -65,6 +67,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     repository_authorities: bool = False  # allows BMCs whose certificate authority is in the repository
     # The fingerprint by host, or by host and port. The issuer of the certificate does not matter.
     certificates: tuple[tuple[str, str], ...] = ()
+    media: tuple[MediaShare, ...] = ()  # shares from which the BMCs fetch images; the longest prefix first
     password_command: tuple[str, ...] = ()  # a command that prints the password, if there is no password file
     # PEM. Without networks and hosts, gitboot sends the credentials to each BMC with a certificate of this authority.
     authority: str | None = None
@@ -459,6 +462,26 @@ def _normalize_certificate_key(key: str) -> str:
     return get_certificate_key(f"https://{text.lower()}")
 
 
+_PROTOCOLS: Final = ("CIFS", "HTTP", "HTTPS", "NFS")  # TransferProtocolType of VirtualMedia.InsertMedia, DSP0268
+
+
+def _parse_media(value: object) -> tuple[MediaShare, ...]:
+    if not isinstance(value, dict):
+        raise ValueError("expected the beginnings of URLs, each with place and protocol")
+    found = []
+    for prefix, share in value.items():
+        if not prefix.startswith(("http://", "https://")):
+            raise ValueError(f"{prefix!r} is not the beginning of a URL: write http://boot.example.net/assets/")
+        if not isinstance(share, dict) or share.keys() != {"place", "protocol"}:
+            raise ValueError(f'{prefix}: expected {{place = "//10.112.0.2/images/", protocol = "CIFS"}}')
+        if share["protocol"] not in _PROTOCOLS:
+            raise ValueError(f"{prefix}: protocol must be one of {', '.join(_PROTOCOLS)}")
+        if not isinstance(share["place"], str) or not share["place"]:
+            raise ValueError(f"{prefix}: place must be a string")
+        found.append(MediaShare(prefix=prefix, place=share["place"], protocol=share["protocol"]))
+    return tuple(sorted(found, key=lambda each: (-len(each.prefix), each.prefix)))
+
+
 _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "networks": _parse_networks,
     "hosts": _parse_hosts,
@@ -468,6 +491,7 @@ _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "repository-authorities": _parse_boolean,
     "certificates": _parse_certificates,
     "authorities": _parse_authorities,
+    "media": _parse_media,
     "password-command": _parse_command,
 }
 _KEYS: Final = ", ".join(_PARSERS)
@@ -527,6 +551,7 @@ class TrustedCredentials(Struct, frozen=True, kw_only=True):
     credentials: Credentials
     trust: Trust
     fingerprint: str
+    share_login: Credentials | None = None  # for the shares in `Trust.media`
 
 
 class _CachedCredentials(Struct):
@@ -585,6 +610,8 @@ class CredentialDirectory:
             root / FILE,
             folder / AUTHORITY,
             root / AUTHORITY,
+            folder / _SHARE_USERNAME,
+            folder / _SHARE_PASSWORD,
         )
         versions, cached = tuple(map(_read_file_version, files)), self._cached.get(name)
         if cached is not None and cached.versions == versions and time.monotonic() - cached.read_s < _CACHE_S:
@@ -596,9 +623,14 @@ class CredentialDirectory:
         else:
             username, password = _read_files(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
-        text = f"{username}\0{password}\0{trust!r}".encode()
+        login, share_text = None, ""
+        if trust.media and (versions[-2] is not None or versions[-1] is not None):
+            share_username, share_password = _read_files(folder, name, (_SHARE_USERNAME, _SHARE_PASSWORD))
+            login = Credentials(username=share_username, password=share_password, name=name)
+            share_text = f"{share_username}\0{share_password}"
+        text = f"{username}\0{password}\0{trust!r}\0{share_text}".encode()
         fingerprint = hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
-        found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint)
+        found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint, share_login=login)
         self._cached[name] = _CachedCredentials(found, versions, time.monotonic())
         return found
 

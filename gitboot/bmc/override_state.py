@@ -19,6 +19,22 @@ _DISC_TYPES = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that t
 _USB_STICK = "USBStick"  # also suitable for an image that the system finds by its volume label
 
 
+class MediaShare(Struct, frozen=True, kw_only=True):
+    """A file share with copies of images, for BMCs that cannot fetch an image from its URL."""
+
+    prefix: str  # the beginning of the URLs
+    place: str  # what replaces the prefix, in the form that the BMC expects
+    protocol: str  # TransferProtocolType, such as NFS or CIFS
+
+    def find_image(self, url: str) -> str | None:
+        """Return the image for a URL, or None if the share has no copy."""
+        return f"{self.place}{url.removeprefix(self.prefix)}" if url.startswith(self.prefix) else None
+
+    def find_url(self, image: str) -> str | None:
+        """Return the URL of an image that a BMC shows, or None if the image is not from this share."""
+        return f"{self.prefix}{image.removeprefix(self.place)}" if image.startswith(self.place) else None
+
+
 class MediaSlot(Struct, frozen=True, kw_only=True):
     """One VirtualMedia resource of a BMC."""
 
@@ -32,6 +48,7 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
     protocols: frozenset[str] = frozenset()  # the TransferProtocolType values that InsertMedia accepts
     etags: tuple[str, ...] = ()
     may_be_stale: bool = False  # this BMC may show an image that is no longer connected
+    shares: tuple[MediaShare, ...] = ()  # from which this BMC fetches images; the first match counts
 
     @property
     def is_free(self) -> bool:
@@ -116,12 +133,17 @@ def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     """Return the request body that inserts an image by InsertMedia, or by a PATCH if the slot has no such action.
 
     InsertMedia sets Inserted and WriteProtected by default (DSP0268). A Supermicro X11 rejects these parameters (sushy,
-    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530).
+    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530). The body lacks the
+    credentials of a share.
     """
+    share = next((each for each in slot.shares if each.find_image(url) is not None), None)
+    image, protocol = url, urlsplit(url).scheme.upper()
+    if share is not None:
+        image, protocol = share.find_image(url) or url, share.protocol
     if slot.insert_target is None:
-        return {"Image": url, "Inserted": True, "WriteProtected": True}
-    protocol = urlsplit(url).scheme.upper()
-    return {"Image": url, **({"TransferProtocolType": protocol} if protocol in slot.protocols else {})}
+        return {"Image": image, "Inserted": True, "WriteProtected": True}
+    sends_protocol = share is not None or protocol in slot.protocols
+    return {"Image": image, **({"TransferProtocolType": protocol} if sends_protocol else {})}
 
 
 # The body of a PATCH for a slot without EjectMedia.

@@ -109,7 +109,15 @@ class ConnectionCache:
         except ssl.SSLError as error:
             source = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
             raise UsageError(f"{source} is not a PEM certificate: {error.reason or error}") from None
-        return BmcConnection(bmc.address, trusted.credentials, system=bmc.system, tls=tls, reach=reach)
+        return BmcConnection(
+            bmc.address,
+            trusted.credentials,
+            system=bmc.system,
+            tls=tls,
+            reach=reach,
+            shares=trust.media,
+            share_login=trusted.share_login,
+        )
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
         """Return the fingerprint of the credentials that gitboot last sent to a machine's BMC."""
