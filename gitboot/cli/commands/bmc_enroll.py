@@ -222,8 +222,9 @@ def enroll(
         write_output_file(access, [text.encode()])
     if state is not None and ledger is not None:
         _write_ledger(state, path, fleet, ledger)
-    places = {"path": path, "state": state or "STATE", "credentials": credentials}
-    click.echo(_NEXT.format(**{each: quote_words(place) for each, place in places.items()}))
+    click.echo(
+        _NEXT.format(path=quote_words(path), state=quote_words(state or "STATE"), credentials=quote_words(credentials))
+    )
     sys.exit(Exit.FINE if is_complete else Exit.PARTIAL)
 
 
