@@ -164,6 +164,8 @@ def enroll(
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
     entrusted = CredentialDirectory(credentials).read(name)
     fleet = load_fleet(path, None)
+    if not (path / _find_fleet_file(fleet)).is_file():
+        raise UsageError(f"gitboot cannot write documents into {path}: use a directory or a Git work tree")
     if policy is not None and policy not in fleet.policies:
         hint = did_you_mean(policy, fleet.policies, f"the policies of the fleet are in {path / 'policies'}")
         raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
@@ -204,7 +206,13 @@ def enroll(
     steps += [f"{access}: lets in {format_count(len(enrolled), 'BMC')}"] if text is not None else []
     ledger = _plan_ledger(state, path, fleet) if state is not None and good else None
     steps += ledger.steps if ledger is not None else []
-    is_complete = not refused and len(good) == len({each.address for each in found}) and all(map(_is_read, probes))
+    is_silent = any(each.error is not None and "/" not in lines[each.address].place for each in contacts)
+    is_complete = (
+        not refused
+        and not is_silent
+        and len(good) == len({each.address for each in found})
+        and all(map(_is_read, probes))
+    )
     if not steps:
         click.echo("nothing is missing: gitboot wrote nothing")
         sys.exit(Exit.FINE if is_complete else Exit.PARTIAL)
@@ -349,7 +357,8 @@ def _refuse(
         return None
     return contact.address, (
         f"the certificate changed: {trust.file} has {pinned}. gitboot sends this BMC nothing. If the BMC has a new "
-        "certificate, compare the SHA-256 at the BMC, write both into a file, and use --fingerprints FILE"
+        "certificate, compare its SHA-256 with the BMC's own, write it after the address into FILE, and add "
+        "--fingerprints FILE"
     )
 
 

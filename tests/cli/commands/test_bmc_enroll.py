@@ -294,6 +294,58 @@ def test_a_ledger_that_exists_is_named_and_not_begun(site: Site) -> None:
     assert (ran.code, "RecordsUnverified" in ran.err) == (Exit.PARTIAL, True)
 
 
+def test_a_running_fleet_accepts_enrolled_bmcs_without_an_approval(site: Site) -> None:
+    """Its access file lets the new BMCs in, so the guard maxBmcChanges does not hold the commit."""
+    (site.work / "old.yaml").write_text(server_document("old01", spec="policy: web"))
+    (site.work / "pool.yaml").write_text("---\n".join(POOL))
+    (site.work / "fleet.yaml").write_text(naming(ledger_in(site.state), (site.work / "fleet.yaml").read_text()))
+    repository = _push(site)
+    assert _run_once(site, repository).code == Exit.FINE
+    done = site.enroll(site.list, "--yes", "--state", site.state, "--policy", "web")
+    assert (done.code, "ledger" in done.out) == (Exit.FINE, False), done
+    _push(site)
+    ran = _run_once(site, repository, *configured(max_small_group=100, max_update_percent=100))
+    assert ran.code == Exit.FINE and "Held" not in ran.err, ran
+    assert [each["server"] for each in _records(site)] == ["old01", *NAMES]
+
+
+def test_a_fleet_in_a_bare_repository_gets_no_documents(site: Site) -> None:
+    bare = _push(site)
+    done = typed("bmc", "enroll", site.list, "--credentials", site.credentials, "--as", "rack", "--path", bare, "--yes")
+    assert done.code == Exit.USAGE and "use a directory or a Git work tree" in done.err
+    assert site.requests() == 0
+
+
+def test_a_fleet_in_a_folder_of_a_work_tree_gets_documents_there(site: Site) -> None:
+    _push(site)
+    folder = site.folder / "git" / "work" / "lab"
+    folder.mkdir()
+    (folder.parent / "fleet.yaml").rename(folder / "fleet.yaml")
+    options = ("--credentials", site.credentials, "--as", "rack", "--path", folder, "--state", site.state, "--yes")
+    done = typed("bmc", "enroll", site.list, *options)
+    assert done.code == Exit.FINE, done
+    assert sorted(each.name for each in (folder / "servers").iterdir()) == [f"{name}.yaml" for name in NAMES]
+    assert f"ledger: {ledger_in(site.state)}" in (folder / "fleet.yaml").read_text()
+
+
+def test_an_address_without_a_bmc_is_named_and_the_other_bmcs_are_enrolled(site: Site) -> None:
+    silent = f"127.0.0.1:{free_port()}"
+    done = site.enroll(site.list, silent, "--yes")
+    assert (done.code, f"# https://{silent}: no TLS service" in done.out) == (Exit.PARTIAL, True), done
+    assert len(list((site.work / "servers").iterdir())) == 3
+
+
+def test_documents_that_contradict_the_fleet_are_not_left_behind(site: Site) -> None:
+    """Another server has the MAC address of web03."""
+    (site.work / "old.yaml").write_text(
+        server_document("old01", spec="lifecycle: Parked").replace(mac_of("old01"), mac_of("web03"))
+    )
+    done = site.enroll(site.list, "--yes", "--state", site.state)
+    assert done.code == Exit.INVALID and mac_of("web03") in done.err
+    assert list((site.work / "servers").iterdir()) == [] and not site.state.exists()
+    assert not (site.credentials / "rack" / "access.toml").exists()
+
+
 def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
     (site.work / "fleet.yaml").write_text(naming(uuid_of("ledger"), fleet("baseURL: 'http://boot.test'")))
     before = (site.work / "fleet.yaml").read_text()
