@@ -434,7 +434,9 @@ class RedfishMedia:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
             paths = self._bmc.read(collection).members if collection is not None else ()
         self._quirks = get_quirks(observed)
-        return structs.replace(observed, slots=tuple(map(self._read_slot, paths)))
+        usable = self._quirks.network_drives
+        chosen = (path for path in paths if not usable or path.rstrip("/").rpartition("/")[2].startswith(usable))
+        return structs.replace(observed, slots=tuple(map(self._read_slot, chosen)))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
         """Insert an image that the BMC then downloads. Eject a stale image first."""

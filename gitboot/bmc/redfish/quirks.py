@@ -71,6 +71,8 @@ class Quirks(Struct, frozen=True, kw_only=True):
         "LastResetTime",
     )  # the path of the system's property with the time of its last reset; (): there is no such property
 
+    # The beginnings of the names of the drives that take an image from the network; (): all drives.
+    network_drives: tuple[str, ...] = ()
     # Virtual media: whether the BMC keeps showing an image that it ejected, with ConnectedVia NotConnected.
     shows_ejected_media: bool = False
     # Whether the BMC may show Inserted with the image of an earlier insertion, which is no longer connected.
@@ -93,6 +95,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
             "reset_time": f"{'/'.join(self.reset_time)} shows a reset"
             if self.reset_time
             else "LastResetTime does not show a reset",
+            "network_drives": f"gitboot uses only the drives whose names begin with {' or '.join(self.network_drives)}",
             "shows_ejected_media": "a drive with ConnectedVia NotConnected is empty, whatever Image and Inserted show",
             "shows_stale_media": "gitboot ejects an image that it did not insert for this boot, and inserts it again, "
             "even if the URL is the same",
@@ -157,6 +160,13 @@ QUIRKS = (
         mode=ModePolicy.ALWAYS,
         always=frozenset({ENABLED, TARGET}),
         off_target=OverrideTarget.NONE,
+    ),
+    Quirks(
+        name="Lenovo XCC",
+        # RDOC and Remote are for images in the BMC and on the client, and look like other drives for CDs.
+        source="lenovo/python-redfish-lenovo issue 21",
+        manufacturers=("lenovo",),
+        network_drives=("EXT",),
     ),
     Quirks(
         name="Cisco CIMC",

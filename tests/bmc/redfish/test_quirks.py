@@ -44,7 +44,7 @@ READ = [
     ("dell-r750", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
     ("dell-r750-settings", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
     ("hpe-dl385-gen10", "HPE iLO", "1", "Once UefiHttp", "Continuous UefiHttp", "Once Cd"),
-    ("lenovo-sr670", "Redfish", "1", "Once Pxe", None, "Once Cd"),
+    ("lenovo-sr670", "Lenovo XCC", "1", "Once Pxe", None, "Once Cd"),
     ("nvidia-bluefield", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
     ("nvidia-dgx-h100", "AMI MegaRAC", "SD", "Once UefiHttp URI", "Continuous UefiHttp URI", "Once Cd"),
     ("nvidia-gb200", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
@@ -159,7 +159,7 @@ def _life(profile: Profile) -> list[str]:
 
 
 def _inserted(bmc: BmcConnection, machine: Machine) -> list[str]:
-    """Return what comes of an image that replaces another, and of one whose URL a drive shows already."""
+    """Return what comes of an image after another, of one whose URL a drive shows already, and of one too many."""
     if not machine.drives:
         return []
     found = [_insert_by_steps(bmc, machine, "http://boot.test/old.iso")]
@@ -167,13 +167,14 @@ def _inserted(bmc: BmcConnection, machine: Machine) -> list[str]:
     machine.drives[1].refuses("PATCH", machine.drives[1].path, {"Inserted": False})
     if machine.profile.drives_are_stale:
         machine.drives[1].stale = ISO
-    return [*found, _insert_by_steps(bmc, machine, ISO)]
+    found.append(_insert_by_steps(bmc, machine, ISO))
+    return [*found, _insert_by_steps(bmc, machine, "http://boot.test/another.iso")]
 
 
 def _insert_by_steps(bmc: BmcConnection, machine: Machine, url: str) -> str:
     seen = bmc.media.with_slots(bmc.observe())
     if (slots := assign_slots(seen.slots, url, None)) is None:
-        return "refused: no slot"
+        return "no drive is free"
     if find_slot(url, seen.slots) is None or slots[url].may_be_stale:
         try:
             bmc.media.insert(slots[url], url)
