@@ -160,10 +160,10 @@ def enroll(
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
+    fleet = load_fleet(path, None)
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
     entrusted = CredentialDirectory(credentials).read(name)
-    fleet = load_fleet(path, None)
     if not (path / _find_fleet_file(fleet)).is_file():
         raise UsageError(f"gitboot cannot write documents into {path}: use a directory or a Git work tree")
     if policy is not None and policy not in fleet.policies:
