@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import threading
 import time
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from gitboot.bmc.override_state import MediaShare
 from gitboot.child_processes import run_for_output
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
@@ -25,6 +27,7 @@ from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, format_names
 
 FILE: Final = "access.toml"  # in the folder of some credentials, or as the default in the directory of all credentials
+_SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # for the shares of images
 AUTHORITY: Final = "ca.crt"  # in the same folders as `FILE`
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
@@ -62,7 +65,9 @@ class Trust(Struct, frozen=True, kw_only=True):
     ipmi: bool = False  # IPMI is allowed, which sends a hash of the password to any client that requests it
     unverified: bool = False  # allows BMCs with verify: false
     repository_authorities: bool = False  # allows BMCs whose certificate authority is in the repository
-    certificates: tuple[tuple[str, str], ...] = ()  # fingerprint by host; the issuer of the certificate does not matter
+    # The fingerprint by host, or by host and port. The issuer of the certificate does not matter.
+    certificates: tuple[tuple[str, str], ...] = ()
+    media: tuple[MediaShare, ...] = ()  # shares from which the BMCs fetch images; the longest prefix first
     password_command: tuple[str, ...] = ()  # a command that prints the password, if there is no password file
     # PEM. Without networks and hosts, gitboot sends the credentials to each BMC with a certificate of this authority.
     authority: str | None = None
@@ -82,6 +87,17 @@ class Trust(Struct, frozen=True, kw_only=True):
         except BmcNotTrusted:
             return False
         return True
+
+    def lets_in(self, bmc: BmcAccess, ip: Address | None) -> bool:
+        """Return whether gitboot may send the credentials to a BMC at an IP address.
+
+        The ledger need not contain the BMC. If ``ip`` is None, the host name of the BMC was not resolved.
+        """
+        try:
+            allows = self.build_address_filter(bmc, is_in_ledger=False)
+        except BmcNotTrusted:
+            return False
+        return ip is None or allows(ip)
 
     def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
         """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
@@ -110,8 +126,12 @@ class Trust(Struct, frozen=True, kw_only=True):
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
-        """Return the fingerprint that `FILE` contains for a BMC's certificate, or None."""
-        return dict(self.certificates).get(_get_host(bmc))
+        """Return the fingerprint that `FILE` contains for a BMC's certificate, or None.
+
+        A line for a host and a port takes precedence over a line for the host.
+        """
+        known = dict(self.certificates)
+        return known.get(get_certificate_key(bmc.address)) or known.get(_get_host(bmc))
 
     def find_authority(self, bmc: BmcAccess) -> str | None:
         """Return the PEM of the authority for a BMC's certificate.
@@ -221,8 +241,11 @@ def _read_pem(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {why}") from None
 
 
-def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
-    """Return the content of an access file that allows sending credentials only to these BMCs."""
+def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) -> str:
+    """Return the content of an access file that allows sending credentials only to these BMCs.
+
+    The content includes the certificates of these BMCs that ``trust`` contains.
+    """
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
     hosts = []
@@ -238,15 +261,120 @@ def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
     for channel in _WEAK_CHANNELS:
         if needing := [each.address for each in found if channel.applies_to(each)]:
             lines.append(f"{channel.key} = true  # {channel.comment}: {format_names(needing)}")
+    known = {get_certificate_key(each.address): trust.find_certificate(each) for each in found} if trust else {}
+    if pinned := [f"{json.dumps(key)} = {json.dumps(each)}" for key, each in sorted(known.items()) if each]:
+        lines += ["", "[certificates]", *pinned]
     return "".join(f"{line}\n" for line in lines)
+
+
+class Enrolment(NamedTuple):
+    """A BMC that an operator lets in."""
+
+    bmc: BmcAccess
+    ip: Address  # the address to which gitboot connected
+    certificate: str | None  # the fingerprint of the certificate that the BMC presented; None: no TLS
+
+
+def extend_access_file(
+    directory: Path, name: str, enrolled: Iterable[Enrolment], others: Iterable[BmcAccess] = ()
+) -> tuple[Path, str | None]:
+    """Return the access file of some credentials, and its new text that lets in these BMCs and pins certificates.
+
+    The text is None if the file needs no change. All other settings and the comments stay as they are. gitboot adds a
+    network or a host only if a certificate alone does not let the BMC in. ``others`` are the BMCs that documents
+    contain already. Raises `UsageError` if the new text would exclude one of them, or if gitboot cannot change the
+    file. The message contains the missing lines.
+    """
+    trust, found = read_trust(directory, name), sorted(enrolled, key=lambda each: each.bmc.address)
+    before = trust.file.read_text() if trust.file.exists() else ""
+    text, added = before, list[str]()
+
+    def read(text: str) -> Trust:
+        return structs.replace(trust, **_parse_settings(text, trust.file) | {"authorities": trust.authorities})
+
+    def add(edit: Callable[[str, str], str], line: str) -> None:
+        nonlocal text
+        text = edit(text, line)
+        added.append(line)
+
+    try:
+        for bmc, _, certificate in reversed(found):  # each new line comes first
+            if certificate is not None and read(text).find_certificate(bmc) != certificate:
+                text = _drop_certificate(text, get_certificate_key(bmc.address))
+                add(_add_certificate, f"{json.dumps(get_certificate_key(bmc.address))} = {json.dumps(certificate)}")
+        for channel in _WEAK_CHANNELS:
+            needs = any(channel.applies_to(each.bmc) for each in found if each.certificate is None)
+            if needs and not getattr(read(text), channel.key.replace("-", "_")):
+                text = re.sub(rf"(?m)^{channel.key} *= *false *(?:#.*)?\n?", "", text)
+                add(_prepend, f"{channel.key} = true  # {channel.comment}")
+        for bmc, ip, _ in (*found, *found):  # the first network or host excludes the BMCs that need only a certificate
+            if not read(text).lets_in(bmc, ip):
+                literal = _get_literal_address(bmc)
+                place = ip_network(literal) if literal is not None else _get_host(bmc)
+                add(_add_to_list, f"{'hosts' if literal is None else 'networks'} = [{json.dumps(str(place))}]")
+        after = read(text)
+        is_done = all(
+            after.lets_in(bmc, ip) and certificate in (None, after.find_certificate(bmc))
+            for bmc, ip, certificate in found
+        )
+    except UsageError:
+        if text == before:
+            raise  # the present file is not valid
+        after, is_done = trust, False
+    if not is_done:
+        raise UsageError(
+            f"gitboot cannot change {trust.file} without changing its other lines. Add: {'; '.join(added)}"
+        )
+    if after.names_places and not trust.names_places:
+        excluded = sorted(each.address for each in others if not after.lets_in(each, _get_literal_address(each)))
+        if excluded:
+            raise UsageError(
+                f"{trust.file} would list networks or hosts for the first time, and would exclude "
+                f"{format_names(excluded)}. First add the BMCs of the fleet: gitboot bmc access-files prints the lines"
+            )
+    return trust.file, None if text == before else text
+
+
+def _prepend(text: str, line: str) -> str:
+    """Add a line before the first line that is not a comment, because keys must precede the first table."""
+    head = re.match(r"(?:#.*\n)*", text)
+    at = head.end() if head is not None else 0
+    return f"{text[:at]}{line}\n{chr(10) if text[at:].startswith('[') else ''}{text[at:]}"
+
+
+def _add_to_list(text: str, line: str) -> str:
+    key, item = line.partition(" = ")[0], line.partition("[")[2].removesuffix("]")
+    if (start := re.search(rf"(?m)^{key} *= *\[", text)) is None:
+        return _prepend(text, line)
+    rest = text[start.end() :]
+    return f"{text[: start.end()]}{item}{'' if rest.lstrip().startswith(']') else ', '}{rest}"
+
+
+def _add_certificate(text: str, line: str) -> str:
+    if (start := re.search(r"(?m)^\[certificates\].*\n", f"{text}\n")) is None:
+        between = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        return f"{text}{between}[certificates]\n{line}\n"
+    return f"{text[: start.end()].removesuffix(chr(10))}\n{line}\n{text[start.end() :]}"
+
+
+def _drop_certificate(text: str, key: str) -> str:
+    return re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
 
 
 def _parse_access_file(file: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{file} cannot be read: {why}") from None
+    return _parse_settings(text, file)
+
+
+def _parse_settings(text: str, file: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
     for key in sorted(content.keys() - _PARSERS.keys()):
         raise UsageError(f"{file}: unknown key {key!r}; {did_you_mean(key, _PARSERS, f'valid keys are {_KEYS}')}")
     found = {}
@@ -313,9 +441,45 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
 def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise ValueError("expected hosts, each with the SHA-256 of its certificate")
-    return tuple(
-        sorted((host.lower().strip("[]").removesuffix("."), parse_fingerprint(each)) for host, each in value.items())
-    )
+    return tuple(sorted((_normalize_certificate_key(host), parse_fingerprint(each)) for host, each in value.items()))
+
+
+def get_certificate_key(address: str) -> str:
+    """Return the key of a BMC's certificate in `FILE`: its host, with the port if it is not 443."""
+    parts = urlsplit(address)
+    host = (parts.hostname or "").removesuffix(".")
+    return host if parts.port in (None, 443) else f"[{host}]:{parts.port}" if ":" in host else f"{host}:{parts.port}"
+
+
+def _normalize_certificate_key(key: str) -> str:
+    text = key.strip()
+    try:  # an IPv6 address without a port, with or without brackets
+        return str(IPv6Address(text.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\[\]:]+)(?::[0-9]{1,5})?", text):
+        raise ValueError(f"{key!r} is not a host, or a host and a port: write 10.112.0.13 or 10.112.0.13:8443")
+    return get_certificate_key(f"https://{text.lower()}")
+
+
+_PROTOCOLS: Final = ("CIFS", "HTTP", "HTTPS", "NFS")  # TransferProtocolType of VirtualMedia.InsertMedia, DSP0268
+
+
+def _parse_media(value: object) -> tuple[MediaShare, ...]:
+    if not isinstance(value, dict):
+        raise ValueError("expected the beginnings of URLs, each with place and protocol")
+    found = []
+    for prefix, share in value.items():
+        if not prefix.startswith(("http://", "https://")):
+            raise ValueError(f"{prefix!r} is not the beginning of a URL: write http://boot.example.net/assets/")
+        if not isinstance(share, dict) or share.keys() != {"place", "protocol"}:
+            raise ValueError(f'{prefix}: expected {{place = "//10.112.0.2/images/", protocol = "CIFS"}}')
+        if share["protocol"] not in _PROTOCOLS:
+            raise ValueError(f"{prefix}: protocol must be one of {', '.join(_PROTOCOLS)}")
+        if not isinstance(share["place"], str) or not share["place"]:
+            raise ValueError(f"{prefix}: place must be a string")
+        found.append(MediaShare(prefix=prefix, place=share["place"], protocol=share["protocol"]))
+    return tuple(sorted(found, key=lambda each: (-len(each.prefix), each.prefix)))
 
 
 _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
@@ -327,6 +491,7 @@ _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "repository-authorities": _parse_boolean,
     "certificates": _parse_certificates,
     "authorities": _parse_authorities,
+    "media": _parse_media,
     "password-command": _parse_command,
 }
 _KEYS: Final = ", ".join(_PARSERS)
@@ -386,6 +551,7 @@ class TrustedCredentials(Struct, frozen=True, kw_only=True):
     credentials: Credentials
     trust: Trust
     fingerprint: str
+    share_login: Credentials | None = None  # for the shares in `Trust.media`
 
 
 class _CachedCredentials(Struct):
@@ -444,6 +610,8 @@ class CredentialDirectory:
             root / FILE,
             folder / AUTHORITY,
             root / AUTHORITY,
+            folder / _SHARE_USERNAME,
+            folder / _SHARE_PASSWORD,
         )
         versions, cached = tuple(map(_read_file_version, files)), self._cached.get(name)
         if cached is not None and cached.versions == versions and time.monotonic() - cached.read_s < _CACHE_S:
@@ -455,9 +623,14 @@ class CredentialDirectory:
         else:
             username, password = _read_files(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
-        text = f"{username}\0{password}\0{trust!r}".encode()
+        login, share_text = None, ""
+        if trust.media and (versions[-2] is not None or versions[-1] is not None):
+            share_username, share_password = _read_files(folder, name, (_SHARE_USERNAME, _SHARE_PASSWORD))
+            login = Credentials(username=share_username, password=share_password, name=name)
+            share_text = f"{share_username}\0{share_password}"
+        text = f"{username}\0{password}\0{trust!r}\0{share_text}".encode()
         fingerprint = hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
-        found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint)
+        found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint, share_login=login)
         self._cached[name] = _CachedCredentials(found, versions, time.monotonic())
         return found
 

@@ -19,6 +19,22 @@ _DISC_TYPES = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that t
 _USB_STICK = "USBStick"  # also suitable for an image that the system finds by its volume label
 
 
+class MediaShare(Struct, frozen=True, kw_only=True):
+    """A file share with copies of images, for BMCs that cannot fetch an image from its URL."""
+
+    prefix: str  # the beginning of the URLs
+    place: str  # what replaces the prefix, in the form that the BMC expects
+    protocol: str  # TransferProtocolType, such as NFS or CIFS
+
+    def find_image(self, url: str) -> str | None:
+        """Return the image for a URL, or None if the share has no copy."""
+        return f"{self.place}{url.removeprefix(self.prefix)}" if url.startswith(self.prefix) else None
+
+    def find_url(self, image: str) -> str | None:
+        """Return the URL of an image that a BMC shows, or None if the image is not from this share."""
+        return f"{self.prefix}{image.removeprefix(self.place)}" if image.startswith(self.place) else None
+
+
 class MediaSlot(Struct, frozen=True, kw_only=True):
     """One VirtualMedia resource of a BMC."""
 
@@ -31,6 +47,8 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
     eject_target: str | None = None
     protocols: frozenset[str] = frozenset()  # the TransferProtocolType values that InsertMedia accepts
     etags: tuple[str, ...] = ()
+    may_be_stale: bool = False  # this BMC may show an image that is no longer connected
+    shares: tuple[MediaShare, ...] = ()  # from which this BMC fetches images; the first match counts
 
     @property
     def is_free(self) -> bool:
@@ -81,8 +99,10 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
     """Return the slots that contain these images, or free slots for them. Return None if there are not enough slots.
 
     The boot disc gets the slot with the first path, because firmware boots the first of several discs. User data gets
-    another slot for discs, or a slot for USB sticks.
+    another slot for discs, or a slot for USB sticks. A slot without InsertMedia is used only if no slot of its kind has
+    InsertMedia, because such a slot may be only for images that the BMC itself stores.
     """
+    slots = _drop_slots_without_action(slots)
     found = {url: slot for url in (disc, data) if url is not None and (slot := find_slot(url, slots)) is not None}
     free = sorted((slot for slot in slots if slot.is_free), key=lambda each: each.path)
     if disc not in found:
@@ -97,16 +117,33 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
     return found
 
 
+def _drop_slots_without_action(slots: Collection[MediaSlot]) -> list[MediaSlot]:
+    """Return the slots without those that lack InsertMedia beside a slot of the same kind that has it.
+
+    The action is optional for each slot (DSP0268). A BMC whose slots all lack the action inserts by PATCH (sushy,
+    VirtualMedia.insert_media).
+    """
+    kinds = {slot.accepts_discs for slot in slots if slot.insert_target is not None}
+    return [
+        slot for slot in slots if slot.insert_target is not None or slot.accepts_discs not in kinds or slot.inserted
+    ]
+
+
 def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     """Return the request body that inserts an image by InsertMedia, or by a PATCH if the slot has no such action.
 
     InsertMedia sets Inserted and WriteProtected by default (DSP0268). A Supermicro X11 rejects these parameters (sushy,
-    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530).
+    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530). The body lacks the
+    credentials of a share.
     """
+    share = next((each for each in slot.shares if each.find_image(url) is not None), None)
+    image, protocol = url, urlsplit(url).scheme.upper()
+    if share is not None:
+        image, protocol = share.find_image(url) or url, share.protocol
     if slot.insert_target is None:
-        return {"Image": url, "Inserted": True, "WriteProtected": True}
-    protocol = urlsplit(url).scheme.upper()
-    return {"Image": url, **({"TransferProtocolType": protocol} if protocol in slot.protocols else {})}
+        return {"Image": image, "Inserted": True, "WriteProtected": True}
+    sends_protocol = share is not None or protocol in slot.protocols
+    return {"Image": image, **({"TransferProtocolType": protocol} if sends_protocol else {})}
 
 
 # The body of a PATCH for a slot without EjectMedia.

@@ -487,6 +487,12 @@ def _restore_override(
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST, and its override is not confirmed")
+    if _keeps_once(record.override, current):
+        return request_operator(
+            f"the BMC does not implement Once: gitboot set {record.override} for {record.reason}, and the BMC shows "
+            f"{current}, which stays after a boot. Use override: None or Continuous in the policy. Either the machine "
+            "has booted from the override, or it has not"
+        )
     shown = f". The BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
     return request_operator(
         f"gitboot tried to set {record.override} for {record.reason}, and the BMC does not show it. Either it was never"
@@ -561,7 +567,7 @@ def _insert_media(
     the firmware's order. gitboot inserts the boot medium last, and only if there are slots for both media, so that an
     installer never starts without its user data.
     """
-    url = next((each for each in override.media if find_slot(each, observed.slots) is None), None)
+    url = next((each for each in override.media if not _is_inserted(each, record, observed)), None)
     if url is None or override.medium is None:
         return None
     before = next((each for each in record.media if each.url == url), None) if record is not None else None
@@ -577,6 +583,17 @@ def _insert_media(
     is_data = url == override.data_medium
     found = structs.replace(found, data_medium=inserted) if is_data else structs.replace(found, medium=inserted)
     return InsertMedium(record=found, slot=slots[url], url=url)
+
+
+def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservation) -> bool:
+    """Return whether the image at ``url`` is inserted.
+
+    If the BMC may show a stale image, gitboot must have inserted the image itself for this record.
+    """
+    if (slot := find_slot(url, observed.slots)) is None:
+        return False
+    recorded = record.media if record is not None else ()
+    return not slot.may_be_stale or any(each.url == url and each.state is MediumState.INSERTED for each in recorded)
 
 
 def _report_missing_slot(override: Override, medium: str, observed: BmcObservation) -> AskOperator:
@@ -633,6 +650,15 @@ def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
             " override: Once or override: None"
         )
     return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"
+
+
+def _keeps_once(override: Override, current: Override) -> bool:
+    """Return whether a BMC stored an override for one boot as Continuous. sushy-tools' fake driver does this."""
+    return (
+        override.enabled is OverrideEnabled.ONCE
+        and current.enabled is OverrideEnabled.CONTINUOUS
+        and current.target == override.target
+    )
 
 
 def _explain_not_shown(record: OverrideRecord, observed: BmcObservation) -> str:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import StrEnum
-from ipaddress import ip_network
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import DocumentIdentity, ReportedIdentity, SameMachine, identify
 from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, find_manager_path, parse_identity
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
 from gitboot.fleet.identities import Machine, normalize_bmc_address
+from gitboot.http_client import RequestLimits, resolve_host, tls_context
 from gitboot.model.scalars import (
     MacAddress,
     Malformed,
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
+_DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -45,14 +50,16 @@ class Probe(Struct, frozen=True, kw_only=True):
     error: str | None = None  # why gitboot could not read the BMC
 
 
-def list_addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
+def list_addresses(
+    places: Sequence[str], ports: Sequence[int], *, schemes: Collection[str] = ("http", "https")
+) -> tuple[str, ...]:
     """Return the base URLs for networks, addresses, host names and URLs, in order and without duplicates.
 
     Raises `UsageError` for any other text, and for more than ``MAX_ADDRESSES`` addresses.
     """
     found: dict[str, None] = {}
     for place in places:
-        for host in _list_hosts(place):
+        for host in _list_hosts(place, schemes):
             if "://" in host:
                 found[host.rstrip("/")] = None
                 continue
@@ -63,14 +70,16 @@ def list_addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ..
     return tuple(found)
 
 
-def _list_hosts(place: str) -> Iterable[str]:
+def _list_hosts(place: str, schemes: Collection[str]) -> Iterable[str]:
     if "://" in place:
         parts = urlsplit(place)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        if parts.scheme not in schemes or not parts.hostname or parts.username is not None:
             raise UsageError(
                 f"{place!r} is not the address of a BMC: write https://10.112.0.13 or https://10.112.0.13:8443"
             )
         return [place]
+    if re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", place):  # a host with its port
+        return _list_hosts(f"https://{place}", schemes)
     try:
         network = ip_network(place, strict=False)
     except ValueError:
@@ -87,6 +96,75 @@ def _list_hosts(place: str) -> Iterable[str]:
 
 def _build_too_many_error(place: str, number: int) -> UsageError:
     return UsageError(f"{place}: {number:,} addresses are more than {MAX_ADDRESSES:,}: name smaller networks")
+
+
+class FirstContact(Struct, frozen=True, kw_only=True):
+    """What gitboot finds at the address of a BMC without sending a request or a credential."""
+
+    address: str
+    ip: IPv4Address | IPv6Address | None = None  # None: the host was not resolved
+    certificate: str | None = None  # the fingerprint of the certificate; None: there is no TLS
+    error: str | None = None  # why gitboot cannot go on
+
+
+_CONTACT_TIMEOUT_S: Final = 5.0
+
+
+def read_certificates(addresses: Sequence[str], *, parallel: int) -> tuple[FirstContact, ...]:
+    """Connect to each address once, and read its certificate from the TLS handshake. No request is sent.
+
+    gitboot only resolves the host of an address without TLS, and does not connect to it.
+    """
+    with ThreadPoolExecutor(parallel, thread_name_prefix="certificates") as pool:
+        return tuple(pool.map(_read_certificate, addresses))
+
+
+def _read_certificate(address: str) -> FirstContact:
+    parts = urlsplit(address)
+    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+    limits = RequestLimits(deadline_s=_CONTACT_TIMEOUT_S)
+    try:
+        ips = resolve_host(host, port, limits)
+        if parts.scheme != "https":
+            return FirstContact(address=address, ip=ip_address(ips[0]))
+        for number, ip in enumerate(ips, start=1):
+            try:
+                with (
+                    socket.create_connection((ip, port), timeout=limits.remaining_s()) as plain,
+                    tls_context(verify=False).wrap_socket(plain, server_hostname=host) as secured,
+                ):
+                    certificate = secured.getpeercert(binary_form=True) or b""
+                return FirstContact(address=address, ip=ip_address(ip), certificate=sha256(certificate).hexdigest())
+            except OSError:
+                if number == len(ips):
+                    raise
+        raise OSError("the host has no address")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        return FirstContact(address=address, error=one_line(str(why)))
+
+
+def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnection:
+    """Return a connection that sends ``credentials`` only to the IP address and the certificate of a contact."""
+    from gitboot.bmc.redfish.client import BmcConnection
+    from gitboot.bmc.redfish.transport import ConnectionPolicy
+
+    policy = ConnectionPolicy(
+        is_address_allowed=contact.ip.__eq__,
+        access_file="the confirmed list",
+        trusted_fingerprint=contact.certificate,
+    )
+    return BmcConnection(contact.address, credentials, tls=tls_context(verify=False), reach=policy)
+
+
+def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
+    """Read the identity of a machine by IPMI, which shows neither network interfaces nor the architecture."""
+    from gitboot.bmc.ipmi import IpmiConnection
+    from gitboot.bmc.redfish.transport import ConnectionPolicy
+
+    policy = ConnectionPolicy(is_address_allowed=contact.ip.__eq__)
+    shown = IpmiConnection(contact.address, credentials, reach=policy).observe()
+    return FoundServer(address=contact.address, system="", identity=shown.identity)
 
 
 def scan(
@@ -366,10 +444,17 @@ def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
     return chosen
 
 
-def render_document(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """Return a Server document for a new machine.
+def render_document(
+    found: FoundServer,
+    name: str,
+    credentials: str,
+    *,
+    verify: bool = True,
+    policy: str | None = None,
+) -> str:
+    """Return a Server document with provision 0 for a new machine.
 
-    The machine is Parked, so that gitboot does not boot it or change its BMC.
+    Without ``policy``, the machine is Parked, so that gitboot does not boot it or change its BMC.
     """
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
@@ -386,8 +471,14 @@ def render_document(found: FoundServer, name: str, credentials: str, *, verify: 
         f"  architecture: {found.architecture or Architecture.X86_64}{assumed}",
         f"  firmware: {found.firmware}",
         "  interfaces:",
-        *(f"    - {{name: {_quote(nic.name)}, mac: {_quote(nic.mac.replace('-', ':'))}}}" for nic in found.nics),
-        f"  lifecycle: {Lifecycle.PARKED}  # remove this line to let gitboot manage the machine",
+        *(
+            f"    - {{{f'name: {_quote(nic.name)}, ' if nic.name else ''}mac: {_quote(nic.mac.replace('-', ':'))}}}"
+            for nic in found.nics
+        ),
+        f"  policy: {_quote(policy)}"
+        if policy is not None
+        else f"  lifecycle: {Lifecycle.PARKED}  # remove this line to let gitboot manage the machine",
+        "  provision: 0  # raise the number to install the machine",
         "  bmc:",
         f"    address: {_quote(found.address)}",
         *([] if found.is_only_system else [f"    system: {_quote(found.system)}"]),

@@ -93,8 +93,9 @@ class ConnectionCache:
         trust, certificate = trusted.trust, trusted.trust.find_certificate(bmc)
         reach = ConnectionPolicy(
             is_address_allowed=trust.build_address_filter(bmc, is_in_ledger=is_in_ledger),
-            required_fingerprints=tuple(each for each in (certificate, bmc.fingerprint) if each is not None),
-            has_trusted_certificate=certificate is not None,
+            required_fingerprint=bmc.fingerprint,
+            access_file=str(trust.file),
+            trusted_fingerprint=certificate,
             fence=self._fence,
             ending_fence=self._ending_fence,
         )
@@ -108,7 +109,15 @@ class ConnectionCache:
         except ssl.SSLError as error:
             source = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
             raise UsageError(f"{source} is not a PEM certificate: {error.reason or error}") from None
-        return BmcConnection(bmc.address, trusted.credentials, system=bmc.system, tls=tls, reach=reach)
+        return BmcConnection(
+            bmc.address,
+            trusted.credentials,
+            system=bmc.system,
+            tls=tls,
+            reach=reach,
+            shares=trust.media,
+            share_login=trusted.share_login,
+        )
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
         """Return the fingerprint of the credentials that gitboot last sent to a machine's BMC."""

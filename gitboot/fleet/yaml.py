@@ -170,11 +170,11 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
     return _edit_document(data, index, lambda text_before: f"{text_before[:start]}{text}{text_before[end:]}")
 
 
-def insert_mapping(data: bytes, index: int, after: Path, name: str, fields: Mapping[str, str]) -> bytes:
+def insert_field(data: bytes, index: int, after: Path, name: str, value: str | Mapping[str, str]) -> bytes:
     """Return the file with the field ``name`` inserted behind the scalar at ``after``, in the same mapping.
 
-    The value of the new field is a mapping of plain scalars. All other bytes stay the same. Raises KeyError if the path
-    does not lead to a scalar in a mapping, or if the mapping has the field already.
+    The value of the new field is a plain scalar or a mapping of plain scalars. All other bytes stay the same. Raises
+    KeyError if the path does not lead to a scalar in a mapping, or if the mapping has the field already.
     """
     *_, (above_at, above), (key_at, at) = _follow(_layout(data, index).root, after)
     if not isinstance(above.items, dict) or name in above.items or at.end is None:
@@ -183,10 +183,13 @@ def insert_mapping(data: bytes, index: int, after: Path, name: str, fields: Mapp
 
     def insert(text: str) -> str:
         if text[above.start] == "{":
-            return f"{text[:end]}, {name}: {{{', '.join(f'{key}: {fields[key]}' for key in fields)}}}{text[end:]}"
+            flow = value if isinstance(value, str) else f"{{{', '.join(f'{key}: {value[key]}' for key in value)}}}"
+            return f"{text[:end]}, {name}: {flow}{text[end:]}"
         column, step = _measure_indent(text, key_at), _measure_indent(text, key_at) - _measure_indent(text, above_at)
         line_end = "\r\n" if "\r\n" in text else "\n"
-        lines = [f"{'':{column}}{name}:", *(f"{'':{column + (step or 2)}}{key}: {fields[key]}" for key in fields)]
+        below = {} if isinstance(value, str) else value
+        first = f"{'':{column}}{name}:{f' {value}' if isinstance(value, str) else ''}"
+        lines = [first, *(f"{'':{column + (step or 2)}}{key}: {below[key]}" for key in below)]
         # The scalar of a block ends at the start of the next line. Any other scalar may have a comment behind it.
         here = end if text[end - 1] == "\n" else text.find("\n", end) + 1 or len(text)
         before = text[:here] if text[:here].endswith("\n") else f"{text}{line_end}"

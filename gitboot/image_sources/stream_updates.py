@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from gitboot.errors import GitbootError, MalformedIndex, StaleIndex, UntrustedRelease, UsageError
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Snapshot
-from gitboot.fleet.yaml import insert_mapping
+from gitboot.fleet.yaml import insert_field
 from gitboot.git.branch_writer import find_proposal, propose
 from gitboot.git.snapshots import find_fleet_folder
 from gitboot.image_sources.find_releases import describe_settings
@@ -311,7 +311,7 @@ def build_files(
     origin = repository.origins[Id("ImageStream", followed.name)]
     fields = {"image": image, "percent": str(followed.follow.percent)}
     try:
-        changed = insert_mapping(repository.read(origin.blob), origin.document, _CURRENT, "rollout", fields)
+        changed = insert_field(repository.read(origin.blob), origin.document, _CURRENT, "rollout", fields)
     except KeyError:
         raise UsageError(
             f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: remove an empty rollout"

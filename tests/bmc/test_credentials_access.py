@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sqlite3
 import threading
+import tomllib
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -231,6 +232,26 @@ def bmc(address: str = "https://10.0.0.1", **more: Any) -> BmcAccess:
     return BmcAccess(**{"address": address, "system": None, "credentials": "rack", "verify": True, "ca": None, **more})
 
 
+def test_a_certificate_for_a_host_and_a_port_takes_precedence_over_one_for_the_host(tmp_path: Path) -> None:
+    a, b, c = (digit * 64 for digit in "abc")
+    trust = trust_of(
+        tmp_path,
+        f'[certificates]\n"10.0.0.1" = "{a}"\n"10.0.0.1:8443" = "{b}"\n'
+        f'"[FD00::1]:8443" = "{c}"\n"[fd00:0::2]" = "{a}"\n',
+    )
+    addresses = ("https://10.0.0.1", "https://10.0.0.1:8443", "https://[fd00::1]:8443", "https://[fd00::2]")
+    assert [trust.find_certificate(bmc(each)) for each in addresses] == [a, b, c, a]
+    assert trust.find_certificate(bmc("https://10.0.0.1:444")) == a
+    assert trust.find_certificate(bmc("https://[fd00::1]")) is None
+    printed = render_access_file([bmc(each) for each in addresses], trust)
+    assert tomllib.loads(printed)["certificates"] == {
+        "10.0.0.1": a,
+        "10.0.0.1:8443": b,
+        "[fd00::1]:8443": c,
+        "fd00::2": a,
+    }
+
+
 def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
     give_credentials(folder, password=PASSWORD, trust=text)
     if authority is not None:
@@ -400,6 +421,15 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
         ("password-command = []", "password-command: expected a program and its arguments"),
         ('password-command = "pass bmc"', "password-command: expected a list of strings"),
+        ('media = ["ab"]', "media: expected the beginnings of URLs"),
+        ('media = {"ftp://a/" = {place = "b", protocol = "NFS"}}', "is not the beginning of a URL"),
+        ('media = {"http://a/" = "//b/"}', "http://a/: expected {place = "),
+        (
+            'media = {"http://a/" = {place = "//b/", protocol = "SMB"}}',
+            "must be one of CIFS, HTTP, HTTPS, NFS",
+        ),
+        ('media = {"http://a/" = {place = "", protocol = "NFS"}}', "place must be a string"),
+        ('certificates = {"10.0.0.1:x" = "ab"}', "is not a host, or a host and a port"),
         ('certificates = ["ab"]', "certificates: expected hosts, each with the SHA-256 of its certificate"),
         ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
     ],

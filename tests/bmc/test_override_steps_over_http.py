@@ -13,27 +13,33 @@ from msgspec import structs
 from gitboot.bmc.identity import AnotherMachine, SameMachine, UnprovenIdentity, accept_identity
 from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.override_state import (
+    MediaShare,
     MediumState,
     OperatorCondition,
     Override,
     OverrideRecord,
     OverrideState,
     WantedOverride,
+    assign_slots,
 )
+from gitboot.errors import BmcRejected
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack
 from tests.helpers.cases import each_of
-from tests.helpers.fleets import uuid_of
+from tests.helpers.fleets import HERE, uuid_of
 from tests.helpers.redfish_double.machine import STARTED, Machine
 from tests.helpers.redfish_double.profiles import (
     AMI,
+    CIMC,
     GENERIC,
     IDRAC9,
+    IDRAC10,
     ILO6,
     OPENBMC,
     PROFILES,
     STUCK,
+    SUPERMICRO_X11,
     XCC,
     Drive,
     Drives,
@@ -617,6 +623,95 @@ def test_the_transfer_protocol_is_sent_only_to_drives_that_list_it(
     rack.bring_about(DISC)
     [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
     assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
+
+
+@pytest.mark.parametrize("profile", [IDRAC9, IDRAC10], ids=["idrac9", "idrac10"])
+def test_a_stale_image_with_the_same_url_is_ejected_and_inserted_again_once(
+    make_rack: MakeRack, profile: Profile
+) -> None:
+    rack = make_rack(profile=profile)
+    _disc(rack).stale = ISO
+    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert (_disc(rack).image, _disc(rack).ejected) == (ISO, [ISO])
+    assert _sent(rack)[:2] == ["EjectMedia", ISO]
+    rack.server.service.requests.clear()
+    rack.wait(600)
+    rack.bring_about(DISC)
+    assert (_sent(rack), _disc(rack).ejected) == ([], [ISO])
+
+
+def test_a_drive_that_shows_an_ejected_image_counts_as_empty(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=SUPERMICRO_X11)
+    rack.bring_about(DISC)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _disc(rack).resource()["Image"]) == (None, ISO)
+    newer = structs.replace(DISC, reason="provision/2", override=structs.replace(DISC.override, medium=OTHERS))
+    assert rack.bring_about(newer).outcome is Outcome.APPLIED
+    assert _disc(rack).image == OTHERS
+
+
+def test_a_drive_without_the_action_stays_empty_beside_one_that_has_it(rack: Rack) -> None:
+    """Its path comes first."""
+    without = Drive(_disc(rack).path.removesuffix("2") + "0", _disc(rack).kind, lacks_actions=True)
+    rack.machine.drives.insert(0, without)
+    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert (without.image, rack.machine.drives[2].image) == (None, ISO)
+    assert not [each for each in rack.server.service.requests if each.method == "PATCH" and without.path in each.path]
+
+
+def test_a_bmc_that_needs_the_protocol_without_listing_it_gets_it(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=CIMC)
+    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert _disc(rack).image == ISO
+
+
+CIFS = ("//10.112.0.2/images/", "CIFS", ("CIFS", "HTTP", "HTTPS", "NFS"))
+
+
+@pytest.mark.parametrize(
+    ("profile", "share", "login"),
+    [(IDRAC9, CIFS, True), (IDRAC9, ("10.112.0.2:/images/", "NFS", ()), False), (XCC, CIFS, False)],
+    ids=["CIFS with credentials", "NFS", "by PATCH"],
+)
+def test_an_image_on_a_share_is_inserted_by_its_protocol_and_recorded_by_its_url(
+    make_rack: MakeRack, profile: Profile, share: tuple[str, str, tuple[str, ...]], login: bool
+) -> None:
+    rack = make_rack(profile=profile)
+    place, protocol, _disc(rack).protocols = share
+    prefix = ISO.rpartition("/")[0] + "/"
+    (rack.folder / "access.toml").write_text(
+        f'{HERE}[media]\n"{prefix}" = {{place = "{place}", protocol = "{protocol}"}}\n'
+    )
+    if login:
+        (rack.folder / "rack" / "media-username").write_text("images\n")
+        (rack.folder / "rack" / "media-password").write_text("share-secret\n")
+    with rack.fleet() as fleet:
+        fleet.submit([rack.job(DISC)])
+        (result,) = fleet.take_results(wait_all=True).values()
+        assert result.outcome is Outcome.APPLIED, result.message
+        changing = [each.json for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
+        [sent] = [each for each in changing if "Image" in each]
+        image = place + ISO.removeprefix(prefix)
+        assert sent["Image"] == image and _disc(rack).image == image
+        assert sent.get("TransferProtocolType") == (None if profile is XCC else protocol)
+        assert (sent.get("UserName"), sent.get("Password")) == (("images", "share-secret") if login else (None, None))
+        assert [each.url for each in _record(rack).media] == [ISO]
+        rack.wait(600)
+        fleet.submit([rack.job(None)])
+        fleet.take_results(wait_all=True)
+    assert _disc(rack).ejected == [image]
+
+
+def test_a_share_whose_protocol_the_drive_does_not_list_is_rejected_before_any_request(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=IDRAC9)
+    _disc(rack).protocols = ("HTTP", "HTTPS")
+    share = MediaShare(prefix="http://", place="//10.112.0.2/images/", protocol="CIFS")
+    bmc = rack.connect(shares=(share,))
+    slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, ISO, None)
+    assert slots is not None
+    with pytest.raises(BmcRejected, match=r"fetches images by HTTP, HTTPS, and .* has CIFS"):
+        bmc.media.insert(slots[ISO], ISO)
+    assert _disc(rack).image is None
 
 
 def _lying(rack: Rack) -> list[str | None]:

@@ -43,9 +43,10 @@ from tests.helpers.redfish_double.server import Redirect
         (["10.0.0.7"], [443, 8443], ["https://10.0.0.7", "https://10.0.0.7:8443"]),
         (["fd00::4/127"], [8443], ["https://[fd00::4]:8443", "https://[fd00::5]:8443"]),
         (["bmc7.example.net", "bmc7.example.net"], [443], ["https://bmc7.example.net"]),
+        (["10.0.0.7:8443", "[fd00::4]:8443"], [443], ["https://10.0.0.7:8443", "https://[fd00::4]:8443"]),
         (["http://10.0.0.7:8000/", "10.0.0.7"], [443], ["http://10.0.0.7:8000", "https://10.0.0.7"]),
     ],
-    ids=["network", "one address of it", "ports", "IPv6", "twice", "URL"],
+    ids=["network", "one address of it", "ports", "IPv6", "twice", "host and port", "URL"],
 )
 def test_places_and_ports_are_expanded_to_addresses(places: list[str], ports: list[int], meant: list[str]) -> None:
     assert list_addresses(places, ports) == tuple(meant)

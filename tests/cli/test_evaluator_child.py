@@ -45,6 +45,7 @@ COMMANDS = {
     "bmc access-files": "--state S",
     "bmc apply": "--state S",
     "bmc diff": "--state S",
+    "bmc enroll": "127.0.0.1 --as rack --path W",
     "bmc get": "--state S",
     "bmc power get": "--state S",
     "bmc power off": "web01 --state S --reason R --yes",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from yaml._yaml import get_version
 
 from gitboot.fleet import yaml as document
-from gitboot.fleet.yaml import Place, Quoted, Value, insert_mapping, locate, parse, replace_scalar
+from gitboot.fleet.yaml import Place, Quoted, Value, insert_field, locate, parse, replace_scalar
 from gitboot.model.scalars import Path
 from gitboot.problems import Code
 from tests.helpers.cases import for_each
@@ -674,15 +674,15 @@ def test_a_value_that_is_not_a_written_scalar_is_not_replaced(path: Path) -> Non
 )
 def test_a_field_is_inserted_and_all_other_bytes_stay(before: str, after: str) -> None:
     fields = {"i": "x", "p": "5"}
-    assert insert_mapping(before.encode(), 0, ("s", "c"), "r", fields).decode() == after
+    assert insert_field(before.encode(), 0, ("s", "c"), "r", fields).decode() == after
     was, now = (parse(each.encode(), "").documents[0].value["s"] for each in (before, after))
     assert isinstance(was, dict) and now == {**was, "r": fields}
     if not before.startswith("\ufeff"):
         some = b"z: 'ae'\n---\n"
-        assert insert_mapping(some + before.encode(), 1, ("s", "c"), "r", fields) == some + after.encode()
+        assert insert_field(some + before.encode(), 1, ("s", "c"), "r", fields) == some + after.encode()
 
 
 @pytest.mark.parametrize("text", ["s: {c: 1, r: }", "s: {c: 1, r: null}", "s: {c: 1, r: {}}", "s: {d: 1}", "s: [1]"])
 def test_a_field_that_exists_or_has_no_place_is_not_inserted(text: str) -> None:
     with pytest.raises(KeyError):
-        insert_mapping(text.encode(), 0, ("s", "c"), "r", {"i": "x"})
+        insert_field(text.encode(), 0, ("s", "c"), "r", {"i": "x"})

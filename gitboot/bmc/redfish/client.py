@@ -20,10 +20,17 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import EJECT_REQUEST, BmcObservation, MediaSlot, Override, build_insert_request
+from gitboot.bmc.override_state import (
+    EJECT_REQUEST,
+    BmcObservation,
+    MediaShare,
+    MediaSlot,
+    Override,
+    build_insert_request,
+)
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.quirks import TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
+from gitboot.bmc.redfish.quirks import STANDARD, TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
 from gitboot.bmc.redfish.resources import (
     Resource,
     add_clock,
@@ -97,6 +104,8 @@ class BmcConnection:
         system: str | None = None,  # the path of the ComputerSystem; None: the BMC's only system
         tls: ssl.SSLContext | None = None,  # may be shared between BMCs; None: the authorities of this machine
         reach: ConnectionPolicy | None = None,  # None: no limits
+        shares: tuple[MediaShare, ...] = (),  # from which this BMC fetches images
+        share_login: Credentials | None = None,  # for the shares; None: they need none
         connect_timeout_s: float = 3,
         read_timeout_s: float = 10,  # the limit until the complete response has arrived
     ) -> None:
@@ -115,7 +124,7 @@ class BmcConnection:
             connect_timeout=connect_timeout_s,
         )
         self.login = Login(self._connector, credentials, self._translate_errors)
-        self.media = RedfishMedia(self)
+        self.media = RedfishMedia(self, shares, share_login)
         self.firmware = RedfishFirmware(self)
         session = self._connector._session
         session.trust_env = False  # ignore REQUESTS_CA_BUNDLE, ~/.netrc and proxies, which do not apply to BMCs
@@ -414,8 +423,9 @@ class RedfishFirmware:
 class RedfishMedia:
     """The virtual media of a system. Methods may raise the errors of `BmcConnection`."""
 
-    def __init__(self, bmc: BmcConnection) -> None:
-        self._bmc = bmc
+    def __init__(self, bmc: BmcConnection, shares: tuple[MediaShare, ...], share_login: Credentials | None) -> None:
+        self._bmc, self._quirks = bmc, STANDARD
+        self._shares, self._share_login = shares, share_login
 
     def with_slots(self, observed: BmcObservation) -> BmcObservation:
         """Add the slots of the system or, as in Redfish before 2020.4, of its Manager."""
@@ -423,17 +433,38 @@ class RedfishMedia:
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
             paths = self._bmc.read(collection).members if collection is not None else ()
-        return structs.replace(observed, slots=tuple(parse_slot(self._bmc.read(path)) for path in paths))
+        self._quirks = get_quirks(observed)
+        usable = self._quirks.network_drives
+        chosen = (path for path in paths if not usable or path.rstrip("/").rpartition("/")[2].startswith(usable))
+        return structs.replace(observed, slots=tuple(map(self._read_slot, chosen)))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image that the BMC then downloads."""
-        self._send_change(slot, slot.insert_target, build_insert_request(slot, url))
+        """Insert an image that the BMC then downloads. Eject a stale image first."""
+        if not slot.is_free:
+            self.eject(slot)
+            slot = self._read_slot(slot.path)
+        body = build_insert_request(slot, url)
+        if body["Image"] != url:
+            protocol = body.get("TransferProtocolType")
+            if protocol is not None and slot.protocols and protocol not in slot.protocols:
+                raise BmcRejected(
+                    f"{slot.path}: the BMC fetches images by {', '.join(sorted(slot.protocols))}, and [media] of "
+                    f"access.toml has {protocol}"
+                )
+            if (login := self._share_login) is not None:
+                body = {**body, "UserName": login.username, "Password": login.password}
+        self._send_change(slot, slot.insert_target, body)
 
     def eject(self, slot: MediaSlot) -> None:
         self._send_change(slot, slot.eject_target, EJECT_REQUEST if slot.eject_target is None else {})
 
+    def _read_slot(self, path: str) -> MediaSlot:
+        slot = structs.replace(parse_slot(self._bmc.read(path), self._quirks), shares=self._shares)
+        urls = (share.find_url(slot.image) for share in self._shares if slot.image is not None)
+        return structs.replace(slot, image=next((url for url in urls if url is not None), slot.image))
+
     def _send_change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
         if action is None:
-            self._bmc.patch(slot.path, body, slot.etags, lambda: parse_slot(self._bmc.read(slot.path)) != slot)
+            self._bmc.patch(slot.path, body, slot.etags, lambda: self._read_slot(slot.path) != slot)
         else:
             self._bmc.post(action, body)

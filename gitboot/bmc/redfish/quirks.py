@@ -71,6 +71,14 @@ class Quirks(Struct, frozen=True, kw_only=True):
         "LastResetTime",
     )  # the path of the system's property with the time of its last reset; (): there is no such property
 
+    # The beginnings of the names of the drives that take an image from the network; (): all drives.
+    network_drives: tuple[str, ...] = ()
+    # Virtual media: whether the BMC keeps showing an image that it ejected, with ConnectedVia NotConnected.
+    shows_ejected_media: bool = False
+    # Whether the BMC may show Inserted with the image of an earlier insertion, which is no longer connected.
+    shows_stale_media: bool = False
+    sends_media_protocol: bool = False  # whether InsertMedia needs TransferProtocolType without listing its values
+
     @property
     def differences(self) -> tuple[str, ...]:
         """A phrase for each field that differs from `STANDARD`."""
@@ -87,6 +95,11 @@ class Quirks(Struct, frozen=True, kw_only=True):
             "reset_time": f"{'/'.join(self.reset_time)} shows a reset"
             if self.reset_time
             else "LastResetTime does not show a reset",
+            "network_drives": f"gitboot uses only the drives whose names begin with {' or '.join(self.network_drives)}",
+            "shows_ejected_media": "a drive with ConnectedVia NotConnected is empty, whatever Image and Inserted show",
+            "shows_stale_media": "gitboot ejects an image that it did not insert for this boot, and inserts it again, "
+            "even if the URL is the same",
+            "sends_media_protocol": "gitboot sends TransferProtocolType with each medium",
         }
         return tuple(phrase for name, phrase in phrases.items() if getattr(self, name) != getattr(STANDARD, name))
 
@@ -98,7 +111,8 @@ QUIRKS = (
         name="Dell iDRAC",
         # Sending an unchanged mode queues a BIOS job and a second reboot, so gitboot never sends an unchanged mode.
         source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issues 306 and 319;"
-        " dsx-ai-factory/libredfish pull request 75",
+        " dsx-ai-factory/libredfish pull request 75; redhat-performance/jetlag issue 657;"
+        " microsoft/lisa pull request 4168",
         manufacturers=("dell",),
         firmware_uri=FirmwareUri(
             attribute="HttpDev1Uri",
@@ -110,6 +124,8 @@ QUIRKS = (
             },
             enabling_attribute="HttpDev1EnDis",
         ),
+        # The image of an earlier installation may stay in the drive, and InsertMedia then fails with VRM0021.
+        shows_stale_media=True,
         continuous_http=False,  # a Continuous override moves the HTTP device to the top of the boot order permanently
     ),
     Quirks(
@@ -127,11 +143,13 @@ QUIRKS = (
     Quirks(
         name="Supermicro",
         # X10 and older show no mode, and reject a PATCH with a mode, so gitboot sends a mode only if the BMC shows one.
-        source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System",
+        source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System;"
+        " ansible-collections/community.general issue 6969 and pull request 12537",
         manufacturers=("supermicro", "super micro"),
         mode=ModePolicy.ALWAYS,
         always=frozenset({ENABLED}),
         boots_cd_as=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
+        shows_ejected_media=True,  # X12 and H13 keep the image after an eject
     ),
     Quirks(
         name="AMI MegaRAC",  # also ASRock Rack, Gigabyte, Lenovo TSM and NVIDIA DGX H100, which are built on it
@@ -142,6 +160,20 @@ QUIRKS = (
         mode=ModePolicy.ALWAYS,
         always=frozenset({ENABLED, TARGET}),
         off_target=OverrideTarget.NONE,
+    ),
+    Quirks(
+        name="Lenovo XCC",
+        # RDOC and Remote are for images in the BMC and on the client, and look like other drives for CDs.
+        source="lenovo/python-redfish-lenovo issue 21",
+        manufacturers=("lenovo",),
+        network_drives=("EXT",),
+    ),
+    Quirks(
+        name="Cisco CIMC",
+        # C845A M8: InsertMedia rejects a request without TransferProtocolType.
+        source="sushy, VirtualMedia.is_transfer_protocol_required",
+        manufacturers=("cisco",),
+        sends_media_protocol=True,
     ),
     Quirks(
         name="OpenBMC",  # also NVIDIA's GB200, GH200 and BlueField, which are built on it

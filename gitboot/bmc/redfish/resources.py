@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from gitboot.bmc.identity import ReportedIdentity
 from gitboot.bmc.override_state import BmcObservation, Marks, MediaSlot, Override, as_utc, parse_time
-from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, ModePolicy, find_quirks
+from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, STANDARD, TARGET, ModePolicy, Quirks, find_quirks
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -140,22 +140,30 @@ def parse_reset_types(info: Resource) -> frozenset[str]:
     return next(allowed, frozenset())
 
 
-def parse_slot(resource: Resource) -> MediaSlot:
+_PROTOCOLS = frozenset({"HTTP", "HTTPS"})  # of the images of BootImages
+
+
+def parse_slot(resource: Resource, quirks: Quirks = STANDARD) -> MediaSlot:
     """Return the slot that a VirtualMedia resource describes."""
     body = resource.body
     insert, eject = (
         _as_mapping(_get_nested(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject")
     )
     image = _as_text(body.get("Image"))
+    inserted = bool(body["Inserted"]) if body.get("Inserted") is not None else image is not None
+    if quirks.shows_ejected_media and body.get("ConnectedVia") == "NotConnected":
+        image, inserted = None, False
+    protocols = _as_text_set(insert.get("TransferProtocolType@Redfish.AllowableValues"))
     return MediaSlot(
         path=resource.path,
         image=image,
-        inserted=bool(body["Inserted"]) if body.get("Inserted") is not None else image is not None,
+        inserted=inserted,
         types=_as_text_set(body.get("MediaTypes")),
         insert_target=_as_text(insert.get("target")),
         eject_target=_as_text(eject.get("target")),
-        protocols=_as_text_set(insert.get("TransferProtocolType@Redfish.AllowableValues")),
+        protocols=protocols or (_PROTOCOLS if quirks.sends_media_protocol else frozenset()),
         etags=resource.etags,
+        may_be_stale=quirks.shows_stale_media,
     )
 
 

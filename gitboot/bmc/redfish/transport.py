@@ -52,10 +52,10 @@ class ConnectionPolicy(Struct):
     """The addresses that a connection may use, the certificates that it accepts, and its time limit."""
 
     is_address_allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
-    required_fingerprints: tuple[
-        str, ...
-    ] = ()  # the certificate must have each of these fingerprints; the issuer does not matter
-    has_trusted_certificate: bool = False  # `access.toml` contains a fingerprint, so no authority is needed
+    required_fingerprint: str | None = None  # of the document; the certificate must have it; None: any fingerprint
+    # The access file that contains a fingerprint, so that no authority is needed; None: it contains no fingerprint.
+    access_file: str | None = None
+    trusted_fingerprint: str | None = None  # the fingerprint in `access_file`
     # Called right before a change; raises if this instance may not change the BMC.
     fence: Callable[[], None] = lambda: None
     ending_fence: Callable[[], None] | None = None  # like `fence`, for requests that only end something; None: `fence`
@@ -125,10 +125,19 @@ class ConnectionPolicy(Struct):
         verifies it.
         """
         shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
-        for name in self.required_fingerprints:
-            if name != shown:
-                raise RequestAborted(BmcRejected, f"the certificate must have the fingerprint {name}, and has {shown}")
-        if is_verified or self.has_trusted_certificate:
+        if self.trusted_fingerprint not in (None, shown):
+            raise RequestAborted(
+                BmcRejected,
+                f"the certificate changed: {self.access_file} has {self.trusted_fingerprint}, and the BMC presents "
+                f"{shown}. If the BMC has a new certificate, compare it with this one, and accept it with gitboot bmc "
+                "enroll --fingerprints",
+            )
+        if self.required_fingerprint not in (None, shown):
+            raise RequestAborted(
+                BmcRejected,
+                f"the document has the fingerprint {self.required_fingerprint}, and the certificate has {shown}",
+            )
+        if is_verified or self.trusted_fingerprint is not None:
             return
         if expected not in (None, shown):
             raise RequestAborted(BmcRejected, f"the certificate changed: it was {expected}, and is {shown}")

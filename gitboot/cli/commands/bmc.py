@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import click
 
-from gitboot.bmc.credentials import FILE, credential_use, render_access_file
+from gitboot.bmc.credentials import FILE, credential_use, read_trust, render_access_file
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
+from gitboot.cli.commands.bmc_enroll import enroll
 from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
@@ -224,8 +225,9 @@ def access_files(state: Path, credentials: Path | None) -> None:
     """Print the access files that allow credentials for BMCs.
 
     gitboot prints an access.toml for each name of BMC credentials, with the BMCs of the accepted commit. Without
-    DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it knows already. Read the
-    addresses before you copy the file, because they come from the repository.
+    DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it knows already. With
+    --credentials, the output keeps the certificates in the present files. Read the addresses before you copy the file,
+    because they come from the repository.
     """
     with open_offline(state, current_time()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
@@ -239,7 +241,8 @@ def access_files(state: Path, credentials: Path | None) -> None:
         click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(its), 'BMC')}")
         if new:
             click.echo(f"# New BMCs, check their addresses first: {format_names(new)}")
-        click.echo(render_access_file(each.bmc for each in its if each.bmc is not None))
+        trust = read_trust(credentials, name) if credentials is not None else None
+        click.echo(render_access_file((each.bmc for each in its if each.bmc is not None), trust))
 
 
 @command.command(
@@ -705,3 +708,4 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
 
 
 command.add_command(scan_network, "scan")
+command.add_command(enroll, "enroll")

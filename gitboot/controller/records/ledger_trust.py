@@ -202,6 +202,8 @@ def initialise_ledger(
     about, servers = update.facts, commit.decisions.servers.values()
     names = {each.uuid: each.server for each in servers}
     if (doubt := find_unverified_reason(about, commit.decisions)) is None:
+        if about.initialised is None and beginning is Beginning.ADOPT:  # the first commit adopts servers by itself
+            return f"the ledger begins with {_BEGINNING_TEXTS[beginning]}: no server has a provision number above 0"
         return "the ledger is verified already. Use gitboot records set for single servers"
     _check_beginning(update, beginning, records, doubt, names)
     number = update.count_decision()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import warnings
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from werkzeug.serving import make_server
@@ -14,11 +16,14 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import (
     NO_MARKS,
+    MediaShare,
     OperatorCondition,
     Override,
     OverrideRecord,
     OverrideState,
     WantedOverride,
+    assign_slots,
+    find_slot,
 )
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.redfish.client import BmcConnection
@@ -28,7 +33,9 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.redfish_double.machine import STARTED
 
 # One machine for each test.
-FOREIGN, CONTINUOUS, ONCE = (SystemUuid(f"4c4c4544-0034-4a10-8056-b9c04f4d373{number}") for number in (1, 2, 3))
+FOREIGN, CONTINUOUS, ONCE, MEDIA = (
+    SystemUuid(f"4c4c4544-0034-4a10-8056-b9c04f4d373{number}") for number in (1, 2, 3, 4)
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +46,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     machines = [
         {"uuid": uuid, "name": uuid, "power_state": "On", "external_notifier": False, "nics": []}
-        for uuid in (FOREIGN, CONTINUOUS, ONCE)
+        for uuid in (FOREIGN, CONTINUOUS, ONCE, MEDIA)
     ]
     app.config |= {
         "SUSHY_EMULATOR_FAKE_DRIVER": True,
@@ -110,4 +117,47 @@ def test_a_bmc_that_turns_once_into_continuous_is_quoted_to_the_operator(emulato
     assert first.outcome is Outcome.WAITING
     assert first.message == "gitboot set Once Pxe a moment ago, and the BMC shows Continuous Pxe"
     assert later.condition is OperatorCondition.NEEDS_OPERATOR
-    assert later.message.endswith("The BMC shows Continuous Pxe")
+    assert "the BMC does not implement Once: gitboot set Once Pxe for provision/Once" in later.message
+    assert "and the BMC shows Continuous Pxe, which stays after a boot" in later.message
+
+
+class _Share(BaseHTTPRequestHandler):
+    """A file server that serves an image only to a user with a password."""
+
+    def do_GET(self) -> None:
+        is_known = self.headers.get("Authorization") == f"Basic {b64encode(b'images:share-secret').decode()}"
+        self.send_response(200 if is_known and self.path == "/copies/web.iso" else 401)
+        self.end_headers()
+        if is_known:
+            self.wfile.write(b"an image")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep silent."""
+
+
+def test_an_image_is_fetched_from_a_share_with_its_own_credentials_and_ejected(emulator: str) -> None:
+    url = "http://boot.test/assets/web.iso"
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Share) as files:
+        thread = threading.Thread(target=files.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        place = f"http://127.0.0.1:{files.server_port}/copies/"
+        share = MediaShare(prefix="http://boot.test/assets/", place=place, protocol="HTTP")
+        login = Credentials(username="images", password="share-secret")
+        try:
+            with BmcConnection(
+                emulator,
+                Credentials(username="gitboot", password="secret"),
+                system=f"/redfish/v1/Systems/{MEDIA}",
+                shares=(share,),
+                share_login=login,
+            ) as bmc:
+                slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, url, None)
+                assert slots is not None
+                bmc.media.insert(slots[url], url)
+                shown = find_slot(url, bmc.media.with_slots(bmc.observe()).slots)
+                assert shown is not None and shown.path == slots[url].path
+                bmc.media.eject(shown)
+                assert find_slot(url, bmc.media.with_slots(bmc.observe()).slots) is None
+        finally:
+            files.shutdown()
+            thread.join()

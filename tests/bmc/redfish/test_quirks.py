@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import Override, Reset
+from gitboot.bmc.override_state import Override, Reset, assign_slots, find_slot
 from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
 from gitboot.bmc.redfish import quirks
 from gitboot.bmc.redfish.client import BmcConnection
@@ -28,6 +28,7 @@ from tests.helpers.redfish_double.server import RedfishServer, Service
 PAYLOADS = Path(__file__).parents[2] / "helpers" / "redfish_double" / "payloads"
 ROOT = Path(__file__).parents[3]
 USER, PASSWORD = "gitboot", "correct horse"
+ISO = "http://boot.test/web.iso"
 URI = "http://boot.example.net/web.efi"
 ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
 ALWAYS = structs.replace(ONCE, enabled=OverrideEnabled.CONTINUOUS)
@@ -43,7 +44,7 @@ READ = [
     ("dell-r750", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
     ("dell-r750-settings", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
     ("hpe-dl385-gen10", "HPE iLO", "1", "Once UefiHttp", "Continuous UefiHttp", "Once Cd"),
-    ("lenovo-sr670", "Redfish", "1", "Once Pxe", None, "Once Cd"),
+    ("lenovo-sr670", "Lenovo XCC", "1", "Once Pxe", None, "Once Cd"),
     ("nvidia-bluefield", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
     ("nvidia-dgx-h100", "AMI MegaRAC", "SD", "Once UefiHttp URI", "Continuous UefiHttp URI", "Once Cd"),
     ("nvidia-gb200", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
@@ -152,8 +153,34 @@ def _life(profile: Profile) -> list[str]:
         found.append(_set(bmc, FROM_PXE) or _set(bmc, FROM_CD) or _switched_off(bmc))
         machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="None")
         found.append(_switched_off(bmc))
+        found += _inserted(bmc, machine)
     order = "wrong: the boot order changed" if machine.boot_order_changed else "the boot order as it was"
     return [*found, f"{machine.resets} resets", order]
+
+
+def _inserted(bmc: BmcConnection, machine: Machine) -> list[str]:
+    """Return what comes of an image after another, of one whose URL a drive shows already, and of one too many."""
+    if not machine.drives:
+        return []
+    found = [_insert_by_steps(bmc, machine, "http://boot.test/old.iso")]
+    machine.drives[1].refuses("POST", machine.drives[1].action("Eject"), {})
+    machine.drives[1].refuses("PATCH", machine.drives[1].path, {"Inserted": False})
+    if machine.profile.drives_are_stale:
+        machine.drives[1].stale = ISO
+    found.append(_insert_by_steps(bmc, machine, ISO))
+    return [*found, _insert_by_steps(bmc, machine, "http://boot.test/another.iso")]
+
+
+def _insert_by_steps(bmc: BmcConnection, machine: Machine, url: str) -> str:
+    seen = bmc.media.with_slots(bmc.observe())
+    if (slots := assign_slots(seen.slots, url, None)) is None:
+        return "no drive is free"
+    if find_slot(url, seen.slots) is None or slots[url].may_be_stale:
+        try:
+            bmc.media.insert(slots[url], url)
+        except GitbootError as error:
+            return f"refused: {error}"
+    return "inserted" if any(drive.image == url for drive in machine.drives) else "wrong: not inserted"
 
 
 def _beside_a_uri_of_firmware(bmc: BmcConnection, machine: Machine) -> list[str]:

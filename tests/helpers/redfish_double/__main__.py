@@ -119,6 +119,7 @@ def main() -> None:
         name, _, identity = text.partition("=")
         uuid, _, mac = identity.partition(",")
         machine = Machine(name, uuid=uuid, system=name, profile=PROFILES[arguments.profile], post_s=arguments.post)
+        machine.nics = {"NIC.1": mac} if mac else {}
         machine.on_boot = _boots(machine, mac, arguments)
         machines.append(machine)
     # Waited for, not handled: a handler may interrupt the thread that holds the lock of the Event that it sets.

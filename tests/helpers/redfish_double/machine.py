@@ -197,9 +197,15 @@ class Machine:
         }
         kind, above = profile.drives, self.path if profile.drives is Drives.SYSTEM else self.manager_path
         self.media_path = f"{above.rstrip('/')}/VirtualMedia"
-        usb, disc = (Drive(f"{self.media_path}/{slot}", kind) for slot in ("1", "2"))
+        names = ("EXT1", "EXT2") if kind is Drives.PATCHED else ("1", "2")
+        usb, disc = (Drive(f"{self.media_path}/{slot}", kind) for slot in names)
+        # The drives for images that the BMC itself stores: lenovo/python-redfish-lenovo issue 21.
+        stored = Drive(f"{self.media_path}/RDOC1", kind, lacks_actions=True)
+        self.stored_drives = [stored] if kind is Drives.PATCHED else []
         usb.types = ("Floppy", "USBStick")
         self.drives = [] if kind is Drives.ABSENT else [usb, disc]
+        for drive in self.drives:
+            drive.keeps_image, drive.needs_protocol = profile.drives_keep_images, profile.drives_need_protocol
         self._as_booted = dict(self.override)
         self.bios = Bios(
             self.path,

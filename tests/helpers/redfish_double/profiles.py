@@ -56,22 +56,26 @@ class Drive:
     shows_late: bool = False  # it accepts an image, and shows it when the test says so
     ejected: list[str] = field(default_factory=list)
     fetches: Callable[[str], str | None] = lambda _: None  # for an image; returns why it is not available
+    needs_protocol: bool = False  # its action needs the parameter that it does not list
+    keeps_image: bool = False  # Image stays after an eject, with ConnectedVia NotConnected
+    stale: str | None = None  # shown as inserted, and not connected; it must be ejected first
+    lacks_actions: bool = False  # it has no action, and takes no PATCH
 
     @property
     def shown(self) -> str | None:
-        return None if self.shows_late else self.image
+        return None if self.shows_late else self.image or self.stale
 
     def resource(self) -> Json:
         body = sample("virtual_media") | {
             "@odata.id": self.path,
             "Id": self.path.rpartition("/")[2],
             "MediaTypes": list(self.types),
-            "Image": self.shown,
+            "Image": self.shown or (self.ejected[-1] if self.keeps_image and self.ejected else None),
             "ImageName": None,
             "Inserted": self.shown is not None,
             "ConnectedVia": "URI" if self.shown else "NotConnected",
         }
-        if self.kind is Drives.PATCHED:
+        if self.kind is Drives.PATCHED or self.lacks_actions:
             del body["Actions"]
             return body
         insert: Json = {"target": self.action("Insert")}
@@ -89,6 +93,8 @@ class Drive:
     def refuses(self, method: str, path: str, content: Any) -> str | None:
         """Execute an action; return why not, if it fails."""
         content = content or {}
+        if self.lacks_actions:
+            return "no image from the network"
         if self.kind is Drives.PATCHED:
             if method != "PATCH" or set(content) - {"Image", "Inserted", "WriteProtected"} or "Inserted" not in content:
                 return "PATCH Image and Inserted"
@@ -101,10 +107,12 @@ class Drive:
             return "Image alone"
         if self.protocols and content.get("TransferProtocolType") not in self.protocols:
             return "TransferProtocolType is missing"
+        if self.needs_protocol and "TransferProtocolType" not in content:
+            return "TransferProtocolType is missing"
         return self._insert(content.get("Image"))
 
     def _insert(self, image: str | None) -> str | None:
-        if self.image is not None:
+        if self.image is not None or self.stale is not None:
             return "a medium is inserted already"
         if image is not None and (why := self.fetches(image)) is not None:
             return why
@@ -112,10 +120,10 @@ class Drive:
         return None
 
     def _eject(self) -> str | None:
-        if self.image is None:
+        if (image := self.image or self.stale) is None:
             return "nothing is inserted"
-        self.ejected.append(self.image)
-        self.image = None
+        self.ejected.append(image)
+        self.image = self.stale = None
         return None
 
 
@@ -197,6 +205,9 @@ class Profile:
     continuous_http_changes_boot_order: bool = False
     boots_cd_as: str = "Cd"
     drives: Drives = Drives.MANAGER
+    drives_keep_images: bool = False
+    drives_are_stale: bool = False  # a test may find the image of an earlier insertion in them
+    drives_need_protocol: bool = False
     bios: tuple[tuple[str, str], ...] = ()  # attributes of its firmware; a URI among them is what UefiHttp boots
     bios_uri: str = ""  # which one that is
     bios_switch: str = ""  # the one that has to be Enabled for it
@@ -246,6 +257,7 @@ IDRAC9 = Profile(
     bios_uri="HttpDev1Uri",
     bios_switch="HttpDev1EnDis",
     bios_change_is_a_job=True,
+    drives_are_stale=True,
 )
 
 IDRAC10 = Profile(
@@ -263,6 +275,7 @@ IDRAC10 = Profile(
     bios_uri="HttpDev1Uri",
     bios_switch="HttpDev1EnDis",
     bios_change_is_a_job=True,
+    drives_are_stale=True,
 )
 
 ILO6 = Profile(
@@ -305,6 +318,7 @@ SUPERMICRO_X11 = Profile(
     required=frozenset({ENABLED, MODE}),
     last_reset_time=False,
     boots_cd_as="UsbCd",
+    drives_keep_images=True,
 )
 
 AMI = Profile(
@@ -384,6 +398,7 @@ CIMC = Profile(
     mode=Property.ABSENT,
     last_reset_time=False,
     boot_progress=False,
+    drives_need_protocol=True,
 )
 
 # fujitsu/terraform-provider-irmc-redfish: If-Match, and no word for off.

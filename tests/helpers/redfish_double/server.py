@@ -325,10 +325,11 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
 def _of_drives(machine: Machine, request: Request, content: Any) -> Answer:
     method, path = request.method, request.path.rstrip("/")
     if (method, path) == ("GET", machine.media_path):
-        members = [{"@odata.id": drive.path} for drive in machine.drives]
+        members = [{"@odata.id": drive.path} for drive in (*machine.stored_drives, *machine.drives)]
         body = sample("virtual_media_collection") | {"@odata.id": path, "Members": members}
         return Answer(status=200, body=body | {"Members@odata.count": len(members)})
-    drive = next((each for each in machine.drives if path.startswith(each.path)), None)
+    drives = (*machine.stored_drives, *machine.drives)
+    drive = next((each for each in drives if path.startswith(each.path)), None)
     if drive is None:
         return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
     if method == "GET":

@@ -1,0 +1,552 @@
+"""`gitboot bmc enroll`: show certificates of BMCs, read the BMCs, and write what an instance needs to manage them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import click
+from msgspec import Struct, structs
+
+from gitboot.bmc.credentials import (
+    CredentialDirectory,
+    Credentials,
+    Enrolment,
+    Trust,
+    extend_access_file,
+    get_certificate_key,
+)
+from gitboot.bmc.scan import (
+    Comparison,
+    DiscrepancyKind,
+    FirstContact,
+    FoundNic,
+    FoundServer,
+    Probe,
+    choose_name,
+    compare,
+    connect_pinned,
+    list_addresses,
+    read_certificates,
+    read_ipmi,
+    render_document,
+    scan,
+)
+from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.instance_client import confirm_or_abort
+from gitboot.cli.main import Command, Exit
+from gitboot.cli.options import VARIABLES, credentials_option, path_option, read_operator_name
+from gitboot.cli.terminal import format_table, show_progress, wrap_text
+from gitboot.controller.instance.state_directory import LEDGER, check_acts, has_ledger, lock, make_private
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.records.ledger_trust import Beginning
+from gitboot.errors import OperatorError, TryAgain, UsageError
+from gitboot.files import create_output_file, write_output_file
+from gitboot.fleet.identities import BmcAccess
+from gitboot.fleet.identities import list_machines as described_machines
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.yaml import insert_field
+from gitboot.ledger import instance_tables
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.model.scalars import MacAddress, Malformed, parse_fingerprint, parse_mac, parse_name
+from gitboot.text import did_you_mean, format_count, printable, quote_words
+
+_SCHEMES: Final = ("https", "http", "ipmi")
+
+
+class _Line(Struct, frozen=True, kw_only=True):
+    """One BMC, network or host to enrol, and what the operator states about it."""
+
+    place: str
+    name: str | None = None  # the name of the server; None: gitboot chooses a name
+    macs: tuple[MacAddress, ...] = ()  # for a machine whose BMC shows no network interfaces
+
+
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example=("gitboot bmc enroll bmcs.txt --credentials creds --as rack \\\n    --path fleet --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "gitboot wrote what was missing, or nothing was missing",
+        Exit.INVALID: "the fleet has errors",
+        Exit.PARTIAL: "gitboot could not enrol all BMCs; the output shows why",
+        Exit.USAGE: "an option is wrong, or gitboot cannot change a file",
+        Exit.INTERRUPTED: "you did not confirm",
+    },
+)
+@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
+@credentials_option
+@click.option(
+    "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
+)
+@path_option
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of the instance that will manage the servers. gitboot writes its ledger into the Fleet. "
+    "If there is no ledger yet, gitboot creates one that begins with `adopt`. Default: change no ledger.",
+)
+@click.option(
+    "--policy",
+    metavar="NAME",
+    help="The BootPolicy of the new servers. Default: the servers are Parked, so gitboot does not manage them yet.",
+)
+@click.option(
+    "--port",
+    "ports",
+    metavar="PORT",
+    multiple=True,
+    default=[443],
+    type=click.IntRange(1, 65535),
+    help="A port to connect to. Repeat the option for several ports. Default: 443.",
+)
+@click.option(
+    "--allow-http",
+    is_flag=True,
+    help="Also enrol BMCs with an http:// address. They receive the password unencrypted, and have no certificate.",
+)
+@click.option(
+    "--allow-ipmi",
+    is_flag=True,
+    help="Also enrol BMCs with an ipmi:// address. IPMI sends a hash of the password to any client.",
+)
+@click.option(
+    "--fingerprints",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A file with an address and the SHA-256 of its certificate on each line. gitboot enrols only BMCs with these "
+    "certificates, even if access.toml has another certificate, and does not ask whether the certificates are right.",
+)
+@click.option(
+    "--parallel",
+    metavar="NUMBER",
+    default=64,
+    type=click.IntRange(1, 256),
+    help="The number of addresses to connect to at the same time. Default: 64.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the certificates, send no credentials, and write nothing.")
+@click.option(
+    "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
+)
+@evaluator_command
+def enroll(
+    places: tuple[str, ...],
+    credentials: Path | None,
+    name: str,
+    path: Path,
+    state: Path | None,
+    policy: str | None,
+    ports: tuple[int, ...],
+    allow_http: bool,
+    allow_ipmi: bool,
+    fingerprints: Path | None,
+    parallel: int,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Add BMCs and their servers to a fleet.
+
+    gitboot connects to each NETWORK, ADDRESS or FILE. Each line of FILE contains a network, an address or a URL. A name
+    for the server and its MAC addresses may follow. First, gitboot shows the SHA-256 of each certificate. It has sent
+    no request and no password until you confirm. Then gitboot reads the BMCs, shows what it will write, and asks again.
+
+    gitboot writes a document with provision 0 for each new machine, so it does not install the machine. Without
+    --policy, the machine is Parked. gitboot adds the BMCs and their certificates to the access.toml of the credentials.
+    With --state, it also writes the ledger into the Fleet. Only a ledger that this command creates begins with `adopt`.
+    gitboot changes nothing at the BMCs.
+    """
+    from gitboot.cli.evaluated_fleet import load_fleet
+
+    fleet = load_fleet(path, None)
+    if credentials is None:
+        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    entrusted = CredentialDirectory(credentials).read(name)
+    if not (path / _find_fleet_file(fleet)).is_file():
+        raise UsageError(f"gitboot cannot write documents into {path}: use a directory or a Git work tree")
+    if policy is not None and policy not in fleet.policies:
+        hint = did_you_mean(policy, fleet.policies, f"the policies of the fleet are in {path / 'policies'}")
+        raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
+    machines = list(described_machines(fleet).values())
+    lines = _expand(_read_lines(places), ports)
+    _check_schemes(lines, allow_http=allow_http, allow_ipmi=allow_ipmi)
+    contacts = read_certificates(list(lines), parallel=parallel)
+    expected = _read_fingerprints(fingerprints) if fingerprints is not None else None
+    refused = dict(filter(None, (_refuse(each, entrusted.trust, name, expected) for each in contacts)))
+    asked = [each for each in contacts if each.error is None and each.address not in refused]
+    click.echo(_format_contacts(contacts, entrusted.trust, name, refused))
+    if not asked:
+        click.echo("gitboot sent no credentials, and there is no BMC to enrol")
+        sys.exit(Exit.PARTIAL)
+    if dry_run:
+        sys.exit(Exit.PARTIAL if refused else Exit.FINE)
+    if expected is None or any(each.certificate is None for each in asked):
+        _ask(
+            f"gitboot has sent no credentials yet. Send the user name and the password of {name} to these BMCs?",
+            yes=yes,
+        )
+
+    with show_progress("BMCs", len(asked)) as advance:
+        probes = _read_bmcs(asked, entrusted.credentials, parallel, lambda: advance(1))
+    found = [_complete(each, lines[each.address]) for probe in probes for each in probe.servers]
+    compared = compare(found, machines, list(lines), [each.address for each in probes if each.error is not None])
+    documents = _build_documents(found, compared, lines, {each.name for each in machines}, name, policy)
+    good = {each.address for each in found if each in compared.servers or each in documents}
+    enrolled = [
+        Enrolment(bmc=_build_access(each.address, name), ip=each.ip, certificate=each.certificate)
+        for each in asked
+        if each.address in good and each.ip is not None
+    ]
+    own = [each.bmc for each in machines if each.bmc is not None and each.bmc.credentials == name]
+    access, text = extend_access_file(credentials, name, enrolled, own)
+    click.echo(_format_found(found, compared, documents, probes))
+    steps = [f"{path / file}: a new document" for file, _ in documents.values()]
+    steps += [f"{access}: lets in {format_count(len(enrolled), 'BMC')}"] if text is not None else []
+    ledger = _plan_ledger(state, path, fleet) if state is not None and good else None
+    steps += ledger.steps if ledger is not None else []
+    is_silent = any(each.error is not None and "/" not in lines[each.address].place for each in contacts)
+    is_complete = (
+        not refused
+        and not is_silent
+        and len(good) == len({each.address for each in found})
+        and all(map(_is_read, probes))
+    )
+    if not steps:
+        click.echo("nothing is missing: gitboot wrote nothing")
+        sys.exit(Exit.FINE if is_complete else Exit.PARTIAL)
+    click.echo("gitboot would write:")
+    for step in steps:
+        click.echo(f"    {step}")
+    _ask("Write this?", yes=yes)
+    with _remove_on_error() as created:
+        for file, content in documents.values():
+            if not create_output_file(path / file, content.encode(), make_folders=True):
+                raise UsageError(f"{path / file} exists already: move the file, and repeat the command")
+            created.append(path / file)
+        load_fleet(path, None)  # raises if a new document contradicts another one
+    if text is not None:
+        write_output_file(access, [text.encode()])
+    if state is not None and ledger is not None:
+        _write_ledger(state, path, fleet, ledger)
+    click.echo(
+        _NEXT.format(path=quote_words(path), state=quote_words(state or "STATE"), credentials=quote_words(credentials))
+    )
+    sys.exit(Exit.FINE if is_complete else Exit.PARTIAL)
+
+
+_NEXT: Final = """\
+Done. Next steps:
+
+  gitboot validate {path}
+  git -C {path} add --all
+  git -C {path} commit -m 'Enrol BMCs'
+  gitboot run {path} --state {state} --credentials {credentials} --out OUTPUT   # if no instance runs yet"""
+
+
+@contextmanager
+def _remove_on_error() -> Iterator[list[Path]]:
+    """Remove the files in the yielded list if the block fails, so that the fleet stays valid."""
+    created: list[Path] = []
+    try:
+        yield created
+    except BaseException:
+        for file in created:
+            file.unlink(missing_ok=True)
+        raise
+
+
+def _ask(question: str, *, yes: bool) -> None:
+    click.echo(question)
+    confirm_or_abort(yes=yes)
+
+
+def _read_lines(places: Sequence[str]) -> list[_Line]:
+    found = []
+    for place in places:
+        if not Path(place).is_file():
+            found.append(_Line(place=place))
+            continue
+        try:
+            texts = Path(place).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{place} cannot be read: {error}") from None
+        for number, text in enumerate(texts, start=1):
+            words = text.partition("#")[0].split()
+            if not words:
+                continue
+            try:
+                named = len(words) > 1 and not _is_mac(words[1])
+                macs = tuple(parse_mac(each) for each in words[1 + named :])
+                found.append(_Line(place=words[0], name=parse_name(words[1]) if named else None, macs=macs))
+            except Malformed as error:
+                raise UsageError(f"{place}:{number}: {error.message}; {error.hint}") from None
+    return found
+
+
+def _is_mac(text: str) -> bool:
+    try:
+        return bool(parse_mac(text))
+    except Malformed:
+        return False
+
+
+def _expand(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
+    """Return the lines by the address of each BMC."""
+    found: dict[str, _Line] = {}
+    for line in lines:
+        addresses = list_addresses([line.place], ports, schemes=_SCHEMES)
+        if len(addresses) > 1 and (line.name is not None or line.macs):
+            raise UsageError(f"{line.place} has {len(addresses)} addresses: write a name only after a single address")
+        found |= dict.fromkeys(addresses, line)
+    list_addresses(list(found), ports, schemes=_SCHEMES)  # raises if there are too many
+    names = [line.name for line in found.values() if line.name is not None]
+    if twice := sorted({each for each in names if names.count(each) > 1}):
+        raise UsageError(f"two BMCs have the name {twice[0]}: give each server another name")
+    return found
+
+
+def _check_schemes(addresses: Collection[str], *, allow_http: bool, allow_ipmi: bool) -> None:
+    for scheme, is_allowed, option in (("http", allow_http, "--allow-http"), ("ipmi", allow_ipmi, "--allow-ipmi")):
+        if not is_allowed and (first := next((each for each in addresses if each.startswith(f"{scheme}:")), None)):
+            raise UsageError(f"{first}: {_WEAK[scheme]}. Use https://, or add {option}")
+
+
+_WEAK: Final = {
+    "http": "no certificate, and the password is not encrypted",
+    "ipmi": "no certificate, and any client can get a hash of the password",
+}
+
+
+def _read_fingerprints(file: Path) -> dict[str, str]:
+    """Return the fingerprints in a file, by the key of each BMC in an access file."""
+    found: dict[str, str] = {}
+    for number, text in enumerate(file.read_text().splitlines(), start=1):
+        words = text.partition("#")[0].split()
+        try:
+            if len(words) == 2:
+                address = words[0] if "://" in words[0] else list_addresses([words[0]], [443])[0]
+                found[get_certificate_key(address)] = parse_fingerprint(words[1])
+            elif words:
+                raise UsageError(f"{file}:{number}: expected an address and the SHA-256 of its certificate")
+        except Malformed as error:
+            raise UsageError(f"{file}:{number}: {error.message}; {error.hint}") from None
+    return found
+
+
+def _build_access(address: str, credentials: str) -> BmcAccess:
+    return BmcAccess(address=address, system=None, credentials=credentials, verify=True, ca=None)
+
+
+def _refuse(
+    contact: FirstContact, trust: Trust, name: str, expected: Mapping[str, str] | None
+) -> tuple[str, str] | None:
+    """Return the address and the reason if gitboot must not send credentials to a BMC."""
+    if contact.certificate is None:
+        return None
+    if expected is not None:
+        wanted = expected.get(get_certificate_key(contact.address))
+        if wanted == contact.certificate:
+            return None
+        return contact.address, (
+            f"the file of --fingerprints has {wanted}" if wanted is not None else "not in the file of --fingerprints"
+        )
+    pinned = trust.find_certificate(_build_access(contact.address, name))
+    if pinned in (None, contact.certificate):
+        return None
+    return contact.address, (
+        f"the certificate changed: {trust.file} has {pinned}. gitboot sends this BMC nothing. If the BMC has a new "
+        "certificate, compare its SHA-256 with the BMC's own, write it after the address into FILE, and add "
+        "--fingerprints FILE"
+    )
+
+
+def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, refused: Mapping[str, str]) -> str:
+    """Return the certificates as lines for a file of --fingerprints. All other lines are comments."""
+    lines = []
+    for each in contacts:
+        if each.address in refused:
+            lines.append(f"# {each.address} {each.certificate} refused: {printable(refused[each.address])}")
+        elif each.certificate is not None:
+            is_known = trust.find_certificate(_build_access(each.address, name)) == each.certificate
+            lines.append(f"{each.address} {each.certificate}{'' if is_known else '  # new'}")
+        elif each.error is None:
+            lines.append(f"# {each.address}: {_WEAK[each.address.partition(':')[0]]}")
+    silent = [each for each in contacts if each.error is not None]
+    lines += [f"# {each.address}: no TLS service: {printable(each.error or '')}" for each in silent[:_MAX_SILENT]]
+    if len(silent) > _MAX_SILENT:
+        lines.append(f"# {len(silent) - _MAX_SILENT:,} more addresses without a TLS service")
+    return "\n".join(lines)
+
+
+_MAX_SILENT: Final = 10
+
+
+def _read_bmcs(
+    contacts: Sequence[FirstContact], credentials: Credentials, parallel: int, on_result: Callable[[], None]
+) -> list[Probe]:
+    """Read the machines, in the order of the contacts. This is the first time that BMCs get the credentials."""
+    by_address = {each.address: each for each in contacts}
+    redfish = [each.address for each in contacts if not each.address.startswith("ipmi:")]
+    found = list(
+        scan(
+            redfish,
+            lambda address: connect_pinned(by_address[address], credentials),
+            parallel=parallel,
+            on_result=on_result,
+        )
+    )
+    for each in contacts:
+        if each.address.startswith("ipmi:"):
+            try:
+                found.append(Probe(address=each.address, servers=(read_ipmi(each, credentials),)))
+            except (OperatorError, TryAgain) as error:
+                found.append(Probe(address=each.address, error=str(error)))
+            on_result()
+    order = {address: number for number, address in enumerate(by_address)}
+    return sorted(found, key=lambda each: order[each.address])
+
+
+def _is_read(probe: Probe) -> bool:
+    return probe.error is None and bool(probe.servers)
+
+
+def _complete(found: FoundServer, line: _Line) -> FoundServer:
+    """Add the MAC addresses that the operator stated, if the BMC shows none."""
+    if found.nics or not found.is_only_system:
+        return found
+    return structs.replace(found, nics=tuple(FoundNic(name="", mac=mac) for mac in line.macs))
+
+
+def _build_documents(
+    found: Sequence[FoundServer],
+    compared: Comparison,
+    lines: Mapping[str, _Line],
+    used_names: Collection[str],
+    credentials: str,
+    policy: str | None,
+) -> dict[FoundServer, tuple[str, str]]:
+    """Return the path and the text of the document of each new machine."""
+    documents: dict[FoundServer, tuple[str, str]] = {}
+    names = {*used_names, *(line.name for line in lines.values() if line.name is not None)}
+    for each in found:
+        if each in compared.servers or each.missing_identity is not None:
+            continue
+        chosen = lines[each.address].name if each.is_only_system else None
+        if chosen is not None and chosen in used_names:
+            raise UsageError(f"Server/{chosen} exists already: give {each.address} another name")
+        name = chosen or choose_name(each, names)
+        names.add(name)
+        documents[each] = f"servers/{name}.yaml", render_document(each, name, credentials, policy=policy)
+    return documents
+
+
+def _format_found(
+    found: Sequence[FoundServer],
+    compared: Comparison,
+    documents: Mapping[FoundServer, tuple[str, str]],
+    probes: Sequence[Probe],
+) -> str:
+    rows = [
+        (
+            each.address,
+            compared.servers.get(each) or (documents[each][0] if each in documents else "-"),
+            f"{each.maker} {each.model}".strip() or "-",
+            each.identity.uuid or "-",
+        )
+        for each in found
+    ]
+    lines = [format_table(("ADDRESS", "SERVER", "MODEL", "UUID"), rows, shrinkable=(2,))] if rows else []
+    lines += [
+        wrap_text(f"{each.address}: {each.missing_identity}{_HINT}")
+        for each in found
+        if each not in compared.servers and each.missing_identity is not None
+    ]
+    lines += [
+        wrap_text(f"{each.address}: {each.error or 'no Redfish service responds'}")
+        for each in probes
+        if not _is_read(each)
+    ]
+    lines += [
+        wrap_text(f"{each.kind}: {each.server} at {each.address}: {each.message}")
+        for each in compared.differences
+        if each.kind not in (DiscrepancyKind.UNKNOWN, DiscrepancyKind.MISSING)
+    ]
+    return "\n".join(lines)
+
+
+_HINT: Final = (
+    ", so gitboot cannot write a document. If the MAC address is missing, write it after the address in FILE: "
+    "10.112.0.13 web01 52:54:00:12:34:56"
+)
+
+
+class _LedgerPlan(Struct, frozen=True, kw_only=True):
+    """What gitboot will write so that the Fleet names the ledger of an instance."""
+
+    is_new: bool = False  # there is no ledger yet
+    identity: str | None = None  # the ledger to write into the Fleet; None: a new ledger, or none
+    names_ledger: bool = False  # whether the Fleet does not name the ledger yet
+    steps: tuple[str, ...] = ()
+
+
+def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan:
+    spec = fleet.fleet.spec
+    named = spec.provisioning.ledger or next((each.ledger for each in spec.sites if each.ledger is not None), None)
+    is_new = not has_ledger(state)
+    identity = None if is_new else _read_identity(state)
+    if named is not None:
+        if identity != spec.provisioning.ledger:
+            click.echo(f"the Fleet names the ledger {named}; gitboot changes neither this line nor {state}", err=True)
+        return _LedgerPlan()
+    file = path / _find_fleet_file(fleet)
+    _name_ledger(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
+    steps = (f"{state}: a new ledger, with `records begin adopt` for the first commit",) if is_new else ()
+    steps = (*steps, f"{file}: the line provisioning.ledger")
+    return _LedgerPlan(is_new=is_new, identity=identity, names_ledger=True, steps=steps)
+
+
+_EXAMPLE_IDENTITY: Final = "0" * 32
+
+
+def _read_identity(state: Path) -> str:
+    check_acts(state)
+    with open_ledger(state / LEDGER) as store:
+        return store.progress[0]
+
+
+def _find_fleet_file(fleet: FleetRepository) -> str:
+    return fleet.origins[Id("Fleet", fleet.fleet.metadata.name)].path
+
+
+def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
+    """Return the file of the Fleet with the line provisioning.ledger. Raises `UsageError` if it cannot be edited."""
+    index, data = fleet.origins[Id("Fleet", fleet.fleet.metadata.name)].document, file.read_bytes()
+    for name in ("evidence", "attempts"):
+        with suppress(KeyError):
+            return insert_field(data, index, ("spec", "provisioning", name), "ledger", identity)
+    for name in ("baseURL", "endpoint", "unknownServers"):
+        with suppress(KeyError):
+            return insert_field(data, index, ("spec", name), "provisioning", {"ledger": identity})
+    raise UsageError(
+        f"gitboot cannot add a line to {file}. Repeat the command without --state. After the first gitboot run, add "
+        "the line provisioning.ledger that gitboot status prints"
+    )
+
+
+def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _LedgerPlan) -> None:
+    identity = plan.identity
+    if plan.is_new:
+        with make_private(state), lock(state):
+            if has_ledger(state):
+                raise UsageError(f"an instance has used {state} meanwhile: repeat the command")
+            with open_ledger(state / LEDGER) as store:
+                # An instance carries out this request with the first commit that it accepts.
+                instance_tables.add_request(
+                    store, datetime.now(UTC), read_operator_name(), BEGIN, {"how": Beginning.ADOPT}
+                )
+                identity = store.progress[0]
+    if plan.names_ledger and identity is not None:
+        file = path / _find_fleet_file(fleet)
+        write_output_file(file, [_name_ledger(file, fleet, identity)])
