@@ -91,7 +91,7 @@ def _format_time_or_none(at: datetime | None) -> str | None:
 
 _RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
-    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves"
+    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves, version"
 )
 _NO_ATTEMPTS: Final = "[]"
 _RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
@@ -105,12 +105,13 @@ def _record_to_row(record: Record) -> tuple[Any, ...]:
         to_json([attempt_facts(each) for each in record.attempts]),
         record.released,
         to_json(to_json_value(record.unknown_serves)),
+        record.version,
     )
 
 
 def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
-    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves = row[8:]
+    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves, version = row[8:]
     provisioned_at, grace_until, consumed_at = map(parse_time_or_none, instants)
     return Record(
         provision=provision,
@@ -130,6 +131,7 @@ def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         overwritten_by=overwritten_by,
         released=released,
         unknown_serves=parse_unknown_serves(json.loads(unknown_serves)) if unknown_serves != _NO_ATTEMPTS else (),
+        version=version,
     )
 
 

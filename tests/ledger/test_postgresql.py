@@ -111,7 +111,7 @@ def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(
     written(path)
     schema, gone = schema_of(path), SystemUuid(uuid_of("old01"))
     postgres_server.sql(
-        f"DROP TABLE {schema}.lost_identities; UPDATE {schema}.ledger_version SET number = 9; "
+        f"DROP TABLE {schema}.lost_identities; ALTER TABLE {schema}.records DROP COLUMN version; UPDATE {schema}.ledger_version SET number = 9; "
         f"INSERT INTO {schema}.machines VALUES ('{gone}', 'old01', '[\"52-54-00-00-00-01\"]', 'cz1', NULL, 0)"
     )
     with open_ledger(path) as ledger:
@@ -121,7 +121,7 @@ def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(
 
 # Tables by the ledger version that introduced them. The first version in PostgreSQL was 5.
 NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements", 10: "lost_identities"}
-NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from")}
+NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from"), 11: ("records", "version")}
 
 
 def test_without_psycopg_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -412,6 +412,7 @@ RECORDS = st.builds(
     taken_back=st.integers(0, 10**9),
     attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
     unknown_serves=st.lists(st.builds(UnknownServe, TEXTS, TEXTS, SEEN, st.booleans()), max_size=2).map(tuple),
+    version=st.none() | TEXTS,
     runs=st.dictionaries(TEXTS, RUNS, max_size=3),
 )
 BMCS = st.builds(
