@@ -80,7 +80,7 @@ def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: Work)
     (work.path / "01.yaml").write_text(server("web01", "role: web", "provision: 2"))
     code, out, _ = gitboot("explain", "web01", "--path", work.path)
     lines = out.splitlines()
-    row = {line.split()[0]: number for number, line in enumerate(lines) if not line.startswith(" ")}
+    row = {line.split()[0]: number for number, line in enumerate(lines) if line and not line.startswith(" ")}
     assert code == 0
     assert lines[row["policy"] + 1] == f"    06.yaml:4:16  {work.head[:9]} 2026-11-20 Ada Lovelace"
     assert lines[row["provision"] + 1].endswith("  not committed yet")
