@@ -126,7 +126,7 @@ def _show_document(
     if not any(isinstance(each, DocumentChange) for each in entries):
         raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a document {document}")
     listed = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
-    write_outputs(outputs, json=listed, text=partial(_format_text, entries))
+    write_outputs(outputs, json=listed, text=partial(_format_text, entries, "may hide the document"))
 
 
 def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any]:
@@ -259,14 +259,16 @@ def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
     return {"commit": commit, "server": None, "kind": "Skipped", "changes": [], "problem": entry.problem}
 
 
-def _format_text(entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit]) -> str:
+def _format_text(
+    entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], effect: str = "changed no decision"
+) -> str:
     from gitboot.cli.terminal import format_table, wrap_text
 
     lines: list[str] = []
     for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):
         alike = list(group)
         if skipped := [each for each in alike if isinstance(each, InvalidCommit)]:
-            lines.append(_format_skipped(skipped))
+            lines.append(_format_skipped(skipped, effect))
         for entry in alike:
             if not isinstance(entry, InvalidCommit):
                 commit = entry.commit
@@ -279,12 +281,12 @@ def _format_text(entries: Sequence[ChangingCommit | DocumentChange | InvalidComm
     return "\n".join(lines)
 
 
-def _format_skipped(entries: Sequence[InvalidCommit]) -> str:
+def _format_skipped(entries: Sequence[InvalidCommit], effect: str) -> str:
     newest = entries[0]
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
         commits = f"{len(entries)} commits, {entries[-1].commit.revision[:9]} to {newest.commit.revision[:9]}, are"
-    return style(f"({commits} invalid and changed no decision: {newest.problem})", fg="bright_black")
+    return style(f"({commits} invalid and {effect}: {newest.problem})", fg="bright_black")
 
 
 def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
