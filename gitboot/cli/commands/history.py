@@ -86,7 +86,7 @@ def command(
     state: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show the commits that changed a server's boot.
+    """Show the commits that changed a boot or a document.
 
     gitboot lists the commits that changed the decision for SERVER, the newest first. It follows first parents from
     --rev. If a commit renamed the server, gitboot recognizes it by its UUID. With --state or --records, gitboot then
