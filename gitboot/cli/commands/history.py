@@ -205,7 +205,9 @@ def _list_installations(names: Set[str], uuid: SystemUuid | None, places: _Recor
             found = [each for _, each in read_numbered_events(ledger) if each["type"] in _INSTALLED]
             known = read_records(ledger)
         events = [
-            Installation(at=parse_time(each["at"]), image=each.get("image"), version=None, evidence=each["evidence"])
+            Installation(
+                at=parse_time(each["at"]), image=each.get("image"), version=None, evidence=each.get("evidence")
+            )
             for each in found
             if (each["uuid"] == uuid if "uuid" in each else each.get("server") in names)
         ]
@@ -221,16 +223,14 @@ def _list_installations(names: Set[str], uuid: SystemUuid | None, places: _Recor
             overwritten_by=record.overwritten_by,
         )
         # The event of an installation is a little later than the time in its record.
-        of_record = [
-            each
-            for each in events
-            if (each.image, each.evidence) == (last.image, last.evidence) and (last.at is None or last.at <= each.at)
-        ]
-        events = [*(each for each in events if each is not (of_record[-1] if of_record else None)), last]
-    beginning = datetime.min.replace(tzinfo=UTC)
-    return tuple(sorted(events, key=lambda each: each.at or beginning, reverse=True))
+        since = last.at or _BEGINNING
+        alike = [each for each in events if (each.image, each.evidence) == (last.image, last.evidence)]
+        of_record = [each for each in alike if each.at is not None and since <= each.at][-1:]
+        events = [*(each for each in events if each not in of_record), last]
+    return tuple(sorted(events, key=lambda each: each.at or _BEGINNING, reverse=True))
 
 
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 _INSTALLED: Final = ("Provisioned", "WithdrawnBootInstalled")
 
 
@@ -275,8 +275,7 @@ def _format_text(
                 author, revision = commit.author.partition(" <")[0], commit.revision[:9]
                 line = wrap_text(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
                 lines.append(line.replace(revision, style(revision, fg="yellow"), 1))
-                is_document = isinstance(entry, DocumentChange)
-                rows = _format_document_rows(entry) if is_document else _format_rows(entry.effect)
+                rows = _format_document_rows(entry) if isinstance(entry, DocumentChange) else _format_rows(entry.effect)
                 lines.append(format_table(("", "", ""), rows, indent=4))
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -236,7 +236,7 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
         )
         update.write_record(each.uuid, each.server, now)
         message = f"{each.server}: provisioned, as Git declares for provision {declared}"
-        facts = {"server": each.server, "uuid": each.uuid, "evidence": "Declared", "image": now.image}
+        facts: dict[str, Any] = {"server": each.server, "uuid": each.uuid, "evidence": "Declared", "image": now.image}
         update.add_event("Provisioned", message, **facts)
 
 
@@ -319,8 +319,8 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
     update.write_record(offer.uuid, offer.server, now)
     type, what = said
     message = f"{offer.server}: {what}"
-    facts = {"server": offer.server, "uuid": offer.uuid, "evidence": evidence, "image": offer.image, "plan": offer.plan}
-    update.add_event(type, message, **facts)
+    names: dict[str, Any] = {"server": offer.server, "uuid": offer.uuid, "image": offer.image}
+    update.add_event(type, message, evidence=evidence, plan=offer.plan, **names)
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:

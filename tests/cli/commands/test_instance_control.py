@@ -23,6 +23,7 @@ import pytest
 
 from gitboot.cli.commands.instance_control import find_outcome
 from gitboot.cli.main import Exit
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import STOP_FILE, read_records
 from gitboot.resolve.provisioning_record import Record, encode_records, record_facts
 from gitboot.status.conditions import Condition
@@ -156,11 +157,12 @@ def test_an_installation_by_another_tool_is_recorded_with_its_version_or_image(r
     rack.push()
     rack.once(*rack.spooling)
     assert rack.blades["web01"].times_set == 0
-    published = read_records(rack.output / "ops" / "records")[rack.blades["web01"].uuid]
+    uuid = SystemUuid(rack.blades["web01"].uuid)
+    published = read_records(rack.output / "ops" / "records")[uuid]
     assert published.version == "Ubuntu 22.04.5"
     assert read_page_data(rack.output, "server/web01")["provisioned"]["version"] == "Ubuntu 22.04.5"
     assert rows(rack.output)["web01"]["provisioned"] == "version Ubuntu 22.04.5"
-    (rack.folder / "exported.json").write_bytes(encode_records({rack.blades["web01"].uuid: published}))
+    (rack.folder / "exported.json").write_bytes(encode_records({uuid: published}))
     rack.said("records", "set", "web01", "provisioned", "--image", "flatcar-2", *REASON)
     assert show_records(rack)["web01"]["record"]["image"] == "flatcar-2"
     assert "version" not in show_records(rack)["web01"]["record"]
