@@ -114,6 +114,25 @@ def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: Work)
     assert commits["phase"] is None
 
 
+def test_explain_shows_a_field_that_no_document_sets_and_lists_such_fields(gitboot: Typed, work: Work) -> None:
+    web = ("explain", "web01", "--path", work.path, "--records", "adopt")
+    out = gitboot(*web)[1].splitlines()
+    (first,) = (number for number, line in enumerate(out) if line.startswith("Other fields: "))
+    named = " ".join(out[first:]).removeprefix("Other fields: ").replace(",", "").split()
+    assert {"uuid", "power", "nodeLabels", "nodeTaints", "files", "waitFor"} <= set(named)
+    assert {"policy", "image"}.isdisjoint(named)
+    for field in named:
+        assert gitboot("explain", "web01", field, *web[2:])[0] == 0, field
+    assert gitboot("explain", "web01", "power", *web[2:])[1].splitlines() == [
+        "FIELD  VALUE  RULE  REASON AND SOURCE LOCATION",
+        "power  None   R3    the default",
+    ]
+    listed = json.loads(gitboot(*web, "-o", "json")[1])
+    assert {each["field"] for each in listed["others"]} >= {"uuid", "power", "files.kernel"}
+    (uuid,) = (each for each in listed["others"] if each["field"] == "uuid")
+    assert (uuid["value"], uuid["path"], uuid["commit"]["subject"]) == (uuid_of("web01"), "01.yaml", "Begin")
+
+
 # history
 
 
