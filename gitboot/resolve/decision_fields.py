@@ -299,7 +299,7 @@ def _explain_user_data(boot: Boot, inputs: BootInputs, decision: Decision, profi
     yield make_reason("userData.sha256", data.digest, "R6", "the digest of the rendered user data")
     yield make_reason("userData.url", data.url, "R6", "the machine fetches its user data from there")
     if not data.secrets:
-        yield make_reason("userData.secrets", None, "R6", "neither the profile nor the server names a secret")
+        yield make_reason("userData.secrets", None, "R6", "the profile and the server name no secret")
     for name in data.secrets:
         is_shared = name in spec.secrets
         where = (

@@ -269,11 +269,7 @@ NOT_EXPLAINED: Final = {  # nested objects, whose own fields are explained, and 
 
 def list_fields(*kinds: type) -> set[str]:
     """Return the names by which `gitboot explain SERVER FIELD` finds all fields of these types."""
-    names = {
-        (kind, name): PREFIXES.get(kind, "") + to_camel(name)
-        for kind in kinds
-        for name in kind.__annotations__
-    }
+    names = {(kind, name): PREFIXES.get(kind, "") + to_camel(name) for kind in kinds for name in kind.__annotations__}
     return {EXPLAINED_AS.get(key, name) for key, name in names.items() if key not in NOT_EXPLAINED}
 
 

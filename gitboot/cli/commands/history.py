@@ -142,7 +142,7 @@ def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any
 
 
 class _Records(NamedTuple):
-    """Where the installations of a server are recorded."""
+    """The places that record installations of a server."""
 
     records: Path | None  # exported records
     state: Path | None  # the state directory of an instance
