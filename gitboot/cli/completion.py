@@ -98,6 +98,12 @@ def _find_subjects(context: click.Context) -> Iterator[str]:
     yield from _find_servers(context)
 
 
+def _find_history(context: click.Context) -> Iterator[str]:
+    yield from _find_servers(context)
+    for kind in ("ImageStream", "BootPolicy", "BootImage", "BootProfile", "Maintenance"):
+        yield from (f"{kind}/{name}" for name in read_document_names(_find_path(context), kind))
+
+
 def _find_sources(context: click.Context) -> Iterator[str]:
     from gitboot.model.image_source import BUILT_IN_SOURCES
 
@@ -122,5 +128,6 @@ complete_servers: Final = _build_completer(_find_servers)
 complete_streams: Final = _build_completer(lambda context: read_document_names(_find_path(context), "ImageStream"))
 complete_sources: Final = _build_completer(_find_sources)  # of `gitboot new image`
 complete_subjects: Final = _build_completer(_find_subjects)  # of `gitboot explain`
+complete_history: Final = _build_completer(_find_history)  # of `gitboot history`
 complete_recorded: Final = _build_completer(_find_recorded)  # of `gitboot records set`
 complete_held_digest: Final = _build_completer(_find_held_digest)

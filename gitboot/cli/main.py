@@ -53,7 +53,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Review a change": {
         "diff": "Show what commits change, and the guards' verdict.",
         "comment": "Post a review as a comment on its pull request.",
-        "history": "Show the commits that changed a server's boot.",
+        "history": "Show the commits that changed a boot or a document.",
         "rollout": "Raise a rollout's percentage after its step succeeded.",
     },
     "Run": {

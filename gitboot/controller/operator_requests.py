@@ -182,8 +182,13 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     require_trusted_ledger(update)
     items = [(parse_uuid(item["uuid"]), str(item["server"]), parse_record(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
+    stated = {parse_uuid(item["uuid"]) for item in facts["items"] if item.get("isForeign") is True}
     for uuid, server, record in items:
-        if record.provision is not None or uuid not in seen or (now := update.record(uuid)) is None:
+        if (
+            (record.provision is not None and uuid not in stated)
+            or uuid not in seen
+            or (now := update.record(uuid)) is None
+        ):
             continue
         if now.provision is not None and last_provisioning_facts(now) != seen[uuid]:
             raise UsageError(f"{server} was installed after you made this request; repeat it if you still want it")
@@ -201,7 +206,8 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
         _, server, record = items[0]
         if record.provision is None:
             return f"recorded {server} as pending: gitboot installs it when its plan allows it{reason}"
-        image = f" with BootImage/{record.image}" if record.image else ""
+        image = f" with {record.installed}" if record.image is None and record.installed is not None else ""
+        image = f" with BootImage/{record.image}" if record.image else image
         return f"recorded {server} as provisioned: provision {record.provision}{image}{reason}"
     return f"set {len(items)} records{reason}"
 

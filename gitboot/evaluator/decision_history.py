@@ -1,9 +1,9 @@
-"""Decision history: the commits that changed a server's decision, and how each commit changed it."""
+"""Decision history: the commits that changed a server's decision or a document, and how each commit changed it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -13,12 +13,21 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
-from gitboot.fleet.revision import CommitSummary, Revision
+from gitboot.fleet.ignore import list_fleet_files
+from gitboot.fleet.resources import Id
+from gitboot.fleet.revision import BlobId, CommitSummary, Oversized, Revision, Snapshot
+from gitboot.fleet.yaml import Value, parse
 from gitboot.git.history import HistoryStep
 from gitboot.jsonio import build_decoder
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import Decision
-from gitboot.review.decision_changes import EffectKind, ServerEffect, find_server_effects
+from gitboot.review.decision_changes import (
+    Change,
+    EffectKind,
+    ServerEffect,
+    find_field_changes,
+    find_server_effects,
+)
 from gitboot.text import format_rest
 
 _NO_TREE = ""  # stands for a missing tree: before the first commit, or in a commit without the fleet's folder
@@ -29,6 +38,7 @@ class ChangingCommit(Struct, frozen=True, kw_only=True):
 
     commit: CommitSummary
     effect: ServerEffect
+    uuid: SystemUuid  # of the server
 
 
 class InvalidCommit(Struct, frozen=True, kw_only=True):
@@ -36,6 +46,15 @@ class InvalidCommit(Struct, frozen=True, kw_only=True):
 
     commit: CommitSummary
     problem: str
+
+
+class DocumentChange(Struct, frozen=True, kw_only=True):
+    """A commit that changed a document."""
+
+    commit: CommitSummary
+    kind: EffectKind
+    path: str  # the file of the document after the commit, or before a commit that removed the document
+    changes: tuple[Change, ...]  # only for a document that both commits have, such as spec.rollout.percent
 
 
 # Evaluates a commit, and compares it with a base commit. Raises `InvalidRepository`.
@@ -73,7 +92,7 @@ class DecisionHistory:
             if newer is not None and (found := self._find_change(step, newer, wanted)) is not None:
                 wanted, effect = found
                 yield from before
-                yield ChangingCommit(commit=newer.commit, effect=effect)
+                yield ChangingCommit(commit=newer.commit, effect=effect, uuid=wanted)
                 before = []
             before, after, newer = before + after, [], step
 
@@ -142,6 +161,90 @@ class DecisionHistory:
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
             pair = self._pair = self._evaluate(step.commit.revision, base)
         return pair
+
+
+class _FoundDocument(NamedTuple):
+    path: str
+    value: Mapping[str, Value]  # without comments, order and quotes, which do not count as changes
+
+
+def list_document_changes(
+    commits: Sequence[HistoryStep], open_commit: Callable[[Revision, Snapshot | None], Snapshot], document: Id
+) -> Iterator[DocumentChange | InvalidCommit]:
+    """Yield the commits that changed a document, and the commits in which gitboot cannot read it, newest first.
+
+    The other documents of a commit may be invalid. ``open_commit`` opens a commit, with the snapshot of another commit
+    whose files are the same for the most part.
+    """
+    read = _DocumentReader(document)
+    snapshot: Snapshot | None = None
+    newer: tuple[CommitSummary, _FoundDocument | None] | None = None
+    unreadable: list[InvalidCommit] = []
+    pairs = zip(commits, (*commits[1:], None), strict=True)
+    changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
+    for step in (*changing, None):
+        found: _FoundDocument | None = None
+        if step is not None and step.tree is not None:
+            snapshot = open_commit(step.commit.revision, snapshot)
+            found, problem = read.find(snapshot)
+            if problem is not None:
+                unreadable.append(InvalidCommit(commit=step.commit, problem=problem))
+                continue
+        if newer is not None and (change := _compare_documents(newer[0], found, newer[1])) is not None:
+            yield change
+        if newer is not None or found is not None:
+            yield from unreadable
+        unreadable, newer = [], (step.commit, found) if step is not None else None
+
+
+def _compare_documents(
+    commit: CommitSummary, old: _FoundDocument | None, new: _FoundDocument | None
+) -> DocumentChange | None:
+    if old is None or new is None:
+        known = new or old
+        kind = EffectKind.ADDED if old is None else EffectKind.REMOVED
+        return DocumentChange(commit=commit, kind=kind, path=known.path, changes=()) if known is not None else None
+    changes = tuple(find_field_changes("", old.value, new.value))
+    return DocumentChange(commit=commit, kind=EffectKind.CHANGED, path=new.path, changes=changes) if changes else None
+
+
+class _DocumentReader:
+    """Finds a document in snapshots. Each file is parsed once, and only if it contains the name of the document."""
+
+    def __init__(self, document: Id) -> None:
+        self._document = document
+        self._known: dict[BlobId, tuple[Mapping[str, Value] | None, str | None]] = {}
+
+    def find(self, snapshot: Snapshot) -> tuple[_FoundDocument | None, str | None]:
+        """Return the document of a snapshot, or None with the first problem that may hide it, if there is one."""
+        problems = []
+        for path in list_fleet_files(snapshot).documents:
+            value, problem = self._parse(snapshot, path)
+            if value is not None:
+                return _FoundDocument(path, value), None
+            problems += [problem] if problem is not None else []
+        return None, problems[0] if problems else None
+
+    def _parse(self, snapshot: Snapshot, path: str) -> tuple[Mapping[str, Value] | None, str | None]:
+        blob = snapshot.blobs[path]
+        if (known := self._known.get(blob)) is None:
+            known = self._known[blob] = self._parse_file(snapshot, path, blob)
+        return known
+
+    def _parse_file(self, snapshot: Snapshot, path: str, blob: BlobId) -> tuple[Mapping[str, Value] | None, str | None]:
+        try:
+            data = snapshot.read(blob)
+        except Oversized:
+            return None, None
+        if self._document.name.encode() not in data or self._document.kind.encode() not in data:
+            return None, None
+        found = parse(data, path)
+        for each in found.documents:
+            metadata = each.value.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            if (each.value.get("kind"), name) == self._document:
+                return each.value, None
+        return None, str(found.problems[0]) if found.problems else None
 
 
 _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {

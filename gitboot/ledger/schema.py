@@ -126,6 +126,7 @@ MIGRATIONS: Final = (
     """,
     """
     ALTER TABLE records ADD COLUMN clearances TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE records ADD COLUMN version TEXT;
     """,
 )
 VERSION: Final = len(MIGRATIONS)
@@ -145,7 +146,7 @@ POSTGRESQL_MIGRATIONS: Final = {
     INSERT INTO lost_identities SELECT 'serial', upper(serial), uuid, 0 FROM machines
         WHERE stands = 0 AND serial IS NOT NULL;
     """,
-    10: "ALTER TABLE records ADD COLUMN clearances TEXT NOT NULL DEFAULT '{}'",
+    10: "ALTER TABLE records ADD COLUMN clearances TEXT NOT NULL DEFAULT '{}', ADD COLUMN version TEXT",
 }
 # The tables of a new PostgreSQL ledger. The columns are in the same order as in SQLite.
 POSTGRESQL: Final = """
@@ -154,7 +155,7 @@ POSTGRESQL: Final = """
         uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision BIGINT, image TEXT, pool TEXT, decision TEXT,
         evidence TEXT, provisioned_at TEXT, grace_until TEXT, consumed_at TEXT, consumed_key TEXT, overwritten_by TEXT,
         offered BIGINT NOT NULL, answered BIGINT NOT NULL, taken_back BIGINT NOT NULL, attempts TEXT NOT NULL,
-        released TEXT, unknown_serves TEXT NOT NULL DEFAULT '[]', clearances TEXT NOT NULL DEFAULT '{}'
+        released TEXT, unknown_serves TEXT NOT NULL DEFAULT '[]', clearances TEXT NOT NULL DEFAULT '{}', version TEXT
     );
     CREATE TABLE runs (
         uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run BIGINT NOT NULL, made_at TEXT NOT NULL, window_end TEXT,

@@ -92,7 +92,7 @@ def _format_time_or_none(at: datetime | None) -> str | None:
 
 _RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
-    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves, clearances"
+    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves, clearances, version"
 )
 _NO_ATTEMPTS: Final = "[]"
 _NO_CLEARANCES: Final = "{}"
@@ -108,13 +108,14 @@ def _record_to_row(record: Record) -> tuple[Any, ...]:
         record.released,
         to_json(to_json_value(record.unknown_serves)),
         to_json(to_json_value(record.clearances)) if record.clearances else _NO_CLEARANCES,
+        record.version,
     )
 
 
 def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
     consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, *rest = row[8:]
-    unknown_serves, clearances = rest
+    unknown_serves, clearances, version = rest
     provisioned_at, grace_until, consumed_at = map(parse_time_or_none, instants)
     return Record(
         provision=provision,
@@ -135,6 +136,7 @@ def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         released=released,
         unknown_serves=parse_unknown_serves(json.loads(unknown_serves)) if unknown_serves != _NO_ATTEMPTS else (),
         clearances=parse_clearances(json.loads(clearances)) if clearances != _NO_CLEARANCES else {},
+        version=version,
     )
 
 

@@ -682,7 +682,7 @@ def _build_row(state: ServerState) -> Iterator[Any]:
     yield install_step(decision, record)
     yield from (source.stream, source.joins, source.kept) if source else (None, None, None)
     yield policy.boot.image if policy and policy.boot else None
-    yield record.image if record else None
+    yield record.installed if record else None
     yield [each.name for each in decision.maintenances]
     yield "now" if installs_at == state.at else format_instant(installs_at) if installs_at is not None else None
     yield progress.facts() if (progress := state.progress) is not None else None

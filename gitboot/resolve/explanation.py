@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -22,6 +23,7 @@ from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.boot_composition import Composer
+from gitboot.resolve.decision_fields import SETTINGS, Reason, Step, list_field_reasons, make_reason
 from gitboot.resolve.decision_inputs import BootInputs, FleetView, list_stream_images
 from gitboot.resolve.fleet_decisions import boot_source
 from gitboot.resolve.install_attempts import describe_evidence, describe_run_evidence, install_step
@@ -43,41 +45,48 @@ from gitboot.resolve.server_decision import Decision, FieldSources
 from gitboot.resolve.server_plan import BootPlan, Cause
 
 
-class Reason(Struct, frozen=True, kw_only=True):
-    """The value of a field in a server's boot configuration, why the field has this value, and where it is set."""
-
-    field: str  # such as image, kernelArguments[0] or vars.console
-    value: str
-    rule: str
-    why: str
-    resource: str | None = None  # such as BootPolicy/web; None: a rule sets the value
-    path: str | None = None
-    line: int | None = None
-    column: int | None = None
-    under: str | None = None  # the maintenance to which the reason applies, if all maintenances are explained
-    steps: tuple[Step, ...] = ()  # the path to the value in its document
-
-
 class Explanation(Struct, frozen=True, kw_only=True):
     """The reasons for a server's boot at a time, in the order of the rules, and the rejected candidates."""
 
     server: str
     reasons: tuple[Reason, ...]
     lost: tuple[LosingCandidate, ...]
+    others: tuple[Reason, ...] = ()  # the reasons for all other fields of the decision
 
 
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
     """Explain a plan that was made from ``decision`` and ``record``. The decision must belong to ``repository``."""
-    explaining = _Explainer(FleetView(repository), repository, decision, plan, record)
-    reasons = []
-    for each in explaining.reasons():
-        if each.resource is not None:
-            file, place = repository.find_place(Id(*each.resource.split("/", 1)), *each.steps)
-            each = structs.replace(each, path=file, line=place.line, column=place.column)
-        reasons.append(each)
-    return Explanation(server=decision.server, reasons=tuple(reasons), lost=tuple(explaining.lost))
+    view = FleetView(repository)
+    explaining = _Explainer(view, repository, decision, plan, record)
+    reasons = [_locate(repository, each) for each in explaining.reasons()]
+    known = {name for each in reasons for name in (each.field, _base_name(each.field))}
+    inputs = view.server_inputs(repository.servers[decision.server])
+    others = [
+        _locate(repository, each)
+        for each in list_field_reasons(repository, inputs, decision, plan)
+        if each.field not in known and not (each.value == "none" and _base_name(each.field) in known)
+    ]
+    settings = [each for each in others if each.resource is not None and _base_name(each.field) in SETTINGS]
+    return Explanation(
+        server=decision.server,
+        reasons=(*reasons, *settings),
+        lost=tuple(explaining.lost),
+        others=tuple(each for each in others if each not in settings),
+    )
+
+
+def _base_name(field: str) -> str:
+    """Return the name of a field without the key or the index of an item: kernelArguments for kernelArguments[0]."""
+    return re.split(r"[.\[]", field, maxsplit=1)[0]
+
+
+def _locate(repository: FleetRepository, reason: Reason) -> Reason:
+    if reason.resource is None:
+        return reason
+    file, place = repository.find_place(Id(*reason.resource.split("/", 1)), *reason.steps)
+    return structs.replace(reason, path=file, line=place.line, column=place.column)
 
 
 _DRAIN_TEXTS: Final = {
@@ -102,12 +111,6 @@ class _Explainer:
         self._id = Id("Server", decision.server)
         self.lost: list[LosingCandidate] = []
 
-    def _reason(
-        self, field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step
-    ) -> Reason:
-        written_in = str(resource) if resource is not None else None
-        return Reason(field=field, value=str(value), rule=rule, why=why, resource=written_in, steps=path)
-
     def reasons(self) -> Iterator[Reason]:
         plan, decision = self._plan, self._decision
         yield from self.explain_site()
@@ -115,11 +118,11 @@ class _Explainer:
             return
         chosen = self.select_policy()
         if plan is None:
-            yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
+            yield make_reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
             return
-        yield self._reason("phase", plan.phase, "R5", plan.cause)
+        yield make_reason("phase", plan.phase, "R5", plan.cause)
         if (seen := describe_evidence(decision, self._record)) is not None:
-            yield self._reason("step", install_step(decision, self._record), "R5", seen)
+            yield make_reason("step", install_step(decision, self._record), "R5", seen)
         if plan.waiting_maintenance is not None:
             yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
         winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
@@ -134,7 +137,7 @@ class _Explainer:
             policy = f"BootPolicy/{decision.policy.policy}"
             self.lost.append(LosingCandidate(policy, "R2", "an active maintenance replaces the policy"))
         if (made := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
-            yield self._reason("run", made[0], "R5", made[1])
+            yield make_reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
             yield from self.explain_maintenance(self._repository.maintenances[plan.maintenance])
         elif plan.waiting_maintenance is None or chosen is not None:
@@ -155,18 +158,18 @@ class _Explainer:
     def explain_site(self) -> Iterator[Reason]:
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
-            yield self._reason(
+            yield make_reason(
                 "lifecycle", lifecycle, "R1", "only Active servers have a plan", self._id, "spec", "lifecycle"
             )
             return
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
         if name is not None:
             number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
-            yield self._reason(
+            yield make_reason(
                 "site", name, "-", "it is the first site that selects the server", fleet, "spec", "sites", number
             )
         else:
-            yield self._reason(
+            yield make_reason(
                 "baseURL", self._decision.base_url, "-", "no site selects the server", fleet, "spec", "baseURL"
             )
 
@@ -186,30 +189,28 @@ class _Explainer:
                 does = "does not approve this digest yet" if missing is Cause.WAITING_FOR_APPROVAL else "approves it"
                 why = f"{at} {does}"
             step = "file" if before.approval_file is not None else "url"
-            yield self._reason("before.approval", before.digest, "R2", why, key, *place, "approval", step)
+            yield make_reason("before.approval", before.digest, "R2", why, key, *place, "approval", step)
         if before.drain_url is not None:
             why = "the URL must answer 200 for the server before gitboot resets it"
             if self._plan is not None:
                 why = _DRAIN_TEXTS.get(missing, "the server is drained") if missing else "the server is drained"
-            yield self._reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
+            yield make_reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
 
     def explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
-        yield self._reason(
+        yield make_reason(
             "maintenance", key.name, "R2", "the maintenance is active and selects the server", key, "spec", "select"
         )
         spec = maintenance.spec
         for edge, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
             if value is not None:
-                yield self._reason(
+                yield make_reason(
                     edge, value.isoformat(), "R2", "the window is [start, end)", key, "spec", *edge.split(".")
                 )
         yield from self.explain_preconditions(maintenance)
-        yield self._reason(
-            "networkBoot", spec.network_boot, "R5", "the maintenance sets it", key, "spec", "networkBoot"
-        )
+        yield make_reason("networkBoot", spec.network_boot, "R5", "the maintenance sets it", key, "spec", "networkBoot")
         profile = self._repository.profiles[spec.profile]
-        yield self._reason("profile", spec.profile, "R2", "the maintenance sets it", key, "spec", "profile")
+        yield make_reason("profile", spec.profile, "R2", "the maintenance sets it", key, "spec", "profile")
         if profile.spec.method is Method.DISK:
             return
         image = choose_maintenance_image(profile, self._repository.streams)
@@ -218,7 +219,7 @@ class _Explainer:
             why = "a maintenance boots the stream's current image"
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
-        yield self._reason("image", image, "R2", why, said_by, *path)
+        yield make_reason("image", image, "R2", why, said_by, *path)
         boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
         yield from self._explain_provenance(image, profile, boots)
         yield from self._explain_boot(boot_source(self._inputs, boots, maintenance=maintenance))
@@ -238,26 +239,24 @@ class _Explainer:
     def explain_policy(self, choice: Choice[Pool]) -> Iterator[Reason]:
         pool, server = choice.winner, self._server
         place = (self._id, "policy") if server.spec.policy is not None else (Id("BootPolicy", pool.name), "select")
-        yield self._reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
+        yield make_reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             # The last policy of the chain that sets the field.
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
             whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
             value = getattr(pool, name)
-            yield self._reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
-        yield self._reason(
-            "provision", server.spec.provision, "R5", "the server sets it", self._id, "spec", "provision"
-        )
+            yield make_reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
+        yield make_reason("provision", server.spec.provision, "R5", "the server sets it", self._id, "spec", "provision")
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
             method = Id("BootProfile", pool.profile)
-            yield self._reason("method", Method.DISK, "R5", "the profile sets it", method, "spec", "method")
+            yield make_reason("method", Method.DISK, "R5", "the profile sets it", method, "spec", "method")
             return
         image = choose_image(server, profile, self._repository.streams)
         self.lost += image.losing
         named = image.winner
-        yield self._reason("image", named.image, "R4", image.why, named.document, *named.path)
+        yield make_reason("image", named.image, "R4", image.why, named.document, *named.path)
         assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
         yield from self._explain_provenance(named.image, profile, self._inputs.shared.boot)
         yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
@@ -270,20 +269,20 @@ class _Explainer:
         artifacts = self._repository.images[image].spec.architectures.get(architecture)
         if artifacts is not None and (origins := list_claimed_origins([artifacts])):
             claimed_in = (Id("BootImage", image), "spec", "architectures", architecture)
-            yield self._reason("provenance", ", ".join(origins), "-", "the image claims it", *claimed_in)
+            yield make_reason("provenance", ", ".join(origins), "-", "the image claims it", *claimed_in)
         if inputs.requires_signature:
             name = find_requiring_stream(self._repository, profile, image)
             why = "the stream sets it" if profile.spec.stream == name else "a stream with this image sets it"
             at = (Id("ImageStream", name), "spec", "requireProvenance")
-            yield self._reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *at)
+            yield make_reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *at)
 
     # R6 and R7
 
     def _explain_boot(self, source: BootSource) -> Iterator[Reason]:
         profile, decision = source.profile_id, self._decision
-        yield self._reason("method", source.profile.spec.method, "R6", "the profile sets it", profile, "spec", "method")
+        yield make_reason("method", source.profile.spec.method, "R6", "the profile sets it", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
-            yield self._reason(
+            yield make_reason(
                 "httpBoot", source.profile.spec.http_boot, "R6", "the profile sets it", profile, "spec", "httpBoot"
             )
         boot = decision.policy.boot if decision.policy else None
@@ -304,14 +303,14 @@ class _Explainer:
             if argument in places:
                 resource, index = places[argument]
                 place = (resource, "spec", "kernelArguments", index)
-                yield self._reason(field, argument, "R7", "the last document to set it wins", *place)
+                yield make_reason(field, argument, "R7", "the last document to set it wins", *place)
             else:
-                yield self._reason(field, argument, "R7", "gitboot adds it for the user data")
+                yield make_reason(field, argument, "R7", "gitboot adds it for the user data")
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
             why = f"the profile sets it: {boot.user_data.format}"
-            yield self._reason("userData", value, "R6", why, profile, "spec", "userData", "template")
+            yield make_reason("userData", value, "R6", why, profile, "spec", "userData", "template")
         # The last document that sets each variable wins; policies come first, starting at the root.
         setters: dict[str, Id] = {}
         policies = source.pool.chain if source.pool else ()
@@ -324,7 +323,7 @@ class _Explainer:
             setters |= dict.fromkeys(given, resource)
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
-            yield self._reason(f"vars.{variable}", setting, "R7", "the last document to set it wins", *written_at)
+            yield make_reason(f"vars.{variable}", setting, "R7", "the last document to set it wins", *written_at)
 
 
 def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:
@@ -355,9 +354,6 @@ def list_claimed_origins(architectures: Iterable[Artifacts]) -> list[str]:
     """Return where the digests of an image come from, each origin once, or nothing if the image does not state it."""
     claims = [artifact.provenance for artifacts in architectures for _, artifact in artifacts.files()]
     return sorted(set(map(describe_origin, claims))) if any(each is not None for each in claims) else []
-
-
-Step = str | int
 
 
 class ServerLocation(NamedTuple):

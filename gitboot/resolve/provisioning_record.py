@@ -13,7 +13,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from gitboot.errors import UsageError
-from gitboot.jsonio import OMITTED, Digest, encode_canonical, format_instant, json_key, to_json_value
+from gitboot.jsonio import OMITTED, UNLESS_DEFAULT, Digest, encode_canonical, format_instant, json_key, to_json_value
 from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, quote_value, text
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
     if policy.boot is not None and record.image not in (None, policy.boot.image):
         found["ImageDrift"] = (
             f"provisioned with BootImage/{record.image}, but the plan is BootImage/{policy.boot.image}"
+        )
+    elif policy.boot is not None and record.image is None and record.version not in (None, policy.boot.version):
+        found["ImageDrift"] = (
+            f"another tool installed the version {record.version}, but the plan is BootImage/{policy.boot.image} "
+            f"({policy.boot.version})"
         )
     if record.pool not in (None, policy.policy):
         found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, but the plan is BootPolicy/{policy.policy}"
@@ -179,6 +184,7 @@ def parse_record(item: Mapping[str, Any]) -> Record:
         taken_back=_parse_number(item.get("takenBack", 0)),
         attempts=tuple(map(parse_attempt, item.get("attempts", ()))),
         unknown_serves=parse_unknown_serves(item.get("unknownServes", ())),
+        version=optional(text, "version") if "version" in item else None,
     )
 
 
@@ -409,6 +415,13 @@ class Record:
     unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `record_facts`
     # By maintenance. They are not exported, so an instance that imports the record requests the URLs again.
     clearances: Mapping[str, Clearance] = field(default_factory=dict, metadata=OMITTED)
+    # The version that another tool installed, as an operator states it. `image` is then None.
+    version: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def installed(self) -> str | None:
+        """The installed image, or the version that another tool installed, or None if neither is known."""
+        return f"version {self.version}" if self.image is None and self.version is not None else self.image
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
         """Return the first intent to serve the boot with this key whose outcome is unknown, or None."""

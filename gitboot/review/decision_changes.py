@@ -514,18 +514,18 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
         if was is not None and is_now is not None and was.digest == is_now.digest:
             continue
         kind = EffectKind.ADDED if was is None else EffectKind.REMOVED if is_now is None else EffectKind.CHANGED
-        changes = _find_changes("", to_json_value(was) or {}, to_json_value(is_now) or {})
+        changes = find_field_changes("", to_json_value(was) or {}, to_json_value(is_now) or {})
         found[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
     return found
 
 
-def _find_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
+def find_field_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
     """Yield the fields that differ, sorted by name. A value that exists on only one side is yielded as a whole."""
     if _are_named(old) or _are_named(new):  # compare items by name, so that an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            yield from _find_changes(f"{path}.{key}" if path else key, old.get(key), new.get(key))
+            yield from find_field_changes(f"{path}.{key}" if path else key, old.get(key), new.get(key))
     elif old != new:
         yield Change(field=path, old=old, new=new)
 

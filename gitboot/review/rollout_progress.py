@@ -92,6 +92,8 @@ class ImageReport(Struct, frozen=True, kw_only=True):
     streams: tuple[StreamUse, ...]
     behind: tuple[OptOutUse, ...]  # sorted by deadline, so that overdue ones come first
     too_old: tuple[OutdatedServer, ...]
+    # The number of servers by the version that another tool installed, as `gitboot records set --version` stated it.
+    foreign: Mapping[str, int]
     uncovered: tuple[UncoveredBoot, ...]  # boots without the stream that has the image and requires signed images
 
 
@@ -119,8 +121,15 @@ def report_images(
         streams=tuple(_summarize_stream(repository, name, found) for name in repository.streams),
         behind=_list_opt_out_uses(repository, found, at),
         too_old=tuple(too_old),
+        foreign=_count_foreign_versions(decisions, records or {}),
         uncovered=tuple(find_uncovered_boots(repository)),
     )
+
+
+def _count_foreign_versions(decisions: Decisions, records: Mapping[SystemUuid, Record]) -> dict[str, int]:
+    found = (records.get(each.uuid) for each in decisions.servers.values())
+    versions = (each.version for each in found if each is not None and each.image is None and each.version is not None)
+    return dict(sorted(Counter(versions).items()))
 
 
 class StreamFollower(Struct, frozen=True, kw_only=True):

@@ -27,20 +27,26 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Merge events that differ only in their server. A merged event takes the position of its first event."""
+    """Merge events that differ only in their server and its UUID. A merged event takes the position of its first event.
+
+    A merged event has the names of the servers, and no UUIDs.
+    """
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
         key: object = number
         if (server := event.facts.get("server")) is not None and event.message.startswith(f"{server}: "):
-            others = tuple(sorted((name, str(value)) for name, value in event.facts.items() if name != "server"))
+            others = tuple(sorted((name, str(value)) for name, value in event.facts.items() if name not in _OF_SERVER))
             key = event.type, event.at, event.warning, event.message.removeprefix(f"{server}: "), others
         alike.setdefault(key, []).append(event)
     return tuple(each[0] if len(each) == 1 else _merge_events(each) for each in alike.values())
 
 
+_OF_SERVER: Final = ("server", "uuid")  # facts that name the server of an event
+
+
 def _merge_events(events: list[Event]) -> Event:
     first, servers = events[0], sorted(str(each.facts["server"]) for each in events)
-    facts = {**{name: value for name, value in first.facts.items() if name != "server"}, "servers": servers}
+    facts = {**{name: value for name, value in first.facts.items() if name not in _OF_SERVER}, "servers": servers}
     text = first.message.removeprefix(f"{first.facts['server']}: ")
     message = f"{format_count(len(servers), 'server')} ({format_names(servers, _MOST_NAMED)}): {text}"
     return structs.replace(first, message=message, facts=facts)

@@ -70,6 +70,8 @@ def test_finding_r13_completion_knows_streams_kinds_and_guards(fleet: Path) -> N
     assert proposed("new", "image", "talo") == ["talos", "talos-factory"]
     assert proposed("explain", "Boot") == ["BootImage", "BootPolicy", "BootProfile"]
     assert proposed("explain", "web01") == ["web01"]
+    assert proposed("history", "web01") == ["web01"]
+    assert proposed("history", "ImageStream/") == ["ImageStream/stable"]
     assert proposed("records", "set", "pr") == ["provisioned"]
     assert proposed("approve", "01234567", "--guard", "maxRe") == ["maxReinstalls", "maxResets"]
 

@@ -232,9 +232,13 @@ def problems(block: Block) -> list[Problem]:
 
 def github_refuses(steps: Any, folder: Path) -> str:
     """Return the errors of some steps by GitHub's schema of workflows."""
-    (folder / "workflow.json").write_text(json.dumps({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}))
-    check = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows")
-    done = subprocess.run((*check, folder / "workflow.json"), capture_output=True, text=True, check=False)
+    return schema_refuses({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}, "github-workflows", folder)
+
+
+def schema_refuses(content: Any, schema: str, folder: Path) -> str:
+    (folder / "ci.json").write_text(json.dumps(content))
+    check = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}")
+    done = subprocess.run((*check, folder / "ci.json"), capture_output=True, text=True, check=False)
     return done.stdout if done.returncode else ""
 
 
@@ -268,6 +272,12 @@ def yaml_refused(block: Block, folder: Path) -> str:
     content = next(yaml.safe_load_all(block.text))
     if "scrape_configs" in content:
         return prometheus_refuses(block.text, folder)
+    if "jobs" in content or True in content:  # YAML reads the key `on` as true
+        return schema_refuses(
+            {"on" if key is True else key: each for key, each in content.items()}, "github-workflows", folder
+        )
+    if any(isinstance(each, dict) and "script" in each for each in content.values()):
+        return schema_refuses(content, "gitlab-ci", folder)
     if "repos" in content:  # of pre-commit
         hooks = [each["id"] for each in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())]
         return "" if [each["id"] for each in content["repos"][0]["hooks"]] == hooks else "no such hook"
@@ -294,6 +304,10 @@ def test_each_block_of_yaml_is_accepted_by_its_reader(tmp_path: Path) -> None:
         pytest.param(None, "kind: BootPolicy\nmetadata: {name: a}\nspec: {profiles: a}\n", "GB1022", id="a document"),
         pytest.param(None, "kind: BootPolicy\nmetadata: {name: a}\n", "GB1023", id="a document that is not whole"),
         pytest.param("a workflow", "- {name: a, runs: b}\n", "runs", id="a step"),
+        pytest.param(
+            None, "on: push\njobs: {a: {runs-on: a, steps: [{runs: b}]}}\n", "runs", id="a workflow of its own"
+        ),
+        pytest.param(None, "a: {script: b, imagine: c}\n", "imagine", id="GitLab"),
         pytest.param(None, "scrape_configs:\n- {job_names: a}\n", "job_names", id="Prometheus"),
         pytest.param(None, "repos: [{hooks: [{id: gitboot}]}]\n", "no such hook", id="pre-commit"),
         pytest.param(None, 'kind: Kustomization\nresources: ["x"]\nimage: a\n', "image", id="kustomize"),

@@ -413,6 +413,7 @@ RECORDS = st.builds(
     taken_back=st.integers(0, 10**9),
     attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
     unknown_serves=st.lists(st.builds(UnknownServe, TEXTS, TEXTS, SEEN, st.booleans()), max_size=2).map(tuple),
+    version=st.none() | TEXTS,
     runs=st.dictionaries(TEXTS, RUNS, max_size=3),
     clearances=st.dictionaries(
         TEXTS, st.builds(Clearance, st.none() | TEXTS, st.none() | TEXTS, st.none() | INSTANTS), max_size=2

@@ -7,7 +7,7 @@ from typing import Final
 
 from gitboot.fleet.resources import Id
 from gitboot.fleet.yaml import locate, parse, value_lines
-from gitboot.jsonio import to_json_value
+from gitboot.jsonio import to_camel, to_json_value
 from gitboot.model.scalars import Path
 from gitboot.resolve.explanation import (
     Explanation,
@@ -20,9 +20,32 @@ from gitboot.resolve.explanation import (
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.server_decision import (
+    Boot,
+    BootFiles,
+    CopySettings,
+    Decision,
+    MaintenanceDecision,
+    PolicyDecision,
+    UserDataFiles,
+)
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
+from tests.helpers.fleets import (
+    SEED,
+    at,
+    document,
+    fleet,
+    image,
+    mac_of,
+    maintenance,
+    policy,
+    profile,
+    repository,
+    server,
+    uuid_of,
+)
 
+AGE: Final = f"age-encryption.org/v1\n-> X25519 {'A' * 43}\n{'A' * 43}\n--- {'A' * 43}\nsecret"
 NOON, NIGHT = at("20T12:00"), at("20T23:00")
 
 STREAM = document(
@@ -59,7 +82,7 @@ def explained(
     documents: tuple[str, ...] = RICH,
     record: Record | None = None,
 ) -> Explanation:
-    found = repository(*documents, files={"t.j2": "#cloud-config\n"})
+    found = repository(*documents, files={"t.j2": "#cloud-config\n", "t.age": AGE})
     decision = decide(found).servers[name]
     return explain(found, decision, make_plan(decision, instant, record))
 
@@ -227,6 +250,123 @@ def test_facts_are_json_values() -> None:
         "rule": "R3",
         "why": "priority 0 is below 1",
     }
+
+
+EXPLAINED_AS: Final = {  # fields whose name differs from the key in JSON
+    (MaintenanceDecision, "name"): "maintenance",
+    (MaintenanceDecision, "start"): "window.start",
+    (MaintenanceDecision, "end"): "window.end",
+    (Decision, "base_url"): "baseURL",
+    (UserDataFiles, "digest"): "userData.sha256",
+}
+PREFIXES: Final = {BootFiles: "files.", UserDataFiles: "userData.", CopySettings: "copies."}
+NOT_EXPLAINED: Final = {  # nested objects, whose own fields are explained, and the digest
+    *((Decision, name) for name in ("copies", "_digest")),
+    *((kind, "boot") for kind in (PolicyDecision, MaintenanceDecision)),
+    (UserDataFiles, "files"),
+}
+
+
+def list_fields(*kinds: type) -> set[str]:
+    """Return the names by which `gitboot explain SERVER FIELD` finds all fields of these types."""
+    names = {(kind, name): PREFIXES.get(kind, "") + to_camel(name) for kind in kinds for name in kind.__annotations__}
+    return {EXPLAINED_AS.get(key, name) for key, name in names.items() if key not in NOT_EXPLAINED}
+
+
+EVERYTHING: Final = (
+    fleet(
+        "baseURL: 'http://boot.test', endpoint: 'http://live.test', stopped: moving, "
+        "serving: {oneTimeBoots: Copies}, provisioning: {evidence: Reported, attempts: 3}, "
+        "sites: [{name: fra1, select: All, baseURL: 'http://fra1.test'}]"
+    ),
+    server("web01", "role: web", "provision: 1, serial: AB1234, secrets: {token: t.age}"),
+    *RICH[2:8],
+    policy(
+        "worker",
+        "All",
+        "priority: 1, override: Continuous, nodeLabels: {a/pool: web, a/zone: one}, "
+        "nodeTaints: [{key: dedicated, effect: NoSchedule}]",
+        often="Once",
+    ),
+    policy(
+        "edge",
+        "{matchLabels: {role: web}}",
+        "inherits: worker, power: On, nodeLabels: {a/zone: two}, "
+        "nodeTaints: [{key: edge, value: x, effect: NoExecute}]",
+    ),
+    image("memtest-7", "writesDisk: false"),
+    profile("repair", "memtest-7"),
+    maintenance("tonight", "20T22:00 21T04:00", "maxUnavailable: 10%, maxUnavailablePer: Site, power: On, run: 3"),
+)
+
+
+@for_each(
+    ("case", "documents", "instant", "kinds"),
+    [
+        ("a policy", EVERYTHING, NOON, (PolicyDecision, BootFiles, UserDataFiles)),
+        ("a policy with defaults", SEED, NOON, (PolicyDecision, BootFiles)),
+        ("a maintenance", EVERYTHING, NIGHT, (MaintenanceDecision, BootFiles)),
+        ("the local disk", (*SEED[:4], profile("web", "", method="Disk"), *SEED[5:]), NOON, (PolicyDecision,)),
+        ("no policy", (fleet("baseURL: 'http://boot.test', requirePolicy: false"), *SEED[1:-1]), NOON, ()),
+        ("parked", (*SEED[:1], server("web01", spec="lifecycle: Parked"), *SEED[2:]), NOON, ()),
+    ],
+)
+def test_every_field_of_a_decision_is_explained(
+    case: str, documents: tuple[str, ...], instant: datetime, kinds: tuple[type, ...]
+) -> None:
+    """The names come from the types, so a new field fails here until it is explained."""
+    found = explained(instant=instant, documents=documents)
+    every = (*found.reasons, *found.others)
+    names = {each.field for each in every}
+    parts = {each.field[:end] for each in every for end, sign in enumerate(each.field) if sign in ".["}
+    assert list_fields(Decision, CopySettings, Boot, *kinds) - names - parts == set(), case
+    assert len(names) == len(every), case  # each field has one reason
+    for each in every:
+        assert (each.resource is None) == (each.line is None), each
+
+
+@for_each(
+    ("field", "value", "resource", "source"),
+    [
+        ("uuid", uuid_of("web01"), "Server/web01", "uuid: "),
+        ("macs[0]", mac_of("web01").replace(":", "-"), "Server/web01", "mac: "),
+        ("architecture", "x86_64", "Server/web01", "architecture: "),
+        ("serial", "AB1234", "Server/web01", "serial: "),
+        ("override", "Continuous", "BootPolicy/worker", "override: "),
+        ("power", "On", "BootPolicy/edge", "power: "),
+        ("diskBoot", "FirmwareOrder", None, None),
+        ("attempts", "3", "Fleet/test", "attempts: "),
+        ("stopped", "true", "Fleet/test", "stopped: "),
+        ("copies.oneTimeBoots", "true", "Fleet/test", "oneTimeBoots: "),
+        ("nodeLabels.a/pool", "web", "BootPolicy/worker", "a/pool: "),
+        ("nodeLabels.a/zone", "two", "BootPolicy/edge", "a/zone: "),
+        ("nodeTaints[0]", "dedicated=:NoSchedule", "BootPolicy/worker", "nodeTaints: ["),
+        ("nodeTaints[1]", "edge=x:NoExecute", "BootPolicy/edge", "nodeTaints: ["),
+        ("version", "1", "BootImage/flatcar-1", "version: "),
+        ("entries.ipxe", "built in", None, None),
+        ("userData.format", "CloudInit", "BootProfile/web", "format: "),
+    ],
+)
+def test_each_further_field_has_its_value_and_the_document_that_sets_it(
+    field: str, value: str, resource: str | None, source: str | None
+) -> None:
+    found = explained(documents=EVERYTHING)
+    reason = next(each for each in (*found.reasons, *found.others) if each.field == field)
+    assert (reason.value, reason.resource) == (value, resource)
+    if source is not None:
+        assert reason.path is not None and reason.line is not None and reason.column is not None
+        line = EVERYTHING[int(reason.path.removesuffix(".yaml"))].splitlines()[reason.line - 1]
+        assert line[: reason.column - 1].endswith(source)
+
+
+def test_an_explanation_of_the_server_shows_settings_only_if_a_document_sets_them() -> None:
+    shown = {each.field for each in explained(documents=EVERYTHING).reasons}
+    assert {"override", "power", "nodeLabels.a/zone", "nodeTaints[1]"} <= shown
+    assert shown.isdisjoint({"diskBoot", "waitFor", "uuid"})
+    assert {"run", "maxUnavailable", "maxUnavailablePer"} <= {
+        each.field for each in explained(instant=NIGHT, documents=EVERYTHING).reasons
+    }
+    assert "nodeLabels" not in table(explained(documents=SEED))
 
 
 TOGETHER: Final = f"# the first line\n{SEED[1]}---\n{server('web02', 'role: web')}---\n{policy('rest', 'None')}"

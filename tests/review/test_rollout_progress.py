@@ -321,7 +321,7 @@ def test_an_image_lists_the_streams_that_contain_it() -> None:
 def test_facts_are_versioned_json() -> None:
     said = json.loads(jsonio.format_document(**to_json_value(report(*fleet_with(stream(0), pinned="web05")))))
     assert said["apiVersion"] == "gitboot.dev/v1alpha1"
-    assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld", "uncovered"}
+    assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld", "foreign", "uncovered"}
     assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"
     assert said["streams"][0]["joining"][0]["percent"] >= 1
 

@@ -173,7 +173,8 @@ def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: 
 def test_events_that_differ_only_by_the_server_are_merged() -> None:
     published = Event(at=NOON, type="Published", message="3 written")
     names = [f"w{number:02}" for number in range(11)]
-    (first, one) = merge_events_by_server([*map(stalled, reversed(names)), published])
+    alike = [stalled(name, uuid=f"uuid of {name}") for name in reversed(names)]
+    (first, one) = merge_events_by_server([*alike, published])
     assert first.message == f"11 servers (w00, w01, w02 and 8 more): {LACKS}"
     assert (first.facts, first.type, first.warning, one) == ({"servers": names}, "OverrideStalled", True, published)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,8 @@ from gitboot.git.history import Blame, open_blame
 from gitboot.git.snapshots import WORKTREE
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.problems import Code
-from gitboot.resolve.explanation import Explanation, Reason, explain
+from gitboot.resolve.decision_fields import Reason
+from gitboot.resolve.explanation import Explanation, explain
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.standard_streams import style
 
@@ -86,8 +88,9 @@ def command(
 ) -> None:
     """Explain a server's boot, a kind or a problem code.
 
-    With SERVER, gitboot shows each field of the boot, with the rule that set the field, the source location and the
-    commit. FIELD limits the output to one field, such as image, kernelArguments or vars.console. With --state, gitboot
+    With SERVER, gitboot shows the fields that documents set for the boot, with the rule that set the field, the source
+    location and the commit. FIELD shows one field, such as image, kernelArguments, nodeLabels or vars.console. FIELD
+    can be every field of the decision, even if it has its default. With --state, gitboot
     explains the boot in the commit that an instance has accepted, with the records of the instance.
 
     With KIND (Server, BootImage, Any and so on), gitboot lists the fields of the kind with their types and
@@ -135,8 +138,11 @@ def command(
 
 
 def _format_json(explanation: Explanation, blame: Blame | None) -> str:
-    reasons = [{**to_json_value(each), "commit": _find_commit(each, blame)} for each in explanation.reasons]
-    return format_document(**{**to_json_value(explanation), "reasons": reasons})
+    def with_commits(reasons: tuple[Reason, ...]) -> list[dict[str, object]]:
+        return [{**to_json_value(each), "commit": _find_commit(each, blame)} for each in reasons]
+
+    reasons, others = with_commits(explanation.reasons), with_commits(explanation.others)
+    return format_document(**{**to_json_value(explanation), "reasons": reasons, "others": others})
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
@@ -176,17 +182,23 @@ def _format_fields(kind: str, field: str | None) -> str:
 
 
 def _filter_field(explanation: Explanation, field: str) -> Explanation:
-    reasons = tuple(each for each in explanation.reasons if _is_below(each.field, field))
+    explained = (*explanation.reasons, *explanation.others)
+    reasons = tuple(each for each in explained if _is_below(each.field, field))
     if not reasons:
-        known = ", ".join(dict.fromkeys(re.sub(r"\[\d+\]", "", each.field) for each in explanation.reasons))
+        known = ", ".join(_list_names(explained))
         hint = f"the fleet is named by --path {field}" if Path(field).is_dir() else f"it has {known}"
         raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
     if field.partition("[")[0] != "kernelArguments":
         rules.discard("R7")  # among the candidates that lost, R7 covers only kernel arguments
     return structs.replace(
-        explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules)
+        explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules), others=()
     )
+
+
+def _list_names(reasons: Iterable[Reason]) -> list[str]:
+    """Return the names of fields without the keys and the indexes of their items."""
+    return list(dict.fromkeys(re.split(r"[.\[]", each.field, maxsplit=1)[0] for each in reasons))
 
 
 def _format_text(explanation: Explanation, blame: Blame | None) -> str:
@@ -206,7 +218,11 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     text = format_table(("FIELD", "VALUE", "RULE", "REASON AND SOURCE LOCATION"), rows, below=written)
     rules = {each.rule for each in explanation.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in explanation.lost if lost.rule in rules]
-    return f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}" if lost else text
+    if lost:
+        text = f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}"
+    if names := [each for each in _list_names(explanation.others) if each not in _list_names(explanation.reasons)]:
+        text = f"{text}\n\n" + wrap_text(f"Other fields: {', '.join(names)}")
+    return text
 
 
 def _is_below(name: str, field: str) -> bool:

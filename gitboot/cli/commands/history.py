@@ -1,24 +1,41 @@
-"""`gitboot history`: the commits that changed the decision for a server."""
+"""`gitboot history`: the commits that changed a server's decision or a document, and a server's installations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
+from msgspec import Struct
 
-from gitboot.cli.completion import complete_servers
+from gitboot.cli.completion import complete_history
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
+from gitboot.cli.options import OutputOption, is_fleet_named, output_option, path_option, write_outputs
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger, no_instance_error
 from gitboot.errors import UsageError
-from gitboot.evaluator.decision_history import ChangingCommit, DecisionHistory, InvalidCommit
-from gitboot.git.history import open_history
+from gitboot.evaluator.decision_history import (
+    ChangingCommit,
+    DecisionHistory,
+    DocumentChange,
+    InvalidCommit,
+    list_document_changes,
+)
+from gitboot.fleet.resources import KINDS, Id
+from gitboot.git.fetch import CLONE
+from gitboot.git.history import History, open_history
+from gitboot.git.repository import ACCEPTED
 from gitboot.jsonio import format_document, to_json_value
+from gitboot.ledger.instance_tables import read_numbered_events
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.server_tables import parse_time, read_records
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.tree_reader import read_records as read_exported_records
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
 
@@ -27,14 +44,14 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
 
 @click.command(
     cls=Command,
-    example="gitboot history web01 --number 10",
+    example="gitboot history web01 --number 10\ngitboot history ImageStream/flatcar-stable",
     exit_codes={
         Exit.FINE: "gitboot printed the commits",
         Exit.SOURCE: "gitboot could not read the repository",
-        Exit.USAGE: "no commit describes the server, or an option is wrong",
+        Exit.USAGE: "no commit describes the server or the document, or an option is wrong",
     },
 )
-@click.argument("server", shell_complete=complete_servers)
+@click.argument("subject", metavar="SERVER|KIND/NAME", shell_complete=complete_history)
 @path_option
 @click.option("--rev", metavar="REVISION", help="The Git revision at which to start. Default: HEAD.")
 @click.option(
@@ -44,17 +61,103 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
     type=click.IntRange(min=1),
     help="Show at most this number of commits. Default: all.",
 )
+@click.option(
+    "--records",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Exported records, such as ops/records of an output tree. gitboot then also shows what SERVER was last "
+    "installed with. Default: do not show it.",
+)
+@click.option(
+    "--state",
+    envvar="GITBOOT_STATE",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of an instance. gitboot then also lists every installation of SERVER in the ledger. "
+    "Without --path and --rev, it shows the history of the accepted commit. Default: do not list installations.",
+)
 @output_option("text", "json")
 @evaluator_command
-def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Show the commits that changed a server's boot.
+def command(
+    subject: str,
+    path: Path,
+    rev: str | None,
+    number: int | None,
+    records: Path | None,
+    state: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Show the commits that changed a boot or a document.
 
     gitboot lists the commits that changed the decision for SERVER, the newest first. It follows first parents from
-    --rev. If a commit renamed the server, gitboot recognizes it by its UUID.
+    --rev. If a commit renamed the server, gitboot recognizes it by its UUID. With --state or --records, gitboot then
+    lists the images that the machine was really installed with, the newest first, with the time and the evidence.
+
+    With KIND/NAME, such as ImageStream/flatcar-stable, BootPolicy/web or BootImage/flatcar-4459.2.4, gitboot lists the
+    commits that changed this document, with its changed fields. The rest of a commit may be invalid.
     """
+    if state is not None and not is_fleet_named(click.get_current_context()):
+        path, rev = state / CLONE, ACCEPTED
+    history = open_history(path, rev)
+    if "/" in subject:
+        _show_document(_parse_document(subject), history, rev, number, outputs)
+    else:
+        _show_server(subject, history, rev, number, _Records(records, state), outputs)
+    if history.shallow:
+        click.echo("this is a shallow clone without older commits; run git fetch --unshallow to fetch them", err=True)
+
+
+def _parse_document(subject: str) -> Id:
+    kind, _, name = subject.partition("/")
+    if kind not in KINDS or not name:
+        known = ", ".join(sorted(KINDS))
+        raise UsageError(f"{subject!r} names no document; use KIND/NAME with one of the kinds {known}")
+    return Id(kind, name)
+
+
+def _show_document(
+    document: Id, history: History, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]
+) -> None:
+    entries: list[DocumentChange | InvalidCommit] = []
+    with limit_evaluation():
+        for entry in list_document_changes(history.steps, history.snapshot, document):
+            entries.append(entry)
+            if sum(isinstance(each, DocumentChange) for each in entries) == number:
+                break
+    if not any(isinstance(each, DocumentChange) for each in entries):
+        raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a document {document}")
+    listed = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
+    write_outputs(outputs, json=listed, text=partial(_format_text, entries, "may hide the document"))
+
+
+def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any]:
+    if isinstance(entry, DocumentChange):
+        return {**to_json_value(entry), "problem": None}
+    return {
+        "commit": to_json_value(entry.commit),
+        "kind": "Skipped",
+        "path": None,
+        "changes": [],
+        "problem": entry.problem,
+    }
+
+
+class _Records(NamedTuple):
+    """The places that record installations of a server."""
+
+    records: Path | None  # exported records
+    state: Path | None  # the state directory of an instance
+
+
+def _show_server(
+    server: str,
+    history: History,
+    rev: str | None,
+    number: int | None,
+    places: _Records,
+    outputs: tuple[OutputOption, ...],
+) -> None:
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
-    history = open_history(path, rev)
     entries: list[ChangingCommit | InvalidCommit] = []
     with limit_evaluation() as begun:
         for entry in DecisionHistory(history.steps, get_results_cache(), HistoryEvaluator(history, begun)).list_changes(
@@ -65,10 +168,88 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
                 break
     if not entries:
         raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a server {server!r}")
-    listed = partial(format_document, server=server, items=list(map(_build_item, entries)))
-    write_outputs(outputs, json=listed, text=partial(_format_text, entries))
-    if history.shallow:
-        click.echo("this is a shallow clone without older commits; run git fetch --unshallow to fetch them", err=True)
+    effects = [each for each in entries if isinstance(each, ChangingCommit)]
+    installations = None
+    if places != (None, None):
+        names = {server, *(each.effect.server for each in effects)}
+        uuid = next((each.uuid for each in effects), None)
+        installations = _list_installations(names, uuid, places)
+    listed = partial(format_document, server=server, items=list(map(_build_item, entries)), installations=installations)
+    text = partial(_format_text, entries)
+    if installations is not None:
+        text = partial(_format_with_installations, entries, installations)
+    write_outputs(outputs, json=listed, text=text)
+
+
+class Installation(Struct, frozen=True, kw_only=True):
+    """One installation of a machine that a ledger or exported records contain."""
+
+    at: datetime | None  # None: not known
+    image: str | None  # the BootImage; None: not known, or another tool installed the machine
+    version: str | None  # the version that another tool installed
+    evidence: str | None  # as in a record: Fetched, Reported, Adopted, Operator and so on
+    overwritten_by: str | None = None  # the maintenance that wrote the disks afterwards
+
+
+def _list_installations(names: Set[str], uuid: SystemUuid | None, places: _Records) -> tuple[Installation, ...]:
+    """Return the installations of a machine, newest first.
+
+    Events of version 0.1.0 name only the server, so they count if the machine had this name.
+    """
+    events: list[Installation] = []
+    record = None
+    if places.state is not None:
+        if not has_ledger(places.state):
+            raise no_instance_error(places.state)
+        with open_ledger(places.state / LEDGER) as ledger:
+            found = [each for _, each in read_numbered_events(ledger) if each["type"] in _INSTALLED]
+            known = read_records(ledger)
+        events = [
+            Installation(
+                at=parse_time(each["at"]), image=each.get("image"), version=None, evidence=each.get("evidence")
+            )
+            for each in found
+            if (each["uuid"] == uuid if "uuid" in each else each.get("server") in names)
+        ]
+        record = known.get(uuid) if uuid is not None else None
+    if places.records is not None:
+        record = read_exported_records(places.records).get(uuid) if uuid is not None else None
+    if record is not None and record.provision is not None:
+        last = Installation(
+            at=record.provisioned_at,
+            image=record.image,
+            version=record.version,
+            evidence=record.evidence,
+            overwritten_by=record.overwritten_by,
+        )
+        # The event of an installation is a little later than the time in its record.
+        since = last.at or _BEGINNING
+        alike = [each for each in events if (each.image, each.evidence) == (last.image, last.evidence)]
+        of_record = [each for each in alike if each.at is not None and since <= each.at][-1:]
+        events = [*(each for each in events if each not in of_record), last]
+    return tuple(sorted(events, key=lambda each: each.at or _BEGINNING, reverse=True))
+
+
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+_INSTALLED: Final = ("Provisioned", "WithdrawnBootInstalled")
+
+
+def _format_with_installations(
+    entries: Sequence[ChangingCommit | InvalidCommit], installations: Sequence[Installation]
+) -> str:
+    from gitboot.cli.terminal import format_table
+
+    rows = [
+        (
+            f"{each.at:%Y-%m-%dT%H:%M:%SZ}" if each.at is not None else "-",
+            each.image or (f"version {each.version}" if each.version else "-"),
+            each.evidence or "-",
+            f"the disks were written later by {each.overwritten_by}" if each.overwritten_by else "",
+        )
+        for each in installations
+    ]
+    table = format_table(("INSTALLED", "IMAGE", "EVIDENCE", ""), rows)
+    return "\n\n".join((_format_text(entries), table if rows else "The records contain no installation."))
 
 
 def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
@@ -78,30 +259,33 @@ def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
     return {"commit": commit, "server": None, "kind": "Skipped", "changes": [], "problem": entry.problem}
 
 
-def _format_text(entries: Sequence[ChangingCommit | InvalidCommit]) -> str:
+def _format_text(
+    entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], effect: str = "changed no decision"
+) -> str:
     from gitboot.cli.terminal import format_table, wrap_text
 
     lines: list[str] = []
-    for _, group in groupby(entries, key=lambda each: isinstance(each, ChangingCommit)):
+    for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):
         alike = list(group)
         if skipped := [each for each in alike if isinstance(each, InvalidCommit)]:
-            lines.append(_format_skipped(skipped))
+            lines.append(_format_skipped(skipped, effect))
         for entry in alike:
-            if isinstance(entry, ChangingCommit):
+            if not isinstance(entry, InvalidCommit):
                 commit = entry.commit
                 author, revision = commit.author.partition(" <")[0], commit.revision[:9]
                 line = wrap_text(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
                 lines.append(line.replace(revision, style(revision, fg="yellow"), 1))
-                lines.append(format_table(("", "", ""), _format_rows(entry.effect), indent=4))
+                rows = _format_document_rows(entry) if isinstance(entry, DocumentChange) else _format_rows(entry.effect)
+                lines.append(format_table(("", "", ""), rows, indent=4))
     return "\n".join(lines)
 
 
-def _format_skipped(entries: Sequence[InvalidCommit]) -> str:
+def _format_skipped(entries: Sequence[InvalidCommit], effect: str) -> str:
     newest = entries[0]
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
         commits = f"{len(entries)} commits, {entries[-1].commit.revision[:9]} to {newest.commit.revision[:9]}, are"
-    return style(f"({commits} invalid and changed no decision: {newest.problem})", fg="bright_black")
+    return style(f"({commits} invalid and {effect}: {newest.problem})", fg="bright_black")
 
 
 def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
@@ -115,6 +299,13 @@ def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
         if any(change.field.startswith(f"{boot}{name}") for boot in images for name in _DERIVED_FIELDS):
             continue
         yield change.field, *_format_sides(change)
+
+
+def _format_document_rows(change: DocumentChange) -> Iterator[tuple[str, str, str]]:
+    if change.kind is not EffectKind.CHANGED:
+        yield change.kind.lower(), "", change.path
+    for each in change.changes:
+        yield each.field, *_format_sides(each)
 
 
 def _format_sides(change: Change) -> tuple[str, str]:

@@ -103,6 +103,10 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
         for each in found.items
     ]
     yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows)
+    if found.foreign:
+        yield format_table(
+            ("VERSION BY ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in found.foreign.items()]
+        )
     if any(provenance is not None for each in found.items for provenance in each.files.values()):
         rows = [(each.name, _count_origins(each.files.values()), ", ".join(each.hosts)) for each in found.items]
         yield format_table(("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"), rows)

@@ -47,7 +47,7 @@ from gitboot.jsonio import format_document, format_instant
 from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
-from gitboot.resolve.install_attempts import install_step, make_adopted_record
+from gitboot.resolve.install_attempts import install_step, is_provisioned, make_adopted_record
 from gitboot.resolve.provisioning_record import (
     InstallStep,
     Record,
@@ -56,13 +56,14 @@ from gitboot.resolve.provisioning_record import (
     parse_record,
     record_facts,
 )
-from gitboot.text import format_count, format_rest, quote_words
+from gitboot.text import did_you_mean, format_count, format_rest, quote_words
 
 _STATE_ORDER: Final = (
     *("unknown", "consumed", "failed", "served", "started", "pending"),
     *("drifted", "provisioned"),
 )
 _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
+_MAX_VERSION: Final = 200  # maximum length of a version that an operator states
 _MAX_NAMES: Final = 20  # maximum number of names in a command that a person types
 
 
@@ -217,7 +218,7 @@ def _format_beginning(
 def _format_record(record: Record) -> str:
     if record.provision is None:
         return "pending"
-    return f"provision {record.provision}" + (f", {record.image}" if record.image else "")
+    return f"provision {record.provision}" + (f", {record.installed}" if record.installed else "")
 
 
 @records_command.command(
@@ -253,26 +254,56 @@ def confirm_clock(state: Path, reason: str) -> None:
 )
 @click.argument("servers", nargs=-1, shell_complete=complete_recorded)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
+@click.option(
+    "--image",
+    metavar="NAME",
+    help="The BootImage that another tool installed on the SERVERS. Default: the image that their plans require.",
+)
+@click.option(
+    "--version",
+    metavar="TEXT",
+    help="The version that another tool installed, if no BootImage describes the installation. Default: not known.",
+)
 @selector_option
 @state_option
 @reason_option
 @yes_option
 @evaluator_command
-def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
+def set_record(
+    servers: tuple[str, ...],
+    what: str,
+    image: str | None,
+    version: str | None,
+    selector: str | None,
+    state: Path,
+    reason: str,
+    yes: bool,
+) -> None:
     """Record that servers are provisioned or pending.
 
     With provisioned, the SERVERS are installed as their plans require. With pending, the SERVERS are not installed.
     gitboot installs a pending server as soon as its plan requires an installation, even if the server was installed
     before. gitboot then ignores earlier evidence.
 
+    If another tool installed the SERVERS, state with --image or --version what it installed. gitboot then shows the
+    installation as drift, if the plans require another image. A policy with networkBoot OnImageChange installs such
+    servers, so the command asks for confirmation first.
+
     For several servers, the command shows their records and asks for confirmation. It changes all of these records or
     none.
     """
-    at = current_time()
+    at, foreign = current_time(), image is not None or version is not None
+    if foreign and (what != "provisioned" or (image is not None and version is not None)):
+        raise UsageError("state what another tool installed with provisioned and one of --image and --version")
+    if version is not None and not (version.isprintable() and version.strip() and len(version) <= _MAX_VERSION):
+        raise UsageError(f"--version needs one line of text with at most {_MAX_VERSION} characters")
     with open_offline(state, at) as instance:
         meant = select_servers(instance, servers, selector)
         shown = [item for item in _build_items(instance) if item["server"] in meant]
-    items = []
+        if image is not None and image not in (images := instance.repository.images):
+            hint = did_you_mean(image, images, "state the version instead, with --version")
+            raise UsageError(f"the accepted commit has no BootImage {image!r}; {hint}")
+    items, installed = [], []
     for name, decision in meant.items():
         before = instance.knowledge.stored_record(decision.uuid) or Record()
         record = replace(
@@ -282,12 +313,22 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
             runs=before.runs,  # the runs of maintenances stay unchanged
             evidence="Operator" if what == "provisioned" else None,
         )
-        items.append(
-            {"uuid": decision.uuid, "server": name, "seen": last_provisioning_facts(before), **record_facts(record)}
-        )
-    if len(items) > 1 or not servers:
+        if foreign:
+            is_planned = image == record.image
+            record = replace(record, image=image, version=version, decision=record.decision if is_planned else None)
+            if decision.installation is not None and decision.policy and not is_provisioned(decision.policy, record):
+                installed.append(name)
+        item = {"uuid": decision.uuid, "server": name, "seen": last_provisioning_facts(before), **record_facts(record)}
+        items.append({**item, "isForeign": True} if foreign else item)
+    if len(items) > 1 or not servers or installed:
         click.echo(_format_text(shown, None))
-        click.echo(f"gitboot would record {format_count(len(items), 'server')} as {what}: {reason}")
+        stated = f" with {image or f'version {version}'}" if foreign else ""
+        click.echo(f"gitboot would record {format_count(len(items), 'server')} as {what}{stated}: {reason}")
+        if installed:
+            click.echo(
+                f"{format_count(len(installed), 'server')} would be installed, because their policies have networkBoot "
+                f"OnImageChange: {', '.join(installed)}"
+            )
         confirm_or_abort(yes=yes)
     click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
@@ -457,7 +498,7 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
         item["server"],
         str(item["wanted"]["provision"]),
         provisioned,
-        record.get("image") or "-",
+        record.get("image") or (f"version {record['version']}" if record.get("version") else "-"),
         record.get("pool") or "-",
         evidence,
         f"{since[:16]}Z" if since else "-",

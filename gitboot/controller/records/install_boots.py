@@ -236,6 +236,7 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
         record,
         provision=max(offer.provision, record.provision or 0),
         image=offer.image,
+        version=None,
         pool=offer.policy,
         decision=offer.decision,
         evidence=evidence,

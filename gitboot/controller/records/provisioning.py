@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -236,7 +236,8 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
         )
         update.write_record(each.uuid, each.server, now)
         message = f"{each.server}: provisioned, as Git declares for provision {declared}"
-        update.add_event("Provisioned", message, server=each.server, evidence="Declared")
+        facts: dict[str, Any] = {"server": each.server, "uuid": each.uuid, "evidence": "Declared", "image": now.image}
+        update.add_event("Provisioned", message, **facts)
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
@@ -318,7 +319,8 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
     update.write_record(offer.uuid, offer.server, now)
     type, what = said
     message = f"{offer.server}: {what}"
-    update.add_event(type, message, server=offer.server, evidence=evidence, image=offer.image, plan=offer.plan)
+    names: dict[str, Any] = {"server": offer.server, "uuid": offer.uuid, "image": offer.image}
+    update.add_event(type, message, evidence=evidence, plan=offer.plan, **names)
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:

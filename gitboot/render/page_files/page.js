@@ -227,6 +227,7 @@ function facts(server) {
 // The image that the record names, its version, and since when it is installed.
 function installed(known) {
   if (!known) return "not known, because there is no verified record";
+  if (!known.image && known.version) return `the version ${known.version}, by another tool`;
   if (!known.image) return known.provision === null ? "nothing yet" : "an image that the record does not name";
   const made = element("span");
   made.append(imageOf({ image: known.image, version: fleet.shared?.images?.[known.image] }));
@@ -318,7 +319,7 @@ async function commits(server) {
 
 // The facts of a record that the page shows, and their names.
 const RECORDED = {
-  provision: "Provision number", pool: "Pool", evidence: "Evidence", provisionedAt: "Provisioned",
+  provision: "Provision number", version: "Version by another tool", pool: "Pool", evidence: "Evidence", provisionedAt: "Provisioned",
   consumedAt: "Override consumed", overwrittenBy: "Disks written by",
 };
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,10 +15,27 @@ import pytest
 from gitboot import files
 from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, encode_records
-from tests.helpers.fleets import SEED, SHA, document, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.fleets import (
+    SEED,
+    SHA,
+    at,
+    configured,
+    document,
+    fleet,
+    image,
+    mac_of,
+    maintenance,
+    naming,
+    policy,
+    profile,
+    server,
+    uuid_of,
+)
 from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.running_instance import Instance, Repository, eventually, ledger_in, running
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -80,7 +100,7 @@ def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: Work)
     (work.path / "01.yaml").write_text(server("web01", "role: web", "provision: 2"))
     code, out, _ = gitboot("explain", "web01", "--path", work.path)
     lines = out.splitlines()
-    row = {line.split()[0]: number for number, line in enumerate(lines) if not line.startswith(" ")}
+    row = {line.split()[0]: number for number, line in enumerate(lines) if line and not line.startswith(" ")}
     assert code == 0
     assert lines[row["policy"] + 1] == f"    06.yaml:4:16  {work.head[:9]} 2026-11-20 Ada Lovelace"
     assert lines[row["provision"] + 1].endswith("  not committed yet")
@@ -92,6 +112,25 @@ def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: Work)
     assert commits["image"]["subject"] == "Begin"
     assert commits["provision"] == {"revision": "WORKTREE", "author": None, "date": None, "subject": None}
     assert commits["phase"] is None
+
+
+def test_explain_shows_a_field_that_no_document_sets_and_lists_such_fields(gitboot: Typed, work: Work) -> None:
+    web = ("explain", "web01", "--path", work.path, "--records", "adopt")
+    out = gitboot(*web)[1].splitlines()
+    (first,) = (number for number, line in enumerate(out) if line.startswith("Other fields: "))
+    named = " ".join(out[first:]).removeprefix("Other fields: ").replace(",", "").split()
+    assert {"uuid", "power", "nodeLabels", "nodeTaints", "files", "waitFor"} <= set(named)
+    assert {"policy", "image"}.isdisjoint(named)
+    for field in named:
+        assert gitboot("explain", "web01", field, *web[2:])[0] == 0, field
+    assert gitboot("explain", "web01", "power", *web[2:])[1].splitlines() == [
+        "FIELD  VALUE  RULE  REASON AND SOURCE LOCATION",
+        "power  None   R3    the default",
+    ]
+    listed = json.loads(gitboot(*web, "-o", "json")[1])
+    assert {each["field"] for each in listed["others"]} >= {"uuid", "power", "files.kernel"}
+    (uuid,) = (each for each in listed["others"] if each["field"] == "uuid")
+    assert (uuid["value"], uuid["path"], uuid["commit"]["subject"]) == (uuid_of("web01"), "01.yaml", "Begin")
 
 
 # history
@@ -128,6 +167,127 @@ def test_history_shows_each_commit_and_its_changes(gitboot: Typed, work: Work, t
     ]
     assert gitboot("history", "web01", "--path", work.path) == (code, out, "")
     assert (tmp_path / "cache" / "gitboot" / "cache.sqlite").exists()
+
+
+STREAM = "current: flatcar-1, rollout: {image: flatcar-2, percent: %s}"
+
+
+def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work: Work) -> None:
+    """Comments, quotes and another file name change nothing. The rest of a commit may be invalid."""
+    written = document("ImageStream", "flatcar", STREAM % "'10'")
+    other = {"image.yaml": image("flatcar-2")}
+    work.commit({**other, "s.yaml": document("ImageStream", "flatcar", STREAM % 10)}, "Roll out")
+    work.commit({"s.yaml": f"# why\n{written}"}, "Comment")
+    work.commit({"06.yaml": policy("web", spec="kernelArguments: [quiet]")}, "Be quiet")
+    work.commit({"bad.yaml": "kind: Nonsense", "s.yaml": document("ImageStream", "flatcar", STREAM % 50)}, "Half")
+    work.commit({"bad.yaml": None, "s.yaml": "kind: ImageStream\nmetadata: {name: flatcar\n"}, "Break it")
+    work.commit({"s.yaml": None, "t.yaml": document("ImageStream", "flatcar", "current: flatcar-2")}, "Finish")
+    work.commit({"t.yaml": None, "u.yaml": document("ImageStream", "flatcar", "current: flatcar-2")}, "Move")
+    work.commit({"u.yaml": None}, "Remove")
+    remove, _, finish, broken, half, _, _, roll = (work.git("rev-parse", f"HEAD~{n}")[:9] for n in range(8))
+    day = "2026-11-20 Ada Lovelace"
+    code, out, _ = gitboot("history", "ImageStream/flatcar", "--path", work.path)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines.pop(5).startswith(f"({broken} is invalid and may hide the document: s.yaml:")
+    assert lines == [
+        f"{remove} {day}: Remove",
+        "    removed    u.yaml",
+        f"{finish} {day}: Finish",
+        "    spec.current  flatcar-1                                -> flatcar-2",
+        '    spec.rollout  {"image": "flatcar-2", "percent": "50"}  -> none',
+        f"{half} {day}: Half",
+        "    spec.rollout.percent  10  -> 50",
+        f"{roll} {day}: Roll out",
+        "    added    s.yaml",
+    ]
+    code, out, _ = gitboot("history", "ImageStream/flatcar", "--path", work.path, "-n", "2", "-o", "json")
+    listed = json.loads(out)
+    assert (code, listed["document"]) == (0, "ImageStream/flatcar")
+    assert [(each["kind"], each["path"]) for each in listed["items"]] == [("Removed", "u.yaml"), ("Changed", "t.yaml")]
+    assert listed["items"][1]["changes"][0] == {"field": "spec.current", "old": "flatcar-1", "new": "flatcar-2"}
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [
+        ("ImageStream/flatcar", "no commit on the path to HEAD has a document ImageStream/flatcar"),
+        ("Stream/flatcar", "'Stream/flatcar' names no document; use KIND/NAME with one of the kinds BootImage,"),
+        ("Server/", "'Server/' names no document"),
+        ("web09", "no commit on the path to HEAD has a server 'web09'"),
+    ],
+)
+def test_a_subject_that_does_not_exist_is_a_usage_error(
+    gitboot: Typed, work: Work, subject: str, expected: str
+) -> None:
+    code, out, err = gitboot("history", subject, "--path", work.path)
+    assert (code, out) == (64, "")
+    assert expected in err
+
+
+def test_history_shows_what_exported_records_name_as_the_last_installation(
+    gitboot: Typed, work: Work, tmp_path: Path
+) -> None:
+    uuid, web = SystemUuid(uuid_of("web01")), ("web01", "--path", work.path)
+    record = Record(provision=1, image="flatcar-1", evidence="Reported", provisioned_at=at("19T10:00"))
+    for known, expected in (
+        (record, ["2026-11-19T10:00:00Z", "flatcar-1", "Reported"]),
+        (replace(record, overwritten_by="repair"), ["2026-11-19T10:00:00Z", "flatcar-1", "Reported", "repair"]),
+        (replace(record, image=None, version="7.9"), ["2026-11-19T10:00:00Z", "version", "7.9", "Reported"]),
+        (Record(), ["The", "records", "contain", "no", "installation."]),
+    ):
+        (tmp_path / "records.json").write_bytes(encode_records({uuid: known}))
+        code, out, _ = gitboot("history", *web, "--records", tmp_path / "records.json")
+        *_, last = out.splitlines()
+        assert (code, [each for each in last.split() if each in expected]) == (0, expected)
+    listed = json.loads(gitboot("history", *web, "--records", tmp_path / "records.json", "-o", "json")[1])
+    assert listed["installations"] == []
+    assert json.loads(gitboot("history", *web, "-o", "json")[1])["installations"] is None
+
+
+def test_history_lists_every_installation_of_a_machine_in_the_ledger(gitboot: Typed, tmp_path: Path) -> None:
+    """Two installations from the network, and one by another tool. An event of version 0.1.0 names only the server."""
+    repository, state = Repository.create(tmp_path / "git"), tmp_path / "state"
+
+    def describe(image_name: str, provision: int) -> dict[str, str]:
+        settings = naming(ledger_in(state), fleet())
+        web = server("web01", "role: web", f"provision: {provision}")
+        rest = (image("flatcar-1"), image("flatcar-2"), profile("web", image_name), policy("web", often="Once"))
+        return {"fleet.yaml": "---\n".join((settings, web, *rest))}
+
+    def is_installed(instance: Instance, image_name: str) -> bool:
+        instance.get(f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe")
+        return any(each["type"] == "Provisioned" and each["image"] == image_name for each in instance.events)
+
+    repository.push(describe("flatcar-1", 1))
+    options = ("--poll", "1", "--spool", str(tmp_path), *map(str, configured(max_reinstalls=9)))
+    with running(repository.bare, tmp_path, *options, records="fresh") as instance:
+        eventually(lambda: is_installed(instance, "flatcar-1"))
+        repository.push(describe("flatcar-2", 2), "Install 2")
+        eventually(lambda: is_installed(instance, "flatcar-2"))
+    reason = ("--reason", "rescue", "--state", state)
+    assert gitboot("records", "set", "web01", "provisioned", "--version", "Debian 12.5", *reason)[0] == 0
+    with closing(sqlite3.connect(state / "ledger.sqlite")) as ledger, ledger:
+        found = ledger.execute("SELECT id, facts FROM events WHERE type = 'Provisioned' ORDER BY id").fetchall()
+        facts = {name: value for name, value in json.loads(found[0][1]).items() if name != "uuid"}
+        ledger.execute("UPDATE events SET facts = ? WHERE id = ?", (json.dumps(facts), found[0][0]))
+        other = {**facts, "uuid": uuid_of("another machine with this name")}
+        ledger.execute(
+            "INSERT INTO events (at, type, message, facts) VALUES ('2026-11-01T00:00:00Z', 'Provisioned', '', ?)",
+            (json.dumps(other),),
+        )
+    code, out, _ = gitboot("history", "web01", "--state", state)
+    assert code == 0
+    assert [line.split()[2:] for line in out.splitlines() if "Install 2" in line] == [["A:", "Install", "2"]]
+    assert [line.split()[1:] for line in out.splitlines()[-4:]] == [
+        ["IMAGE", "EVIDENCE"],
+        ["version", "Debian", "12.5", "Operator"],
+        ["flatcar-2", "Fetched"],
+        ["flatcar-1", "Fetched"],
+    ]
+    listed = json.loads(gitboot("history", "web01", "--state", state, "-o", "json")[1])["installations"]
+    assert [each["image"] or each["version"] for each in listed] == ["Debian 12.5", "flatcar-2", "flatcar-1"]
+    assert sorted((each["at"] for each in listed), reverse=True) == [each["at"] for each in listed]
 
 
 def test_history_shows_the_removed_and_added_elements_of_a_list_or_its_new_order(gitboot: Typed, work: Work) -> None:

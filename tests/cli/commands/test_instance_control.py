@@ -23,6 +23,7 @@ import pytest
 
 from gitboot.cli.commands.instance_control import find_outcome
 from gitboot.cli.main import Exit
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import STOP_FILE, read_records
 from gitboot.resolve.provisioning_record import Record, encode_records, record_facts
 from gitboot.status.conditions import Condition
@@ -31,8 +32,9 @@ from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.endpoints import get
 from tests.helpers.fleets import configured, uuid_of
-from tests.helpers.instance_with_bmcs import Blade, Done, Rack, boots, condition, typed, until_condition
+from tests.helpers.instance_with_bmcs import POOL, Blade, Done, Rack, boots, condition, typed, until_condition
 from tests.helpers.running_instance import Instance, eventually
+from tests.render.test_page import read_page_data, rows
 
 REASON = ("--reason", "INC-4711")
 REINSTALL = ("--guard", "maxReinstalls")
@@ -132,6 +134,74 @@ def test_a_person_at_a_terminal_must_confirm(
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
     rack.typed("records", "set", "web01", "web02", "pending", *REASON)
     assert [item["step"] for item in show_records(rack).values()] == [step, step]
+
+
+def test_an_installation_by_another_tool_is_recorded_with_its_version_or_image(rack: Rack) -> None:
+    """The record shows drift, and the server is not installed. Exported records keep the version."""
+    said = rack.said("records", "set", "web01", "provisioned", "--version", "Ubuntu 22.04.5", *REASON)
+    assert said == "recorded web01 as provisioned: provision 1 with version Ubuntu 22.04.5 (INC-4711)\n"
+    item = show_records(rack)["web01"]
+    assert (item["record"]["image"], item["record"]["version"], item["record"]["decisionDigest"]) == (
+        None,
+        "Ubuntu 22.04.5",
+        None,
+    )
+    assert item["drift"] == {
+        "ImageDrift": "another tool installed the version Ubuntu 22.04.5, but the plan is BootImage/flatcar-1 (1)"
+    }
+    row = rack.said("records", "show", "web01").splitlines()[1]
+    assert "version Ubuntu 22.04.5" in row and row.endswith("ImageDrift")
+    assert "VERSION BY ANOTHER TOOL  INSTALLED\nUbuntu 22.04.5           1" in rack.said("images")
+    assert json.loads(rack.said("images", "-o", "json"))["foreign"] == {"Ubuntu 22.04.5": 1}
+    rack.settings += ", outputs: [ipxe, grub, pages]"
+    rack.push()
+    rack.once(*rack.spooling)
+    assert rack.blades["web01"].times_set == 0
+    uuid = SystemUuid(rack.blades["web01"].uuid)
+    published = read_records(rack.output / "ops" / "records")[uuid]
+    assert published.version == "Ubuntu 22.04.5"
+    assert read_page_data(rack.output, "server/web01")["provisioned"]["version"] == "Ubuntu 22.04.5"
+    assert rows(rack.output)["web01"]["provisioned"] == "version Ubuntu 22.04.5"
+    (rack.folder / "exported.json").write_bytes(encode_records({uuid: published}))
+    rack.said("records", "set", "web01", "provisioned", "--image", "flatcar-2", *REASON)
+    assert show_records(rack)["web01"]["record"]["image"] == "flatcar-2"
+    assert "version" not in show_records(rack)["web01"]["record"]
+    rack.said("records", "import", rack.folder / "exported.json", *REASON)
+    assert show_records(rack)["web01"]["record"]["version"] == "Ubuntu 22.04.5"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("provisioned", "--image", "flatcar-3"), "did you mean"),
+        (("provisioned", "--image", "flatcar-2", "--version", "7"), "one of --image and --version"),
+        (("pending", "--version", "7"), "one of --image and --version"),
+        (("provisioned", "--version", "two\nlines"), "one line of text"),
+    ],
+)
+def test_a_wrong_statement_about_another_tool_changes_no_record(
+    rack: Rack, arguments: tuple[str, ...], expected: str
+) -> None:
+    before = show_records(rack)
+    done = rack.typed("records", "set", "web01", *arguments, *REASON)
+    assert (done.code, show_records(rack)) == (Exit.USAGE, before)
+    assert expected in done.err
+
+
+def test_another_image_that_a_policy_would_replace_needs_confirmation(tmp_path: Path) -> None:
+    """With OnImageChange, gitboot installs a server whose record names another image."""
+    pool = tuple(each.replace("networkBoot: Once", "networkBoot: OnImageChange") for each in POOL)
+    with Rack(tmp_path, pool=pool) as rack:
+        rack.add("web01", provision=1)
+        rack.push()
+        rack.once(records="adopt")
+        order = ("records", "set", "web01", "provisioned", "--version", "Ubuntu 22.04.5", *REASON)
+        done = rack.typed(*order)
+        assert done.code == Exit.USAGE and "--yes" in done.err
+        assert "1 server would be installed, because their policies have networkBoot OnImageChange: web01" in done.out
+        assert show_records(rack)["web01"]["step"] == "Provisioned"
+        rack.said(*order, "--yes")
+        assert show_records(rack)["web01"]["step"] == "Pending"
 
 
 def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: Rack) -> None:

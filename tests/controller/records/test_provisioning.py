@@ -434,7 +434,13 @@ def test_evidence_meets_the_provision_key_and_is_reported_once(bench: Bench) -> 
         "Provisioned",
         "web01: installed provision 3 with BootImage/flatcar-1, according to its fetches (Fetched)",
     )
-    assert event.facts == {"server": "web01", "evidence": "Fetched", "image": "flatcar-1", "plan": plan.digest}
+    assert event.facts == {
+        "server": "web01",
+        "uuid": uuid_of("web01"),
+        "evidence": "Fetched",
+        "image": "flatcar-1",
+        "plan": plan.digest,
+    }
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0, TO_INSTALL), (59, TO_INSTALL), (60, INSTALLED)])

@@ -1,0 +1,328 @@
+"""Fields of a decision: the value of each field, the rule that sets it, and the document that states it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Final
+
+from msgspec import Struct
+
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.jsonio import to_camel
+from gitboot.model.boot_policy import BootPolicySpec, Maintenance, MaintenancePower
+from gitboot.model.fleet import LateEnds, OneTimeBoots
+from gitboot.model.server import PROVISIONED, Lifecycle
+from gitboot.resolve.decision_inputs import BootInputs, ServerInputs
+from gitboot.resolve.policy_selection import Pool
+from gitboot.resolve.server_decision import Boot, BootFile, Decision
+from gitboot.resolve.server_plan import BootPlan
+
+Step = str | int
+# Fields with a default. An explanation of the whole server shows them only if a document sets them.
+SETTINGS: Final = (
+    *("override", "diskBoot", "power", "waitFor", "run", "priority", "maxUnavailable", "maxUnavailablePer"),
+    *("nodeLabels", "nodeTaints"),
+)
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """The value of a field in a server's boot configuration, why the field has this value, and where it is set."""
+
+    field: str  # such as image, kernelArguments[0] or vars.console
+    value: str
+    rule: str
+    why: str
+    resource: str | None = None  # such as BootPolicy/web; None: a rule sets the value
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+    under: str | None = None  # the maintenance to which the reason applies, if all maintenances are explained
+    steps: tuple[Step, ...] = ()  # the path to the value in its document
+
+
+def make_reason(field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step) -> Reason:
+    """Return a reason without its source location. Texts of YAML stand for true, false and a missing value."""
+    shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    written_in = str(resource) if resource is not None else None
+    return Reason(field=field, value=shown, rule=rule, why=why, resource=written_in, steps=path)
+
+
+_DEFAULT: Final = "the default"
+_BY_SERVER: Final = "the server sets it"
+
+
+def list_field_reasons(
+    repository: FleetRepository, inputs: ServerInputs, decision: Decision, plan: BootPlan | None
+) -> Iterator[Reason]:
+    """Yield the reasons for all fields of a decision: those of the server, of its policy or its maintenance, and of
+    the boot that the plan is made from.
+    """
+    yield from _explain_server(inputs, decision, _find_fleet(repository))
+    yield from _explain_serving(repository, inputs, decision)
+    shared, active, boots = inputs.shared, None, inputs.shared.boot
+    boot = decision.policy.boot if decision.policy is not None else None
+    if plan is not None and plan.maintenance is not None:
+        active = next(each for each in shared.maintenances if each.maintenance.metadata.name == plan.maintenance)
+        boots = active.boot
+        boot = next(each.boot for each in decision.maintenances if each.name == plan.maintenance)
+        yield from _explain_maintenance(active.maintenance, decision)
+    elif decision.policy is not None and shared.pool is not None:
+        yield from _explain_policy(repository, shared.pool, decision)
+    if boot is None or boots is None or boots.image is None:
+        why = "the profile's method is Disk"
+        if active is None and decision.policy is None:
+            why = "no policy applies to the server"
+        yield from (make_reason(to_camel(each.name), None, "-", why) for each in fields(Boot))
+        return
+    if plan is not None and plan.boot is not None:
+        boot = plan.boot
+    yield from _explain_boot(boot, boots, decision)
+    yield from _explain_node(repository, boot, shared.pool if active is None else None)
+
+
+def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) -> Iterator[Reason]:
+    spec, own = inputs.server.spec, Id("Server", decision.server)
+    yield make_reason("server", decision.server, "-", "the name of the document", own, "metadata", "name")
+    if spec.uuid is not None:
+        yield make_reason("uuid", decision.uuid, "-", _BY_SERVER, own, "spec", "uuid")
+    else:
+        why = "gitboot derives it from the first MAC address, because the server has no uuid"
+        yield make_reason("uuid", decision.uuid, "-", why, own, "spec", "interfaces", 0, "mac")
+    places = {each.mac: number for number, each in enumerate(spec.interfaces)}
+    for number, mac in enumerate(decision.macs):
+        at = ("spec", "interfaces", places[mac], "mac")
+        yield make_reason(f"macs[{number}]", mac, "-", "the machine may boot from this interface", own, *at)
+    if not decision.macs:
+        why = "many machines share the MAC addresses of its boot interfaces"
+        yield make_reason("macs", None, "-", why, own, "spec", "interfaces")
+    yield make_reason("architecture", decision.architecture, "-", _BY_SERVER, own, "spec", "architecture")
+    yield make_reason("firmware", decision.firmware, "-", _BY_SERVER, own, "spec", "firmware")
+    is_default = decision.lifecycle is Lifecycle.ACTIVE
+    why = _DEFAULT if is_default else "only Active servers have a plan"
+    yield make_reason("lifecycle", decision.lifecycle, "R1", why, own, "spec", "lifecycle")
+    yield make_reason("provision", decision.provision, "R5", _BY_SERVER, own, "spec", "provision")
+    if spec.serial is not None and decision.serial is None:
+        why = "boot loaders cannot find the server by this serial number"
+        yield make_reason("serial", None, "-", why, own, "spec", "serial")
+    else:
+        yield _server_or_default("serial", decision.serial, own, "serial")
+    yield _server_or_default("replaces", decision.replaces, own, "replaces")
+    why = "the Fleet's evidence is not Declared"
+    if inputs.shared.fleet.is_declared:
+        why = f"the annotation {PROVISIONED} sets it" if decision.declared is not None else "no annotation sets it"
+    owner = own if decision.declared is not None else None
+    yield make_reason("declared", decision.declared, "R5", why, owner, "metadata", "annotations", PROVISIONED)
+    why, owner = ("the Fleet sets it", fleet) if decision.stopped else (_DEFAULT, None)
+    yield make_reason("stopped", decision.stopped, "R5", why, owner, "spec", "stopped")
+    for each in decision.withheld:
+        of = f"Maintenance/{each.maintenance}" if each.maintenance is not None else "the policy"
+        yield make_reason("withheld", of, "R5", f"the newer commit {each.by[:12]} does not offer its install boot")
+    if not decision.withheld:
+        yield make_reason("withheld", None, "R5", "no newer commit takes back an install boot")
+    for maintenance in decision.maintenances:
+        start, end = (at.isoformat() if at is not None else None for at in (maintenance.start, maintenance.end))
+        window = f"{start or 'any time'} until {end or 'removed'}"
+        key = Id("Maintenance", maintenance.name)
+        yield make_reason(f"maintenances.{key.name}", window, "R2", "it selects the server", key, "spec", "select")
+    if not decision.maintenances:
+        yield make_reason("maintenances", None, "R2", "no maintenance selects the server")
+    if decision.policy is not None:
+        by = (own, "spec", "policy") if spec.policy else (Id("BootPolicy", decision.policy.policy), "spec", "select")
+        why = "the server names it" if spec.policy else "it selects the server"
+        yield make_reason("policy", decision.policy.policy, "R3", why, *by)
+    else:
+        why = "no policy selects it" if is_default else "only Active servers have a policy"
+        yield make_reason("policy", None, "R3" if is_default else "R1", why)
+
+
+def _server_or_default(field: str, value: object, own: Id, *path: Step) -> Reason:
+    if value is None:
+        return make_reason(field, None, "-", "the server does not set it")
+    return make_reason(field, value, "-", _BY_SERVER, own, "spec", *path)
+
+
+def _find_fleet(repository: FleetRepository) -> Id | None:
+    """Return the Fleet document, or None if the commit has none."""
+    fleet = Id("Fleet", repository.fleet.metadata.name)
+    return fleet if fleet in repository.origins else None
+
+
+def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision: Decision) -> Iterator[Reason]:
+    """Explain the fields that the Fleet sets: URLs, the disk script, and what copies of the output tree serve."""
+    fleet, spec, own = _find_fleet(repository), repository.fleet.spec, Id("Server", decision.server)
+    serving, site = spec.serving, inputs.shared.site
+    at_site: tuple[Step, ...] = ()
+    has_own_endpoint = False
+    for number, each in enumerate(spec.sites):
+        if each.name == site:
+            at_site, has_own_endpoint = ("spec", "sites", number), each.endpoint is not None
+    if at_site:
+        yield make_reason("baseURL", decision.base_url, "-", "its site sets it", fleet, *at_site, "baseURL")
+    else:
+        yield make_reason("baseURL", decision.base_url, "-", "no site selects the server", fleet, "spec", "baseURL")
+    if decision.endpoint is None:
+        yield make_reason("endpoint", None, "-", "the Fleet names no endpoint")
+    elif has_own_endpoint:
+        yield make_reason("endpoint", decision.endpoint, "-", "its site sets it", fleet, *at_site, "endpoint")
+    else:
+        yield make_reason("endpoint", decision.endpoint, "-", "the Fleet sets it", fleet, "spec", "endpoint")
+    if inputs.local_disk is None:
+        yield make_reason("localDisk", None, "-", "the method of the boot loader that works on most machines")
+    elif inputs.server.spec.local_disk is not None:
+        yield make_reason("localDisk", inputs.local_disk, "-", _BY_SERVER, own, "spec", "localDisk")
+    else:
+        yield make_reason(
+            "localDisk", inputs.local_disk, "-", "the Fleet sets it for the hardware", fleet, "spec", "hardware"
+        )
+    why = "serving.restrict is false"
+    if serving.restrict or inputs.local_disk == "NotFound":
+        why = "serving.restrict is true" if serving.restrict else "localDisk is NotFound"
+        why += "" if inputs.shared.fleet.unknown_not_found else ", and unknownServers is not NotFound"
+    yield make_reason("restrict", decision.restrict, "-", why, fleet if serving.restrict else None, "spec", "serving")
+    copies = decision.copies
+    for field, value, is_set in (
+        ("oneTimeBoots", copies.one_time_boots, serving.one_time_boots is OneTimeBoots.COPIES),
+        ("lateEnds", copies.late_ends, serving.late_ends is LateEnds.ACCEPT),
+        ("ipxeHttps", copies.ipxe_https, serving.ipxe_https),
+    ):
+        why = "the Fleet sets it" if is_set else _DEFAULT
+        why = f"{why}, but the Fleet names no endpoint to which it applies" if is_set and not value else why
+        yield make_reason(f"copies.{field}", value, "-", why, fleet if is_set else None, "spec", "serving", field)
+
+
+# The settings of a maintenance with their defaults, which a document may also state.
+_MAINTENANCE_DEFAULTS: Final[Mapping[str, object]] = {
+    "run": 1,
+    "power": MaintenancePower.NONE,
+    "max_unavailable": "1",
+    "max_unavailable_per": None,
+    "priority": 0,
+}
+_POLICY_SETTINGS: Final = ("override", "disk_boot", "power", "wait_for")
+
+
+def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision) -> Iterator[Reason]:
+    policy = decision.policy
+    assert policy is not None  # noqa: S101 - the caller checks it
+    for name in _POLICY_SETTINGS:
+        field, value = to_camel(name), getattr(policy, name)
+        if (owner := _find_owner(repository, pool, name)) is None:
+            why = f"the default for networkBoot {policy.network_boot}" if name == "override" else _DEFAULT
+            yield make_reason(field, value, "R3", why)
+        else:
+            why = "the policy sets it" if owner == pool.name else "the policy inherits it"
+            yield make_reason(field, value, "R3", why, Id("BootPolicy", owner), "spec", field)
+    is_set = policy.attempts != 1
+    why, setter = ("the Fleet sets it", _find_fleet(repository)) if is_set else (_DEFAULT, None)
+    yield make_reason("attempts", policy.attempts, "R5", why, setter, "spec", "provisioning", "attempts")
+
+
+def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | None:
+    """Return the policy of the chain that sets a field of a pool, or None if the field has its default."""
+
+    def sets(spec: BootPolicySpec) -> bool:
+        return getattr(spec, name) is not None
+
+    return next((each for each in reversed(pool.chain) if sets(repository.policies[each].spec)), None)
+
+
+def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterator[Reason]:
+    spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
+    decided = next(each for each in decision.maintenances if each.name == key.name)
+    by_it = "the maintenance sets it"
+    for edge, bound in (("start", decided.start), ("end", decided.end)):
+        if bound is None:
+            why = "the window is open from the beginning" if edge == "start" else "the window has no end"
+            yield make_reason(f"window.{edge}", None, "R2", why, key, "spec", "window")
+    if spec.override is not None:
+        yield make_reason("override", decided.override, "R2", by_it, key, "spec", "override")
+    else:
+        why = f"the default for networkBoot {spec.network_boot}"
+        yield make_reason("override", decided.override, "R2", why)
+    for name, default in _MAINTENANCE_DEFAULTS.items():
+        field, value = to_camel(name), getattr(decided, name)
+        is_set = value != default
+        yield make_reason(field, value, "R2", by_it if is_set else _DEFAULT, key if is_set else None, "spec", field)
+
+
+_IMAGE_FIELDS: Final = ("version", "writes_disk", "config_from", "boots")
+
+
+def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterator[Reason]:
+    """Explain what an image and a profile state about a boot."""
+    of_image, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
+    for name in _IMAGE_FIELDS:
+        field = to_camel(name)
+        yield make_reason(field, getattr(boot, name), "R4", "the image sets it", of_image, "spec", field)
+    if boot.http_boot is None:
+        yield make_reason("httpBoot", None, "R6", f"the method {boot.method} does not use it")
+    files, at = boot.files, ("spec", "architectures", decision.architecture)
+    found: list[tuple[str, BootFile | None, tuple[Step, ...]]] = [
+        (f"initrds[{number}]", each, ("initrds", number)) for number, each in enumerate(files.initrds)
+    ]
+    found += [(each.name, getattr(files, each.name), (each.name,)) for each in fields(files) if each.name != "initrds"]
+    if not files.initrds:
+        found.append(("initrds", None, ()))
+    for name, file, path in found:
+        if file is None:
+            why = f"the image has no such file for {decision.architecture}"
+            yield make_reason(f"files.{name}", None, "R6", why)
+        else:
+            why = "the image names it" if file.source is None else f"the mirror serves a copy of {file.source}"
+            value = f"{file.url} sha256:{file.sha256}"
+            yield make_reason(f"files.{name}", value, "R6", why, of_image, *at, *path)
+    if not boot.kernel_arguments:
+        yield make_reason("kernelArguments", None, "R7", "no document sets one")
+    yield from _explain_user_data(boot, inputs, decision, profile)
+    for loader in ("ipxe", "grub"):
+        if loader in boot.entries:
+            path = getattr(inputs.profile.spec.templates, loader)
+            yield make_reason(
+                f"entries.{loader}", path, "R6", "the profile sets it", profile, "spec", "templates", loader
+            )
+        else:
+            yield make_reason(f"entries.{loader}", "built in", "R6", _DEFAULT)
+    for template, digest in boot.templates.items():
+        yield make_reason(f"templates.{template}", f"sha256:{digest}", "R6", "the profile names the file", profile)
+    if not boot.templates:
+        yield make_reason("templates", None, "R6", "the profile names no template")
+
+
+def _explain_user_data(boot: Boot, inputs: BootInputs, decision: Decision, profile: Id) -> Iterator[Reason]:
+    data, spec = boot.user_data, inputs.profile.spec.user_data
+    if data is None or spec is None:
+        yield make_reason("userData", None, "R6", "the profile sets no user data")
+        return
+    at = ("spec", "userData")
+    yield make_reason("userData.format", data.format, "R6", "the profile sets it", profile, *at, "format")
+    yield make_reason("userData.sha256", data.digest, "R6", "the digest of the rendered user data")
+    yield make_reason("userData.url", data.url, "R6", "the machine fetches its user data from there")
+    if not data.secrets:
+        yield make_reason("userData.secrets", None, "R6", "the profile and the server name no secret")
+    for name in data.secrets:
+        is_shared = name in spec.secrets
+        where = (
+            (profile, *at, "secrets", name) if is_shared else (Id("Server", decision.server), "spec", "secrets", name)
+        )
+        why = "the profile names it, or the server in its place" if is_shared else "the server names it"
+        yield make_reason(f"userData.secrets.{name}", "encrypted", "R6", why, *where)
+
+
+def _explain_node(repository: FleetRepository, boot: Boot, pool: Pool | None) -> Iterator[Reason]:
+    """Explain the labels and taints of a node. Only policies set them."""
+    policies = [(name, repository.policies[name].spec) for name in pool.chain] if pool is not None else []
+    for key, value in sorted(boot.node_labels.items()):
+        owner = [name for name, spec in policies if key in spec.node_labels][-1]
+        at = (Id("BootPolicy", owner), "spec", "nodeLabels", key)
+        yield make_reason(f"nodeLabels.{key}", value, "R3", "the last policy to set it wins", *at)
+    taints = [(name, number) for name, spec in policies for number in range(len(spec.node_taints))]
+    for number, (taint, (owner, index)) in enumerate(zip(boot.node_taints, taints, strict=True)):
+        at_taint = (Id("BootPolicy", owner), "spec", "nodeTaints", index)
+        why = "the policy sets it" if pool is not None and owner == pool.name else "the policy inherits it"
+        yield make_reason(f"nodeTaints[{number}]", taint, "R3", why, *at_taint)
+    why = "no policy of the chain sets one" if pool is not None else "only policies set node labels and taints"
+    if not boot.node_labels:
+        yield make_reason("nodeLabels", None, "R3", why)
+    if not boot.node_taints:
+        yield make_reason("nodeTaints", None, "R3", why)
