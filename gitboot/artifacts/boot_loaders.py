@@ -103,6 +103,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
 
 _SIGNED_GRUBS: Final = ("loaders/grubx64.efi", "loaders/grubaa64.efi")  # which shim starts
 _SIGNED_GRUB: Final = SIGNED_GRUB.removeprefix(BOOT)
+_OWN_COMMENT: Final = b"# gitboot: "
 
 
 class Placement(StrEnum):
@@ -160,11 +161,23 @@ def place(
         report(outcome)
         placed.append(outcome)
     if tftp is not None and not (tftp / "grub.cfg").exists():  # a copy of boot/ has its own grub/grub.cfg
-        _write_targets(_SIGNED_GRUB, [tftp / _SIGNED_GRUB], render_signed_grub_configuration(base_url).encode())
+        placed.append(_write_signed_grub_configuration(tftp, base_url))
+        report(placed[-1])
     files = to_json_value([each for each in placed if each.sha256 is not None])
     document = {"apiVersion": "gitboot.dev/v1alpha1", "version": __version__, "items": files}
     _write_file(MANIFEST, out, tftp, (json.dumps(document, indent=2) + "\n").encode())
     return tuple(placed)
+
+
+def _write_signed_grub_configuration(tftp: Path, base_url: str) -> Placed:
+    """Write ``grub/grub.cfg`` to the TFTP root, unless another program wrote it."""
+    target = tftp / _SIGNED_GRUB
+    if (found := read_output_file(target)) is not None and not found.startswith(_OWN_COMMENT):
+        message = f"{target} is not from gitboot, so gitboot does not replace it; the signed GRUB loads it"
+        return Placed(path=_SIGNED_GRUB, outcome=Placement.UNCHANGED, message=message)
+    is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
+    outcome = Placement.PLACED if is_new else Placement.UNCHANGED
+    return Placed(path=_SIGNED_GRUB, outcome=outcome, message="written by gitboot")
 
 
 def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
@@ -180,7 +193,11 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
     # By TFTP, shim requests GRUB from the root unless the DHCP server sends the path of shim in the header field `file`
     # (shim: netboot.c).
-    targets += [tftp / Path(path).name] if tftp is not None and path in _SIGNED_GRUBS else []
+    if tftp is not None and path in _SIGNED_GRUBS:
+        in_root = tftp / Path(path).name
+        # A file with another content than gitboot's last copy is from another program, and stays.
+        if (found := read_output_file(in_root)) is None or found == read_output_file(tftp / path):
+            targets.append(in_root)
     return _write_targets(path, targets, content)
 
 
@@ -254,7 +271,7 @@ if insmod http; then
   done
 fi
 """
-    return f"# gitboot: the signed GRUB of Debian loads this script by TFTP\n{by_http}{SIGNED_GRUB_CHAIN}exit\n"
+    return f"# gitboot: the signed GRUB of Debian loads this script by TFTP\n{by_http}{SIGNED_GRUB_CHAIN}"
 
 
 def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:

@@ -23,7 +23,8 @@ _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's reason
 class Suites(StrEnum):
     """The cipher suites of a socket up to TLS 1.2, as OpenSSL names them, in order of preference."""
 
-    OPERATORS = ""  # Python's default: every suite has forward secrecy
+    # Debian's Python offers OpenSSL's default list, which has suites without forward secrecy.
+    OPERATORS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM"
     MACHINES = "@SECLEVEL=2:ECDHE+AESGCM"
     # EDK II has no ECDHE in OVMF of Debian 12 and 13, so it needs suites in which RSA encrypts the session's key.
     FIRMWARE = "@SECLEVEL=2:ECDHE+AESGCM:AES128-GCM-SHA256:AES256-GCM-SHA384"
@@ -102,6 +103,12 @@ class Certificate:
             raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
         except OSError as error:
             raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
+        try:
+            is_same = file.read_bytes() == content
+        except OSError:
+            is_same = False
+        if not is_same:  # OpenSSL has read another certificate than the one that is checked here
+            raise UsageError(f"{file} changed while gitboot read it")
         public_key = read_public_key(content)
         self._check_key(public_key)
         self._current, self._public_key = context, public_key
@@ -109,6 +116,8 @@ class Certificate:
 
     def _check_key(self, public_key: bytes | None) -> None:
         if public_key is None:
+            if self._suites is Suites.FIRMWARE:
+                raise UsageError(f"gitboot cannot read the key of the certificate in {self._file}")
             return
         if self._suites is Suites.FIRMWARE and not has_rsa_key(public_key):
             raise UsageError(
@@ -132,8 +141,7 @@ class Certificate:
 def _build_context(suites: Suites) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if suites:
-        context.set_ciphers(suites)
+    context.set_ciphers(suites)
     return context
 
 

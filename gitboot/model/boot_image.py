@@ -182,7 +182,8 @@ class Artifact:
     loader_signature: Url | None = Field(
         default=None,
         description="The URL of a CMS signature (DER) of the file: assets:PATH or http(s)://…. iPXE verifies the file "
-        "with imgverify before it boots, if it has this command. Default: iPXE does not verify the file.",
+        "with imgverify before it boots, if it has this command. Only for a kernel, an initrd and a uki. Default: iPXE "
+        "does not verify the file.",
     )
 
     @check
@@ -246,16 +247,15 @@ class Artifacts:
                 "remove loaderSignature; only a kernel, an initrd and a uki can have it",
                 (wrong, "loaderSignature"),
             )
-        if self.kernel is None:
-            return
-        names: list[tuple[Path, Artifact]] = [(("kernel",), self.kernel)]
+        named = (((name,), getattr(self, name)) for name in ("kernel", "uki"))
+        names: list[tuple[Path, Artifact]] = [(path, each) for path, each in named if each is not None]
         names += [(("initrds", number), initrd) for number, initrd in enumerate(self.initrds)]
         lacking = [path for path, artifact in names if artifact.loader_signature is None]
         if lacking and len(lacking) < len(names):
             raise Malformed(
                 Code.COMBINATION,
                 "loaderSignature is set for a part of the files, so iPXE would boot the other files unverified",
-                "sign the kernel and each initrd, or remove loaderSignature from all of them",
+                "sign the kernel, each initrd and the uki, or remove loaderSignature from all of them",
                 lacking[0],
             )
 

@@ -90,7 +90,7 @@ class Hardware:
     loader: Loader | None = Field(
         default=None,
         description="The loader that DHCP names: iPXE, GRUB, or Shim, which starts the signed GRUB of a distribution. "
-        "Default: Shim if secureBoot is true, else iPXE if it is published.",
+        "Default: Shim if secureBoot is true and grub is published, else iPXE if it is published.",
     )
     secure_boot: Boolean | None = Field(
         default=None,

@@ -205,7 +205,7 @@ class ServerSpec:
     loader: Loader | None = Field(
         default=None,
         description="The loader that DHCP names: iPXE, GRUB, or Shim, which starts the signed GRUB of a distribution. "
-        "Default: the setting for its hardware in the Fleet, else Shim if secureBoot is true.",
+        "Default: the setting for its hardware in the Fleet, else Shim if secureBoot is true and grub is published.",
     )
     secure_boot: Boolean | None = Field(
         default=None,

@@ -355,7 +355,7 @@ class WebMirror:
 
         Raises `HostUnreachable`.
         """
-        first = self._request("GET", UNKNOWN_MACHINE)
+        first = self._request("GET", UNKNOWN_MACHINE, most_bytes=2)  # one byte more than the body #
         if first.trouble:
             raise HostUnreachable(first.trouble)
         found = [check_unknown_machine(first)]

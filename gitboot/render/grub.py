@@ -206,7 +206,11 @@ SIGNED_GRUB_CHAIN: Final = """\
 insmod regexp
 set gitboot_tree=""
 regexp --set 1:gitboot_tree '^(.*)/grub$' "$config_directory"
-configfile "$gitboot_tree/grub.cfg"
+for attempt in 1 2 3 4 5; do
+  configfile "$gitboot_tree/grub.cfg"
+  sleep 5
+done
+exit
 """
 _FIND_BY_UUID: Final = """\
   if smbios --type 1 --get-uuid 8 --set=uuid; then

@@ -192,7 +192,20 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         message = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature"
         yield DecisionFinding(code, message, "write loader: Shim, or remove loader", place, Severity.WARNING)
     boots = [shared.boot, *(each.boot for each in shared.maintenances)]
-    for profile in (each.profile for each in boots if each is not None):
+    profiles = [each.profile for each in boots if each is not None]
+    if any(each.spec.method is Method.PXE for each in profiles):
+        at = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
+        if inputs.loader is None:
+            message = "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature"
+            hint = "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed"
+            yield DecisionFinding(code, message, hint, at, Severity.WARNING)
+        elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
+            message = f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}"
+            hint = (
+                "use an http base URL, boot a signed uki with method: UefiHttp, or write loader: iPXE if it is signed"
+            )
+            yield DecisionFinding(code, message, hint, at, Severity.WARNING)
+    for profile in profiles:
         templates, name = profile.spec.templates, profile.metadata.name
         is_by_loader = profile.spec.method is Method.PXE
         if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:

@@ -103,7 +103,8 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
     @property
     def loader(self) -> Loader | None:
         """The boot loader that DHCP offers to the server, or None for the default."""
-        return self.server.spec.loader or self.shared.loader or (Loader.SHIM if self.secure_boot else None)
+        boots_by_shim = self.secure_boot and Output.GRUB in self.shared.fleet.outputs
+        return self.server.spec.loader or self.shared.loader or (Loader.SHIM if boots_by_shim else None)
 
     @property
     def secure_boot(self) -> bool:

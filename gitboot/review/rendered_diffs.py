@@ -18,7 +18,7 @@ from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
 from gitboot.render import grub, ipxe
-from gitboot.render.paths import File
+from gitboot.render.paths import SIGNED_GRUB, File
 from gitboot.resolve.secret_scan import find_leaks, find_secrets
 from gitboot.resolve.server_decision import Boot, Decision, Decisions, report_token
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -124,7 +124,9 @@ def diff_shared(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ..
     def texts(decisions: Decisions) -> Texts:
         if Output.GRUB not in decisions.outputs:
             return {}
-        return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.render_shared(decisions)}
+        shared = dict(grub.render_shared(decisions))
+        del shared[SIGNED_GRUB]  # it is the same for every fleet
+        return {path.removeprefix("boot/"): file.content.decode() for path, file in shared.items()}
 
     return _diff_common("all machines", texts, old, new)
 

@@ -93,6 +93,27 @@ def test_p4_the_signed_grub_and_its_configuration_are_where_shim_and_grub_reques
     assert (tftp / "grub/grub.cfg").read_text() == render_signed_grub_configuration(BASE)
 
 
+def test_files_of_other_programs_in_the_tftp_root_stay(tmp_path: Path, system: Path) -> None:
+    tftp = tmp_path / "tftp"
+    (tftp / "grub").mkdir(parents=True)
+    for path in ("grubx64.efi", "grub/grub.cfg"):
+        (tftp / path).write_text("of another program")
+    placed(tmp_path / "out", system, tftp)
+    assert {(tftp / path).read_text() for path in ("grubx64.efi", "grub/grub.cfg")} == {"of another program"}
+    assert (tftp / "grubaa64.efi").read_bytes() == (tftp / "loaders/grubaa64.efi").read_bytes()
+
+
+def test_a_newer_signed_grub_replaces_the_copy_in_the_tftp_root(tmp_path: Path, system: Path) -> None:
+    tftp = tmp_path / "tftp"
+    (tftp / "loaders").mkdir(parents=True)
+    for path in ("grubx64.efi", "loaders/grubx64.efi"):
+        (tftp / path).write_text("of an earlier package")
+    placed(tmp_path / "out", system, tftp)
+    assert (
+        (tftp / "grubx64.efi").read_bytes() == (tftp / "loaders/grubx64.efi").read_bytes() != b"of an earlier package"
+    )
+
+
 def test_a_tftp_root_that_is_a_copy_of_the_tree_keeps_its_own_configuration_of_the_signed_grub(
     tmp_path: Path, system: Path
 ) -> None:

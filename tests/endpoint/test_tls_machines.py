@@ -107,6 +107,16 @@ def test_the_socket_of_operators_never_offers_suites_of_firmware(made: Site, aut
         assert cipher(url_of(found), client(authority)).startswith("AES")
 
 
+def test_each_suite_of_operators_has_forward_secrecy_whatever_python_offers_by_default(rsa: Issued) -> None:
+    """Debian's Python offers OpenSSL's default list, which has AES128-GCM-SHA256."""
+    context = Certificate(*rsa).context
+    default = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    default.set_ciphers("DEFAULT")
+    prefixes = ("ECDHE-", "DHE-", "TLS_")
+    assert not all(each["name"].startswith(prefixes) for each in default.get_ciphers())
+    assert [each["name"] for each in context.get_ciphers() if not each["name"].startswith(prefixes)] == []
+
+
 @pytest.mark.parametrize("path", [STATUS, "/metrics", "/page/"])
 def test_the_socket_of_machines_serves_nothing_for_operators(
     made: Site, authority: Authority, rsa: Issued, path: str, tmp_path: Path

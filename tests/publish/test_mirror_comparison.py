@@ -276,8 +276,9 @@ def test_a_server_with_a_response_for_every_path_is_a_finding(mirror: CopyServer
     assert (found[FIRST], found[ENTRY]) == ("Wrong", "Wrong")
 
 
-def test_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, verify: Verify) -> None:
-    mirror.otherwise = (404, b"<h1>Not found</h1>")
+@pytest.mark.parametrize("body", [b"<h1>Not found</h1>", b"#\nreboot\n"])
+def test_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, verify: Verify, body: bytes) -> None:
+    mirror.otherwise = (404, body)
     code, found = verify(mirror.url)
     assert (code, found[NOBODY]) == (8, "Wrong")
 

@@ -723,6 +723,7 @@ def test_a_signature_changes_the_digest_of_the_plan() -> None:
     [
         (signed("kernel, initrd", without="initrd"), "loaderSignature is set for a part of the files"),
         (signed("kernel, initrd", without="kernel"), "loaderSignature is set for a part of the files"),
+        (signed("kernel, initrd, uki", without="uki"), "loaderSignature is set for a part of the files"),
         (signed("kernel, rootfs", without="kernel"), "iPXE does not verify rootfs"),
         (signed("iso"), "iPXE does not verify iso"),
         (signed("uki").replace("assets:flatcar-1/uki.sig", f"oci://r.test/a@sha256:{SHA}"), "iPXE cannot fetch"),

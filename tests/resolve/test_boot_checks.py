@@ -192,10 +192,13 @@ def test_finding_m1_m2_validate_and_diff_warn_of_what_copies_cannot_do(
     assert "GB2025" not in typed("diff", "HEAD..HEAD~").out
 
 
+ONLY_IPXE_OUTPUT = "baseURL: 'http://boot.test', outputs: [ipxe]"
 SECURE = "baseURL: 'http://boot.test', hardware: [{{select: All, secureBoot: true{}}}]"
 ONLY_IPXE = "templates: {ipxe: web.ipxe}"
 BIOS = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot (web01)"
 BUILT = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature (web01)"
+NO_OUTPUT = "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature (web01)"
+BY_HTTPS = "Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from https://boot.test (web01)"
 NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has only a template for iPXE (web01)"
 
 
@@ -210,6 +213,16 @@ NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has 
         ("BIOS", SECURE.format(""), "", "BIOS", "", [("server.yaml", BIOS)]),
         ("gitboot's GRUB for one", SECURE.format(""), "loader: GRUB", "UEFI", "", [("server.yaml", BUILT)]),
         ("gitboot's GRUB for all", SECURE.format(", loader: GRUB"), "", "UEFI", "", [("fleet.yaml", BUILT)]),
+        ("no output grub", SECURE.format("") + ", outputs: [ipxe]", "", "UEFI", "", [("fleet.yaml", NO_OUTPUT)]),
+        (
+            "a server of no output",
+            ONLY_IPXE_OUTPUT,
+            "secureBoot: true",
+            "UEFI",
+            "",
+            [("server.yaml", NO_OUTPUT)],
+        ),
+        ("https", SECURE.format("").replace("http:", "https:"), "", "UEFI", "", [("fleet.yaml", BY_HTTPS)]),
         ("a profile for iPXE", SECURE.format(""), "", "UEFI", ONLY_IPXE, [("profile.yaml", NO_GRUB)]),
     ],
 )

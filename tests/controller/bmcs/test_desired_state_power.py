@@ -282,7 +282,7 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     assert hall.condition("PowerWavesRunning") == (True, "Running")
     hall.run(62)
     status, reason, message = hall.bench.condition("PowerWavesRunning") or (None, "", "")
-    assert (status, reason) == (False, "Stopped") and "Maintenance/check: web01" in message
+    assert (status, reason) == (False, "Stopped") and "its power for Maintenance/check" in message
     assert hall.bench.told("WaveStopped") == ["WaveStopped"]
     hall.machines["web03"].reset("On")
     hall.run(600, step=301)
