@@ -463,7 +463,8 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
         return f"the endpoint cannot record fetches: {recorder.failure}; it withholds one-time boots"
     if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
         return (
-            "the output tree names another spool than the spool of this endpoint; the endpoint withholds one-time boots"
+            "the output tree belongs to another spool, not to the spool of this endpoint; the endpoint withholds "
+            "one-time boots"
         )
     if recorder.deletion_count > terms.loss_count:
         return "the output tree is older than the last deletion in the spool; the endpoint withholds one-time boots"

@@ -121,8 +121,8 @@ def negative_size() -> bytes:
 
 
 BAD = {
-    "missing": (tar({"other": b""}), "a.tar", "it has no file amd64/linux"),
-    "missing in zip": (zipped({"other": b""}), "a.zip", "it has no file amd64/linux"),
+    "missing": (tar({"other": b""}), "a.tar", "it does not contain the file amd64/linux"),
+    "missing in zip": (zipped({"other": b""}), "a.zip", "it does not contain the file amd64/linux"),
     "symbolic link": (tar(change=set_type(tarfile.SYMTYPE)), "a.tar", "not a regular file"),
     "hard link": (tar(change=set_type(tarfile.LNKTYPE)), "a.tar", "not a regular file"),
     "device": (tar(change=set_type(tarfile.CHRTYPE)), "a.tar", "not a regular file"),
@@ -133,7 +133,7 @@ BAD = {
     "large extended header": (
         EXTENDED.tobuf(tarfile.GNU_FORMAT),
         "a.tar",
-        "extended header of 1,099,511,627,776 bytes",
+        "its extended header is too large: 1,099,511,627,776 bytes",
     ),
     "negative size": (negative_size(), "a.tar", "damaged: a member has a negative size"),
     "cut off": (tar()[:200_000], "a.tar", "damaged: it ends too early"),

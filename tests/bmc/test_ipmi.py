@@ -266,10 +266,10 @@ def test_some_refusals_are_temporary_and_others_are_not(
 
 @needs_ipmitool
 def test_a_wrong_password_is_rejected_and_never_shown(machine: IpmiMachine) -> None:
-    with pytest.raises(BmcRejected, match='refuses the user name or password of credentials "rack"') as caught:
+    with pytest.raises(BmcRejected, match='rejects the user name or password of credentials "rack"') as caught:
         _connection(machine.port, password="not this one").observe()
     assert "not this one" not in str(caught.value)
-    with pytest.raises(BmcRejected, match="refuses"):  # IPMI 2.0 has room for 20 bytes
+    with pytest.raises(BmcRejected, match="rejects"):  # IPMI 2.0 has room for 20 bytes
         _connection(machine.port, password="a" * 21).observe()
 
 
@@ -518,7 +518,7 @@ def _await(port: int, process: subprocess.Popen[bytes]) -> None:
 def test_the_simulator_of_openipmi_is_read_with_its_own_cipher_suite(simulator: int) -> None:
     seen = _connection(simulator).observe()
     assert (seen.identity.uuid, seen.power, is_shown(NO_OVERRIDE, seen)) == (UUID_, "On", True)
-    with pytest.raises(BmcRejected, match="refuses the user name or password"):
+    with pytest.raises(BmcRejected, match="rejects the user name or password"):
         _connection(simulator, password="wrong").observe()
 
 

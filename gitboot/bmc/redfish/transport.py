@@ -127,11 +127,11 @@ class ConnectionPolicy(Struct):
         shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
         for name in self.required_fingerprints:
             if name != shown:
-                raise RequestAborted(BmcRejected, f"the certificate must have the fingerprint {name}, and has {shown}")
+                raise RequestAborted(BmcRejected, f"the certificate must have the fingerprint {name}, but has {shown}")
         if is_verified or self.has_trusted_certificate:
             return
         if expected not in (None, shown):
-            raise RequestAborted(BmcRejected, f"the certificate changed: it was {expected}, and is {shown}")
+            raise RequestAborted(BmcRejected, f"the certificate changed: it was {expected}, and is now {shown}")
         self.shown_fingerprint = shown
 
 
@@ -235,7 +235,7 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
         is_own = False
     if not is_own or (request.method not in _READ_METHODS and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
-        message = f"{response.status_code}: redirected to {location}, and gitboot does not follow this redirect"
+        message = f"{response.status_code}: redirected to {location}, but gitboot does not follow this redirect"
         raise RequestAborted(BmcRejected, message)
 
 
@@ -422,7 +422,7 @@ class Login:
                 if was_used:
                     return self._open_required_session()
                 self._has_tried_session = True
-                self.session_failure = "the BMC refuses the token of its new session"
+                self.session_failure = "the BMC rejects the token of its new session"
                 return False
             if not was_used:
                 self._delay_next_session()

@@ -64,7 +64,7 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
-        raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a server {server!r}")
+        raise UsageError(f"the history of {rev or 'HEAD'} does not contain a server {server!r}")
     listed = partial(format_document, server=server, items=list(map(_build_item, entries)))
     write_outputs(outputs, json=listed, text=partial(_format_text, entries))
     if history.shallow:

@@ -205,7 +205,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     digits of the digest. The line may contain several guards.
     """
     if bool(guards) is all_guards:
-        raise UsageError("name the guards: --all-guards, or --guard GUARD for each guard (not both)")
+        raise UsageError("specify the guards with --all-guards, or with --guard GUARD for each guard (not both)")
     read_status(state)  # raises an error if no instance has ever run here
     check_acts(state)
     held = find_held_change(read_held_change(state), digest)
@@ -304,7 +304,8 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         click.echo(stoppage)
         reached = ", ".join(map(str, found))
         missed.append(
-            f"only the endpoints that use {reached} stopped, and the ledger does not record the stop: {error}"
+            f"only the endpoints that use {reached} stopped serving install boots, and the ledger does not record "
+            f"the stop: {error}"
         )
     if find_running_process(state) is None:
         missed.append(_NOT_RUNNING)

@@ -245,8 +245,8 @@ class _Preparation:
         except msgspec.DecodeError:  # the process was killed, or it wrote an error to standard error
             return
         if status == 0:
-            self.tree_message = f"its output tree is as of {event.facts['asOf']}"
-        elif not self.tree_message.startswith("its output tree is as of"):
+            self.tree_message = f"its output tree has the state of {event.facts['asOf']}"
+        elif not self.tree_message.startswith("its output tree has the state of"):
             self.tree_message = f"its output tree could not be prepared: {event.message}"
         if self._last is None or (event.type, event.message) != (self._last.type, self._last.message):
             self._tell(event)

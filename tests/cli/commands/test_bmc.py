@@ -120,7 +120,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         assert done == (
             0,
             "gitboot contacts 1 BMC now\n",
-            "gitboot sets no BMC until the Fleet names a ledger: run gitboot status\n",
+            "gitboot does not set boot overrides until the Fleet names a ledger: run gitboot status\n",
         )
         web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
         (item,) = get(rack, "-o", "json").json["items"]
@@ -228,9 +228,13 @@ def test_diff_shows_when_dhcp_names_the_file_instead_of_the_wanted_uri(rack: Rac
     said = diff(rack).out
     assert "web01: Set: required for provision/1\n" in said
     assert (
-        "web02: Set: required for provision/1; the BMC does not support HttpBootUri, so DHCP names the loader\n" in said
+        "web02: Set: required for provision/1; the BMC does not support HttpBootUri, so DHCP must specify the boot "
+        "loader\n" in said
     )
-    assert "web03: Set: required for provision/1; the BMC does not support UefiHttp, so DHCP names the loader\n" in said
+    assert (
+        "web03: Set: required for provision/1; the BMC does not support UefiHttp, so DHCP must specify the boot "
+        "loader\n" in said
+    )
 
 
 def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:

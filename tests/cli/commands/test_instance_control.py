@@ -142,7 +142,7 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
     file.write_text(json.dumps(document))
     done = rack.typed("records", "import", file, *REASON)
     assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
-    assert done.err == "ignored 1 of 3 records: the accepted commit does not have their servers\n"
+    assert done.err == "ignored 1 of 3 records: the accepted commit does not contain their servers\n"
     assert [list(item["drift"]) for item in show_records(rack).values()] == [["ImageDrift"], []]
 
 
@@ -152,7 +152,7 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
         ("garbage", "not exported records"),
         ("[]", "not exported records"),
         ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
-        ('{"items": []}', "has no server of the accepted commit"),
+        ('{"items": []}', "does not contain a server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
 )

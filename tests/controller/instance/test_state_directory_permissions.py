@@ -123,8 +123,8 @@ def test_t7_files_that_an_older_gitboot_left_open_are_closed(folder: Path) -> No
 @pytest.mark.parametrize(
     ("owner", "group", "rights", "refused"),
     [
-        (NOBODY, NOBODY, 0o777, "every user may write"),
-        (NOBODY, NOBODY, 0o1777, "every user may write"),
+        (NOBODY, NOBODY, 0o777, "every user can write to"),
+        (NOBODY, NOBODY, 0o1777, "every user can write to"),
         (NOBODY, 12345, 0o770, "group 12345, which does not include this process, may write"),
         (NOBODY, 0, 0o2770, None),  # as OpenShift: another user at each start, the group is ours
         (NOBODY, 0, 0o770, None),
