@@ -790,7 +790,7 @@ def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
     assert typed("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
-    assert "its MAC address 52-54-00-12-34-56, which web01 has too" in report
+    assert "its MAC address 52-54-00-12-34-56, which web01 also has" in report
     assert "### web01-2 (pending)" in report
 
 
