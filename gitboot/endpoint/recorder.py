@@ -456,7 +456,9 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
             return None
-        return "this endpoint has no spool, and the Fleet names no endpoint; the endpoint withholds one-time boots"
+        return (
+            "this endpoint has no spool, and the Fleet does not set an endpoint; the endpoint withholds one-time boots"
+        )
     if recorder.withheld_reason is not None:
         return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:

@@ -49,7 +49,7 @@ _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "the mirror serves a file that is not published"
 _OTHER_ARTIFACT: Final = "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
 _GONE: Final = (404, 410)
-_LATER: Final = "the file is valid at another time"
+_LATER: Final = "the file is a version that is valid at another time"
 _EARLIER: Final = "an earlier publication had this file, and machines can still fetch it"
 
 
@@ -299,7 +299,7 @@ class WebMirror:
         if answer.age_s > 0:
             message = f"a cache stored this file {answer.age_s} s ago"
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
-            message = "a cache answers with another version than the mirror behind it"
+            message = "a cache returns a different version than the mirror behind it"
         elif stored is not None and may_be_cached(answer.cache_control or ""):
             fault, message = MirrorFault.CACHEABLE, "caches may store the list"
             remedy = "configure the mirror to send Cache-Control: no-cache"
@@ -321,7 +321,8 @@ class WebMirror:
                 return None, _read_answer(answer)
             if answer.status == 403:
                 raise HostUnreachable(
-                    f"{url} answers 403: this host may not read the signed list of the mirror (add this host to the "
+                    f"{url} returns 403: this host is not allowed to read the signed list of the mirror (add "
+                    "this host to the "
                     "Fleet's spec.provisioning.monitors and copy the configuration again, or run the command there)"
                 )
             if answer.status != 200:
@@ -503,12 +504,12 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
-        message = f"the mirror answers {answer.status} for a path that is not published: {why}"
+        message = f"the mirror returns {answer.status} for a path that is not published: {why}"
         return MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
     if answer.status >= 500:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror answers {answer.status}")
     if answer.has_body:
-        message = f"the {answer.status} answer has a body, which GRUB runs as a configuration"
+        message = f"the {answer.status} response has a body, which GRUB runs as a configuration"
         return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
     return None
 
@@ -522,7 +523,10 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
         return found
-    message = f"a cache may store this {answer.status}, so a new machine stays unknown: Cache-Control lacks no-store"
+    message = (
+        f"a cache may store this {answer.status}, so a new machine stays unknown: Cache-Control does not "
+        "contain no-store"
+    )
     return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
 
 
@@ -530,7 +534,10 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
     if answer.trouble:
         yield MirrorFault.UNKNOWN, answer.trouble
     elif answer.redirect_url is not None:
-        yield MirrorFault.REDIRECTED, f"firmware follows no redirects, and this path redirects to {answer.redirect_url}"
+        yield (
+            MirrorFault.REDIRECTED,
+            (f"firmware does not follow redirects, but this path redirects to {answer.redirect_url}"),
+        )
     elif answer.status >= 500 or answer.status == 429:
         yield MirrorFault.UNKNOWN, f"the mirror answers {answer.status}"
     elif answer.status != 200:
@@ -548,28 +555,35 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"the mirror sends Content-Encoding {answer.encoding}, which gitboot did not request"
     elif answer.size is not None and answer.size != version.size_bytes:
-        yield differs, f"the file has {answer.size} bytes, the published file {version.size_bytes}"
+        yield differs, f"the file has {answer.size} bytes, but the published file has {version.size_bytes}"
     elif answer.sha256 is not None and answer.sha256 != version.sha256:
-        yield differs, f"the file has the sha256 {answer.sha256}, the published file {version.sha256}"
+        yield differs, f"the file has the sha256 {answer.sha256}, but the published file has {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield (
             MirrorFault.UNDATED,
-            "the modification time differs from that of the published file, so fetches from here cannot be evidence",
+            "the modification time differs from that of the published file, so gitboot cannot use fetches from "
+            "here as evidence",
         )
     wanted = find_content_type(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()
     if answer.age_s > 0 and not is_fixed:
         yield (
             MirrorFault.CACHED,
-            f"a cache stored this answer {answer.age_s} s ago, and machines get it until it expires",
+            f"a cache stored this response {answer.age_s} s ago, and machines get it until it expires",
         )
     if answer.size is None:
-        yield MirrorFault.UNSIZED, "firmware and boot loaders need the size, and the answer has no Content-Length"
+        yield (
+            MirrorFault.UNSIZED,
+            ("firmware and boot loaders need the file size, but the response has no Content-Length"),
+        )
     if answer.content_type is not None and given != wanted.partition(";")[0]:
-        yield MirrorFault.MISTYPED, f"the Content-Type must be {wanted}, and is {given or 'missing'}"
+        yield MirrorFault.MISTYPED, f"the Content-Type must be {wanted}, but it is {given or 'missing'}"
     if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
-        yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
+        yield (
+            MirrorFault.CACHEABLE,
+            (f"a cache may answer with an earlier version: Cache-Control does not contain {lacking}"),
+        )
 
 
 def may_be_cached(cache_control: str) -> bool:

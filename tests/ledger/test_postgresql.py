@@ -177,7 +177,7 @@ def test_a_missing_or_forbidden_schema_is_reported_with_the_command_that_fixes_i
     write_address(path := tmp_path / "ledger.sqlite", address)
     for said, schema_is_made in (
         ('schema gitboot2 does not exist; run: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
-        ('ops may not use schema gitboot2; run: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
+        ('ops is not allowed to use schema gitboot2; run: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
     ):
         if schema_is_made:
             own.sql("CREATE SCHEMA gitboot2")

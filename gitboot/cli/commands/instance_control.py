@@ -195,7 +195,7 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 )
 @reason_option
 def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guards: bool, reason: str) -> None:
-    """Let through a commit that a guard holds.
+    """Approve a commit that a guard holds.
 
     DIGEST identifies all changes of the newest commit. Pass at least its first 8 hexadecimal digits. `gitboot status`
     and `gitboot diff` show the digest and the guards. If another commit arrives, the digest changes, and you must
@@ -342,7 +342,7 @@ _NOT_RUNNING: Final = (
     "UTC offset, for example 2026-12-24T08:00:00Z.",
 )
 def suspend_command(state: Path, reason: str, until: datetime) -> None:
-    """Accept no commits and set no overrides for a while.
+    """Stop accepting commits and setting overrides for a while.
 
     The instance continues to reconcile: maintenance windows start and end, boot scripts change to the local disk after
     an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.

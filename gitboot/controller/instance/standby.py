@@ -158,7 +158,11 @@ class Standby:
             if (accepted := looking.read_fact("accepted")) not in (None, self._accepted):
                 self._accepted = accepted
                 self._wake_event.set()
-        return (_STANDING_BY, f"the instance {other} is active for {looking.name}") if other is not None else None
+        return (
+            (_STANDING_BY, f"the instance {other} is active with the ledger {looking.name}")
+            if other is not None
+            else None
+        )
 
     def _end_windows(self) -> float:
         """Remove boots whose windows are over from the output tree. Return the seconds until the next window ends."""

@@ -335,7 +335,7 @@ def test_resolve_works_without_an_instance_and_the_next_reconcile_sets_the_overr
     rack.leave_in_doubt("web01")
     said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
     assert said == (
-        "web01: recorded the override as not set; gitboot sets it if the plan wants it (console is empty)\n"
+        "web01: recorded the override as not set; gitboot sets it if the plan requires it (console is empty)\n"
     )
     assert (
         rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x")
