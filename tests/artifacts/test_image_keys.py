@@ -254,13 +254,13 @@ def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Pat
         )
     for bad, says in [
         (stranger.sign(kernel), "not listed"),
-        (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not the file of its minisign signature"),
+        (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not the file for which its minisign signature was made"),
         (b"", "or the signature is malformed"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
             found.find_signer(SignatureKind.MINISIGN, bad, kernel, digest(kernel))
     kernel.write_bytes(b"another")
-    with pytest.raises(UntrustedSignature, match="not the file of its minisign signature"):
+    with pytest.raises(UntrustedSignature, match="not the file for which its minisign signature was made"):
         found.find_signer(SignatureKind.MINISIGN, signature, kernel, digest(kernel))
 
 

@@ -315,8 +315,8 @@ NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid comm
     [
         (FLAGS + STATUS, BmcUnreachable, "2 responses to 3 requests"),
         (FLAGS + "echo 'Unable to send RAW command' >&2\n" + NO_GUID, BmcUnreachable, "2 responses to 3 requests"),
-        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "the answer is too short"),
-        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "the answer is too short"),
+        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "the response is too short"),
+        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "the response is too short"),
         (NO_GUID * 3, BmcRejected, "raw 0x00 0x09 0x05 0x00 0x00: 0xc1 Invalid command"),
         (
             "echo 'IANA PEN registry open failed' >&2; echo '> No way' >&2; echo Unable to establish >&2",

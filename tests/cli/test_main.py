@@ -179,7 +179,7 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(fleet: Path, tmp_path: Path
     done = gitboot("validate", fleet, "--path", tmp_path)
     assert (done.code, f"set twice, by {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
     done = gitboot("explain", "web01", fleet, "--path", fleet)
-    assert (done.code, f"the fleet is named by --path {fleet}" in done.err) == (Exit.USAGE, True), done
+    assert (done.code, f"to set the path of the fleet, use --path {fleet}" in done.err) == (Exit.USAGE, True), done
 
 
 @pytest.mark.parametrize(

@@ -613,7 +613,7 @@ def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
     assert result.outcome is Outcome.WAITING
     assert result.message == (
-        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the BMC has not changed, and "
+        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the BMC has not changed, but it "
         f'rejects every form of its ETag (refused: If-Match "{etag}", If-Match {etag}, If-Match {etag.strip(chr(34))}, '
         "If-Match *, no If-Match)"
     )

@@ -177,7 +177,7 @@ def test_an_artifact_that_firmware_would_not_boot_is_reported(work: Work, web: A
     web.put("/disc.iso", DISC, "text/plain")
     code, out, _ = typed("artifacts", "verify", work.path)
     assert code == 8
-    assert "the Content-Type is text/plain" in " ".join(out.split())
+    assert "but it is text/plain" in " ".join(out.split())
 
 
 def test_a_server_that_does_not_respond_has_its_own_exit_code(work: Work, web: ArtifactServer) -> None:

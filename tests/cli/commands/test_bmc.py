@@ -62,7 +62,7 @@ def diff(rack: Rack, *more: object) -> Done:
 
 def test_a_message_of_many_servers_is_printed_once(night: Rack) -> None:
     done = night.typed("bmc", "diff")
-    (line,) = [line for line in done.out.splitlines() if "name their directory with --credentials" in line]
+    (line,) = [line for line in done.out.splitlines() if "pass their directory with --credentials" in line]
     assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
 
 
@@ -284,7 +284,7 @@ def test_get_and_diff_write_nothing(night: Rack) -> None:
 def test_servers_whose_bmcs_fail_in_the_same_way_share_one_line(night: Rack) -> None:
     done = night.typed("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
-        "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: name their directory",
+        "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: pass their directory",
         "    with --credentials",
         "",
         "20 BMCs: 20 not read",

@@ -217,7 +217,7 @@ def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -
         assert (done.code, said in done.err) == (code, True), done
     for guards in ((), ("--all-guards", *REINSTALL)):
         done = rack.typed("approve", digest[:8], *guards, *REASON)
-        assert (done.code, "--all-guards, or --guard GUARD" in done.err) == (Exit.USAGE, True), done
+        assert (done.code, "--all-guards, or with --guard GUARD" in done.err) == (Exit.USAGE, True), done
     said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
     assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
     assert rack.once(*rack.spooling).code == Exit.FINE

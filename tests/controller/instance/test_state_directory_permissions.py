@@ -175,7 +175,7 @@ def test_t7_a_fetch_log_that_everybody_may_write_is_rejected(folder: Path) -> No
     assert mode(folder / "spool") == 0o775, "what is ours is put right"
     (folder / "spool").chmod(0o1777)
     os.chown(folder / "spool", NOBODY, NOBODY)
-    with pytest.raises(UsageError, match="mark servers as installed: chmod o-w"):
+    with pytest.raises(UsageError, match="mark servers as installed: run chmod o-w"):
         check_spool_rights(folder / "spool")
 
 

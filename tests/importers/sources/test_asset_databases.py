@@ -118,7 +118,7 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
         (host(managed=False), {}, "its boot was not imported, because Foreman does not manage the host"),
         (host(provision_method="image"), {}, "because its provision method is image"),
         (host(medium_id=9), {}, "its boot, OS from medium M: put the responses of /api/v2/media into"),
-        (host(operatingsystem_name=None), {}, "the boot of the host, because the host has no operating system"),
+        (host(operatingsystem_name=None), {}, "its boot was not imported, because the host has no operating system"),
         (host(), {"family": "Windows"}, "because the family of OS is Windows"),
         (host(), {}, "which a list does not contain: export /api/v2/hosts/NAME"),
     ],
