@@ -233,7 +233,7 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
 @command.command(
     example="gitboot artifacts signatures fleet --image-keys /etc/gitboot/image-keys",
     exit_codes={
-        Exit.FINE: "all signatures and provenances are correct, as far as gitboot could check them",
+        Exit.FINE: "gitboot found no wrong signature or provenance",
         Exit.INVALID: "a signature or a provenance is wrong, a required signature is missing, or the fleet has errors",
     },
 )
