@@ -138,7 +138,7 @@ def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int
         _kill_group(process)  # also kills processes that the program left behind
         status = process.wait()
     if is_late.is_set():
-        raise TimeoutError(f"{command[0]} had not ended after {patience_s:.0f} s")
+        raise TimeoutError(f"{command[0]} was still running after {patience_s:.0f} s")
     return status, output
 
 

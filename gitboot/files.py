@@ -357,8 +357,8 @@ class _Walk:
             position = "" if self._requested.absolute() == symlink else f" on the way to {self._requested}"
             raise UsageError(
                 f"{symlink}{position} is a symlink to {target!r}; gitboot does not follow symlinks below the current "
-                "directory or in a Git work tree, because a commit can contain them: name what the symlink leads to, "
-                "or remove it"
+                "directory or in a Git work tree, because a commit can contain them: use the target of the symlink, "
+                "or remove the symlink"
             )
         self._symlinks += 1
         if self._symlinks > _MAX_SYMLINKS:
@@ -487,8 +487,8 @@ def check_state_directory(directory: Path, accepted_types: Collection[str], warn
         warn(f"{directory} is on {filesystem}: the ledger may be lost or damaged there")
     elif filesystem in _VOLATILE and filesystem not in accepted_types:
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart: you then have to state again what is "
-            "installed"
+            f"{directory} is on {filesystem}, which loses its data at a restart: you would have to state again which "
+            "servers are installed"
         )
 
 

@@ -38,7 +38,7 @@ class Code(StrEnum):
     NOT_YAML = (
         "GB1001",
         "The file is not valid YAML",
-        "The YAML parser cannot read the document from this place on.",
+        "The YAML parser cannot read the document beyond this point.",
         "Correct the indentation, close all brackets and quotes, and replace tabs with spaces.",
     )
     NOT_UTF8 = (
@@ -63,7 +63,7 @@ class Code(StrEnum):
         "GB1005",
         "The document is larger than 1 MiB",
         "A large document could use up the memory of gitboot, so gitboot limits the size of each document.",
-        "Move large texts to template files.",
+        "Move long text to template files.",
     )
     TOO_DEEP = (
         "GB1006",
@@ -190,7 +190,8 @@ class Code(StrEnum):
     MAC = (
         "GB1033",
         "The value is not the MAC address of an interface",
-        "A boot loader finds its script by a MAC address. No interface has a multicast address or only zeros.",
+        "A boot loader finds its script by a MAC address. An interface cannot have a multicast address, or "
+        "an address of only zeros.",
         "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
         "InfiniBand interface, write the MAC address of six bytes that iPXE shows as ${net0/mac}.",
     )
@@ -260,7 +261,7 @@ class Code(StrEnum):
     )
     COMBINATION = (
         "GB1044",
-        "The fields do not go together",
+        "The fields cannot be combined",
         "The fields contradict each other, or have no effect together.",
         "Change or remove one of the fields that the message names.",
     )
@@ -279,7 +280,7 @@ class Code(StrEnum):
     OCI_TAG = (
         "GB1047",
         "The URL has a tag instead of a digest",
-        "A tag can name another image later, so a document names each file by its digest.",
+        "A tag can later point to another image, so a document names each file by its digest.",
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
     DURATION = (
@@ -439,7 +440,7 @@ class Code(StrEnum):
     )
     NO_ENDPOINT = (
         "GB2025",
-        "One-time boots need an endpoint, but the Fleet does not name one",
+        "One-time boots need an endpoint, but the Fleet does not set one",
         "Only an endpoint records a fetch before it serves a boot. OUTPUT behind nginx, a mirror, a bucket and TFTP "
         "cannot do this, so they serve a local-disk boot in place of a one-time install boot.",
         "Set spec.endpoint to the URL of `gitboot run --listen` or `gitboot serve`. If you accept that every client "
@@ -554,7 +555,7 @@ class Code(StrEnum):
     ALLOWED_SECRET = (
         "GB3020",
         "The value looks like a secret, and its author allows it",
-        "The comment gitboot:allow-secret in this line lets gitboot publish the value. The message has the reason.",
+        "The comment gitboot:allow-secret in this line lets gitboot publish the value. The message shows the reason.",
         "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )
 
@@ -589,7 +590,7 @@ class Code(StrEnum):
         "GB4005",
         "The rendered user data does not match its format",
         "The system would stop at its first boot, or ignore the document.",
-        "Correct the template. The message names the fault and, if it is known, the line of the rendered text.",
+        "Correct the template. The message describes the error and, if it is known, the line of the rendered text.",
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
@@ -628,7 +629,7 @@ class Code(StrEnum):
         "GB4011",
         "The vendor-data or network-config is not valid for cloud-init",
         "A system with cloud-init would ignore the file and boot without it.",
-        "Correct the template, or remove it. Only the formats CloudInit and Autoinstall have such files.",
+        "Correct the template, or remove it. Only the formats CloudInit and Autoinstall use such files.",
     )
 
     NO_FIRST_BOOT = (
@@ -641,7 +642,7 @@ class Code(StrEnum):
 
     FALSE_PROVENANCE = (
         "GB4013",
-        "The provenance of a file is not true",
+        "The provenance of a file is wrong",
         "The image claims that a vendor signed the file, and reviewers rely on this claim.",
         "Write the key that `gitboot artifacts signatures` shows, or state digest: published or digest: firstSeen.",
     )
@@ -657,7 +658,7 @@ class Code(StrEnum):
     SYMLINK = (
         "GB5002",
         "The fleet contains a symbolic link",
-        "The target of a symbolic link is possibly not in the commit.",
+        "The target of a symbolic link may be outside the commit.",
         "Replace the link with the file, or list the link in .gitbootignore.",
     )
     LFS_POINTER = (
@@ -682,8 +683,8 @@ class Code(StrEnum):
         "GB5006",
         "Git cannot read a folder of the commit",
         "The tree object of the folder is damaged, or Git did not write it. If a name appears twice, contains a "
-        "slash, or is .git, a checkout has other files than the commit.",
-        "Commit the folder again from a clone in which `git fsck` finds no fault.",
+        "slash, or is .git, a checkout does not have the same files as the commit.",
+        "Commit the folder again from a clone in which `git fsck` reports no errors.",
     )
     IGNORE_PATTERN = (
         "GB5007",
@@ -728,8 +729,8 @@ class Code(StrEnum):
     )
     UNHEEDED = (
         "GB6003",
-        "The acknowledgement does not count",
-        "The line is malformed, names no guard, or acknowledges other changes.",
+        "The acknowledgement is not valid",
+        "The line is malformed, does not name a guard, or acknowledges other changes.",
         "Copy the line from the output of `gitboot diff` into the message of the last commit.",
     )
     UNVERIFIED_PROVENANCE = (

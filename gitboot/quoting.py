@@ -174,7 +174,7 @@ _FAULTS: Final = _compile_faults(
     (r"[^\x00-\x7f]", "firmware, loaders and the kernel agree only on ASCII characters"),
 )
 _KERNEL_NAME_FAULTS: Final = _compile_faults(
-    (r"\A\Z", "an argument does not begin with ="),
+    (r"\A\Z", "an argument cannot begin with ="),
     (r" ", "it has a space before the first =; write each argument as a separate item"),
     (r'"', "double quotes are allowed only around a value"),
 )

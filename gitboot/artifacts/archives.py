@@ -190,7 +190,7 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
     for _ in range(_MOST_MEMBERS):
         block = source.read(tarfile.BLOCKSIZE)
         if not any(block):
-            raise _Refused(f"it has no file {path}")
+            raise _Refused(f"it does not contain the file {path}")
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         size = _parse_size(described["size"]) if "size" in described else info.size
         if min(size, info.size) < 0:
@@ -198,7 +198,7 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
         padding = -size % tarfile.BLOCKSIZE
         if info.type in _EXTENDED:
             if info.size > _LARGEST_EXTENDED_HEADER:
-                raise _Refused(f"it has an extended header of {info.size:,} bytes")
+                raise _Refused(f"its extended header is too large: {info.size:,} bytes")
             content = source.read(info.size)
             source.skip(-info.size % tarfile.BLOCKSIZE)
             is_name = info.type == tarfile.GNUTYPE_LONGNAME
@@ -207,7 +207,7 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
         name = described["path"].decode("utf-8", "surrogateescape") if "path" in described else info.name
         if name.removeprefix("./") == path:
             if info.type not in _FILES:
-                raise _Refused(f"{path} is not a regular file in it")
+                raise _Refused(f"{path} in it is not a regular file")
             yield from source.read_pieces(size)
             return
         if info.type in (*_FILES, *_IGNORED):  # links, devices and folders have no content
@@ -250,11 +250,13 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
         with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
             found = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
             if found is None:
-                raise _Refused(f"it has no file {path}")
+                raise _Refused(f"it does not contain the file {path}")
             mode = found.external_attr >> 16
             is_stored = found.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             if found.is_dir() or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)) or found.flag_bits & 1 or not is_stored:
-                raise _Refused(f"{path} is not a regular file in it, or has an encryption or a compression of zip")
+                raise _Refused(
+                    f"{path} in it is not a regular file, or gitboot does not support its encryption or compression"
+                )
             unpacked = 0
             with archive.open(found) as content:
                 while piece := content.read(_CHUNK):
@@ -273,5 +275,5 @@ class _BoundedFile:
 
     def read(self, size: int = -1) -> bytes:
         if size > _LARGEST_ZIP_READ:
-            raise _Refused(f"its directory has {size:,} bytes")
+            raise _Refused(f"its directory is too large: {size:,} bytes")
         return self._file.read(size if size >= 0 else _LARGEST_ZIP_READ)

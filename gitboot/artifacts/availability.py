@@ -175,7 +175,7 @@ def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bo
             if is_stopped():
                 raise HostUnreachable("the check was stopped before the end of the file")
     if digest.hexdigest() != file.sha256:
-        message = f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, and the image states {file.sha256}"
+        message = f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}"
         return Sighting(presence=Presence.WRONG, message=message, head=content.head)
     return Sighting(presence=Presence.VERIFIED, head=content.head)
 
@@ -320,7 +320,7 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
 def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
     """Compare the metadata of an artifact with its image. Reuse the result ``before`` if the version is the same."""
     if file.size is not None and head.size not in (None, file.size):
-        message = f"the file has {head.size} bytes, and the image states {file.size}"
+        message = f"the file has {head.size} bytes, but the image states {file.size}"
         return Sighting(presence=Presence.WRONG, message=message, head=head)
     was_read = before is not None and before.presence in (Presence.VERIFIED, Presence.WRONG)
     if before is not None and was_read and head.version is not None and head.version == before.head.version:
@@ -338,12 +338,12 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
     the download. Most firmware does not follow redirects.
     """
     if head.redirect_url is not None:
-        return f"firmware follows no redirects, and this URL redirects to {head.redirect_url}"
+        return f"firmware does not follow redirects, but this URL redirects to {head.redirect_url}"
     if head.size is None:
-        return "firmware needs the size, and the answer has no Content-Length"
+        return "firmware needs the file size, but the response has no Content-Length"
     given = (head.content_type or "").partition(";")[0].strip().lower()
     if given not in _FIRMWARE_TYPES:
-        return f"firmware boots {' or '.join(sorted(_FIRMWARE_TYPES))}, and the Content-Type is {given or 'missing'}"
+        return f"firmware needs the Content-Type {' or '.join(sorted(_FIRMWARE_TYPES))}, but it is {given or 'missing'}"
     return None
 
 

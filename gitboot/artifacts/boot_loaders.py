@@ -276,12 +276,12 @@ fi
 
 def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     if urlsplit(base_url).scheme != "http":
-        return f"GRUB fetches by http only, not from {base_url}: set --base-url to an http URL of the same tree"
+        return f"GRUB can fetch only over http, not from {base_url}: set --base-url to an http URL of the same tree"
     folders = (system / "usr/lib/grub" / loader.target for system in systems)
     if (modules := next((folder for folder in folders if (folder / "http.mod").is_file()), None)) is None:
         return f"install the package {loader.package}"
     if (program := shutil.which("grub-mkimage") or shutil.which("grub2-mkimage")) is None:
-        return "install the package grub-common, which has grub-mkimage"
+        return "install the package grub-common, which contains grub-mkimage"
     optional = [name for name in _OPTIONAL if (modules / f"{name}.mod").is_file()]
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")

@@ -46,7 +46,7 @@ class PrefixFetcher:
         for prefix, fetcher in self._by_prefix.items():
             if url.startswith(prefix):
                 return ArchiveFetcher(fetcher) if split_member_url(url) is not None else fetcher
-        raise HostUnreachable(f"gitboot has no way to fetch {url}")
+        raise HostUnreachable(f"gitboot does not support this kind of URL: {url}")
 
     def head(self, url: str) -> ArtifactHead:
         return self._find_fetcher(url).head(url)
@@ -156,12 +156,12 @@ def _open_content(
             if is_part and _parse_number(first) != offset:
                 given = first or "none"
                 raise HostUnreachable(
-                    f"gitboot requested the file from byte {offset}, and the server returned it from {given}"
+                    f"gitboot requested the file from byte {offset}, but the server returned it from {given}"
                 )
             yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, CHUNK), b""))
             return
     if not offset:
-        raise HostUnreachable(f"the server answers {_NO_RANGE} to a request without a range")
+        raise HostUnreachable(f"the server responded with {_NO_RANGE} to a request without a range")
     with _open_content(open_answer, build_head, 0) as content:
         yield content
 
@@ -388,7 +388,7 @@ def _fetch(
     if digest.hexdigest() != file.sha256:
         os.unlink(part, dir_fd=folder)
         raise _ContentMismatch(
-            f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, and the image states {file.sha256}"
+            f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}"
         )
 
 

@@ -72,7 +72,7 @@ class VendorKeys:
             self._trusted_root = directory / self._trusted_root
             if not (own or self._minisign or self._identities):
                 raise UsageError(
-                    f"{directory} has no keys of images: expected *.asc, *.gpg, *.pub, or *.toml for sigstore"
+                    f"{directory} does not contain image keys: expected *.asc, *.gpg, *.pub, or *.toml for sigstore"
                 )
         self._keyring: Keyring | None = None
         if self._openpgp:
@@ -135,7 +135,7 @@ class VendorKeys:
         self, signatures: bytes, only: Collection[str] | None, verify: Callable[[Keyring, bytes], Signer]
     ) -> ImageSigner:
         if self._keyring is None:
-            raise UnlistedKey("signed by an OpenPGP key, and no OpenPGP keys are listed")
+            raise UnlistedKey("signed by an OpenPGP key, but no OpenPGP keys are listed")
         packets = split_openpgp_signatures(signatures)
         if len(packets) > _MOST_SIGNATURES:
             raise UntrustedSignature(f"not verified: it has more than {_MOST_SIGNATURES} OpenPGP signatures")
@@ -165,12 +165,14 @@ class VendorKeys:
                 if done.status == 0:
                     return ImageSigner(key, f"minisign key {path.stem}")
                 if "the key id in the public key is" not in f"{done.output}{done.errors}":
-                    raise UntrustedSignature("not the file of its minisign signature, or the signature is malformed")
+                    raise UntrustedSignature(
+                        "not the file for which its minisign signature was made, or the signature is malformed"
+                    )
         raise UnlistedKey("signed by a minisign key that is not listed")
 
     def _find_sigstore_signer(self, bundle: bytes, digest: Digest, only: Collection[str] | None) -> ImageSigner:
         if not self._identities:
-            raise UnlistedKey("signed with sigstore, and no sigstore identities are listed")
+            raise UnlistedKey("signed with sigstore, but no sigstore identities are listed")
         verifier, identities = self._sigstore
         from sigstore.errors import Error
         from sigstore.hashes import Hashed
@@ -231,7 +233,7 @@ def _read_minisign_key(file: Path) -> str:
     except (OSError, UnicodeDecodeError, InvalidBase64):
         decoded = b""
     if len(decoded) != _MINISIGN_KEY_BYTES or not decoded.startswith(_MINISIGN_ALGORITHM):
-        raise UsageError(f"{file} is not a public key of minisign")
+        raise UsageError(f"{file} is not a minisign public key")
     return key
 
 
@@ -268,7 +270,7 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
     begin, middle, end = frame
     headers = takewhile(lambda line: line.strip(), lines[begin + 1 : middle])
     if not all(line.startswith(b"Hash: ") for line in headers):
-        raise UntrustedSignature("clear-signed with headers that gitboot does not read")
+        raise UntrustedSignature("clear-signed with headers that gitboot does not support")
     return b"\n".join(lines[begin:middle]) + b"\n", b"\n".join(lines[middle : end + 1]) + b"\n"
 
 

@@ -61,7 +61,9 @@ class Registries:
             content = _read_limited(answer, f"{reference}: the manifest")
         found = Digest(sha256(content).hexdigest())
         if reference.digest not in (None, found):
-            raise RegistryRefused(f"{reference}: the registry returned other content, with the digest sha256:{found}")
+            raise RegistryRefused(
+                f"{reference}: the registry returned different content, with the digest sha256:{found}"
+            )
         return found, content
 
     def list_tags(self, reference: OciReference) -> tuple[str, ...]:
@@ -75,7 +77,7 @@ class Registries:
             try:
                 page = _tags(content).tags or ()
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-                raise RegistryRefused(f"{reference}: the registry returned no list of tags: {error}") from None
+                raise RegistryRefused(f"{reference}: the registry did not return a list of tags: {error}") from None
             if is_last or not page or page[-1] in found:
                 return (*found, *page)
             found += page
@@ -153,7 +155,7 @@ class Registries:
         token = found.get("token") or found.get("access_token")
         if answer.status != HTTPStatus.OK or not isinstance(token, str) or not _TOKEN.fullmatch(token):
             hint = "check the credentials" if own else "add --registry-credentials"
-            raise RegistryRefused(f"{urlsplit(realm).netloc} issues no token for {reference}: {hint}")
+            raise RegistryRefused(f"{urlsplit(realm).netloc} did not issue a token for {reference}: {hint}")
         return f"Bearer {token}"
 
 
@@ -174,7 +176,9 @@ def _check_realm(realm: str, at: str) -> None:
     except ValueError:
         is_good = False
     if not is_good:
-        raise RegistryRefused(f"{at} names the token server {realm[:100]!r}, and gitboot sends no credentials there")
+        raise RegistryRefused(
+            f"{at} names the token server {realm[:100]!r}, but gitboot does not send credentials there"
+        )
 
 
 def _read_limited(answer: AnswerStream, what: str) -> bytes:
@@ -285,9 +289,9 @@ def parse_manifest(content: bytes, name: str) -> ImageManifest:
     try:
         found = _manifest(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise RegistryRefused(f"{name} is not the manifest of an image: {error}") from None
+        raise RegistryRefused(f"{name} is not an image manifest: {error}") from None
     if (found.manifests is None) == (found.layers is None):
-        raise RegistryRefused(f"{name} is neither an index nor the manifest of an image")
+        raise RegistryRefused(f"{name} is neither an image index nor an image manifest")
     return found
 
 
@@ -322,11 +326,11 @@ def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Des
             found[role] = (*found.get(role, ()), each)
     if not found.keys() & {"kernel", "uki", "iso"}:
         types = ", ".join(sorted({each.media_type for each in layers})) or "none"
-        raise RegistryRefused(f"{name} has no kernel, uki or iso (types of its layers: {types})")
+        raise RegistryRefused(f"{name} has no kernel, uki or iso (its layer types are {types})")
     for role, several in found.items():
         if role != "initrds" and len(several) > 1:
             raise RegistryRefused(
-                f"{name} has {len(several)} layers of type {several[0].media_type}, and gitboot expects one"
+                f"{name} has {len(several)} layers of type {several[0].media_type}, but gitboot expects one"
             )
     return found
 
@@ -379,13 +383,13 @@ class RegistryCredentials(Struct, frozen=True):
             raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
         if mode & stat.S_IRWXO:
             raise UsageError(
-                f"{self.file} contains passwords, and all users can read it: run chmod 600 {quote_words(self.file)}"
+                f"{self.file} contains passwords, but all users can read it: run chmod 600 {quote_words(self.file)}"
             )
         try:
             return _auth_file(content)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise UsageError(
-                f'{self.file} is not a file of registry credentials: expected {{"auths": {{"HOST": …}}}}'
+                f'{self.file} is not a registry credentials file: expected {{"auths": {{"HOST": …}}}}'
             ) from None
 
 

@@ -49,7 +49,11 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
             return None
         claim = f"claims a signature by the key {self.claim.key}"
         if self.by is None:
-            return f"{claim}, but it is {self.fault}" if self.fault else f"{claim}, but the image names no signature"
+            return (
+                f"{claim}, but it is {self.fault}"
+                if self.fault
+                else f"{claim}, but the image does not have a signature"
+            )
         if _normalise_key(self.claim.key or "") != _normalise_key(self.by.key):
             return f"{claim}, but {self.by} signed it"
         return None
@@ -245,7 +249,7 @@ def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
     return next((kind, url) for kind, url in found if url is not None)
 
 
-_NO_SIGNATURE: Final = "the stream requires a signature, and the image names no signature"
+_NO_SIGNATURE: Final = "the stream requires a signature, but the image does not have one"
 
 
 class BootFileVerifier:
@@ -284,9 +288,9 @@ class BootFileVerifier:
                 return _NO_SIGNATURE
             return FileSigner(key=by.key, name=by.name, key_digest=digest)
         except UntrustedSignature as error:
-            return f"the stream requires a signature, and the file is {error}"
+            return f"the stream requires a signature, but the file is {error}"
         except (GitbootError, OSError) as error:
-            return f"the stream requires a signature, and gitboot cannot check it: {error}"
+            return f"the stream requires a signature, but gitboot cannot check it: {error}"
 
     def _load_keys(self) -> VendorKeys:
         with self._lock:

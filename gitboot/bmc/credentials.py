@@ -118,7 +118,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
         problem = (
-            "allows other hosts only" if self.names_places else "lists no networks, and this BMC is not in the ledger"
+            "allows only other hosts"
+            if self.names_places
+            else "does not list networks, and this BMC is not in the ledger"
         )
         raise BmcNotTrusted(
             f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {self.file} {problem}; "
@@ -198,7 +200,7 @@ def _is_https(bmc: BmcAccess) -> bool:
 
 
 _WEAK_CHANNELS: Final = (
-    _WeakChannel("http", _is_http, "its address is not encrypted", "unencrypted"),
+    _WeakChannel("http", _is_http, "the connection to it is not encrypted", "unencrypted"),
     _WeakChannel(
         "ipmi",
         lambda bmc: bmc.uses_ipmi,
@@ -215,7 +217,7 @@ _WEAK_CHANNELS: Final = (
     _WeakChannel(
         "repository-authorities",
         lambda bmc: _is_https(bmc) and bmc.verify and bmc.ca is not None,
-        "its authority comes from the repository",
+        "its certificate authority comes from the repository",
         f"safer: store the authority as {AUTHORITY}",
         fixed_by_certificate=True,
     ),
@@ -396,7 +398,7 @@ def _parse_hosts(value: object) -> tuple[str, ...]:
         if not all(part and part.replace("-", "").isalnum() for part in name.removeprefix("*.").split(".")):
             raise ValueError(f"{name!r} is not a host name; *.NAME means every name below NAME")
         if name.replace(".", "").isdigit():
-            raise ValueError(f"{name!r} is an address: write it in networks")
+            raise ValueError(f"{name!r} is an IP address: list it in networks")
     return names
 
 
@@ -422,7 +424,7 @@ def _parse_command(value: object) -> tuple[str, ...]:
 def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
     """Return hosts and networks with the files of their authorities, the narrowest first, and *.NAME last."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
-        raise ValueError("expected networks or hosts, each with the file of its authority")
+        raise ValueError("expected networks or hosts, each with the path of its certificate authority file")
     found: list[tuple[Place, str]] = []
     for text, file in value.items():
         try:
@@ -579,7 +581,7 @@ class CredentialDirectory:
     def read(self, name: str) -> TrustedCredentials:
         """Return the current credentials with this name. Raises `UsageError` if there are no such credentials."""
         if self._root is None:
-            raise UsageError(f"gitboot needs the credentials {name}: name their directory with --credentials")
+            raise UsageError(f"gitboot needs the credentials {name}: pass their directory with --credentials")
         with self._locks[name]:  # run a command once, even if several threads wait for its password
             return self._read_current(self._root, name, may_run_command=True)
 
@@ -642,7 +644,7 @@ class CredentialDirectory:
         ):
             result = self._command_results[name] = _run_password_command(command)
         if result is None or result.password is None:
-            why = result.error if result is not None else "the command did not run yet"
+            why = result.error if result is not None else "the command has not run yet"
             raise UsageError(f"no password for credentials {name}: password-command of {trust.file}: {why}")
         return result.password
 

@@ -116,7 +116,7 @@ def identify(
     if pinned is not None and (changes := _list_changes(document, pinned, reported)):
         changed = ", ".join(changes)
         return IdentityChanged(
-            message=f"the BMC reports another identity than before: {changed}{_format_remedy(document, reported)}"
+            message=f"the BMC reports a different identity than before: {changed}{_format_remedy(document, reported)}"
         )
     if pinned is not None and pinned.accepted:
         return SameMachine(accepted=True)

@@ -87,7 +87,7 @@ class IpmiConnection:
         flags, status, guid = self._send_requests(_GET_FLAGS, _GET_STATUS, _GET_GUID)
         flags, status = _unwrap(flags), _unwrap(status)
         if len(flags) < 4 or not status:
-            raise BmcUnreachable(f"{self._address}: the answer is too short: {flags.hex(' ')}")
+            raise BmcUnreachable(f"{self._address}: the response is too short: {flags.hex(' ')}")
         return BmcObservation(
             system="",
             override=_parse_override(flags[2], flags[3]),
@@ -170,7 +170,7 @@ class IpmiConnection:
                 break
         if _REFUSED.search(stderr):
             name = f' "{self._credentials.name}"' if self._credentials.name else ""
-            raise BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
+            raise BmcRejected(f"{self._address}: the BMC rejects the user name or password of credentials{name}")
         lines = [line.strip("> ") for line in stderr.splitlines() if line.strip() and "IANA PEN" not in line]
         raise BmcUnreachable(f"{self._address}: no IPMI session: {lines[0][:200] if lines else 'no answer'}")
 

@@ -316,7 +316,7 @@ class OverrideSession:
         try:
             is_changed = self._bmc.firmware.store_uri(uri, observed)
         except (BmcRejected, BmcBusy) as error:
-            return f"; DHCP names the loader, because the BMC did not store {uri}: {error}", None
+            return f"; DHCP must specify the boot loader, because the BMC did not store {uri}: {error}", None
         return (f"; firmware boots {uri} from then on", uri) if is_changed else ("", None)
 
     def _write_record(self, record: OverrideRecord) -> None:

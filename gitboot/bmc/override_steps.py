@@ -600,11 +600,11 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
     needs_data = override.data_medium is not None
     if assign_slots([slot.without_medium for slot in observed.slots], medium, override.data_medium) is None:
         disc = next((slot for slot in observed.slots if slot.accepts_discs), None)
-        message = "the plan needs a medium, and the BMC has no slot for a CD"
+        message = "the plan needs a medium, but the BMC does not have a virtual CD drive"
         if disc is not None and needs_data:
             message = (
                 f"the plan needs a second medium, with the user data, and the BMC has only the slot {disc.path};"
-                " gitboot does not insert it. An image with configFrom: SystemUUID needs one medium only"
+                " gitboot does not insert it. An image with configFrom: SystemUUID needs only one medium"
             )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     taken = ", ".join(
@@ -642,11 +642,11 @@ def request_operator(message: str) -> AskOperator:
 def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
     if not _allows_target(override.target, observed):
         allowable = ", ".join(sorted(observed.allowable_targets))
-        return f"the plan needs {override.target}, and the BMC supports only {allowable}"
+        return f"the plan needs {override.target}, but the BMC supports only {allowable}"
     if not allows_enabled(override.enabled, observed):
         allowable = ", ".join(sorted(observed.allowable_enabled))
         return (
-            f"the plan needs {override.enabled}, and the BMC supports only {allowable}. In the policy, set"
+            f"the plan needs {override.enabled}, but the BMC supports only {allowable}. In the policy, set"
             " override: Once or override: None"
         )
     return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"

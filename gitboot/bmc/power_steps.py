@@ -234,7 +234,7 @@ def _request_reset(
     allowed = observed.reset_types
     found = next((each for each in types if not allowed or each in allowed), None)
     if found is None:
-        message = f"the plan needs {wanted.operation}, and the BMC allows only {', '.join(sorted(allowed))}"
+        message = f"the plan needs {wanted.operation}, but the BMC allows only {', '.join(sorted(allowed))}"
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if not wanted.may_reset:
         return NoChange()

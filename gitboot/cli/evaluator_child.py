@@ -34,9 +34,9 @@ OWN_PROCESS: Final = object()  # the context object of a command that runs in it
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _LIMIT_BY_EXIT_STATUS: Final = {
-    -signal.SIGXCPU: "it takes more time",
-    -signal.SIGABRT: "it takes more memory",  # some libraries abort if they cannot allocate memory
-    -signal.SIGSEGV: "it takes more memory, as it seems,",  # some libraries do not check whether an allocation failed
+    -signal.SIGXCPU: "the evaluation takes more time",
+    -signal.SIGABRT: "the evaluation takes more memory",  # some libraries abort if they cannot allocate memory
+    -signal.SIGSEGV: "the evaluation probably takes more memory",  # some libraries do not check allocations
 }
 _SI_KERNEL: Final = 0x80  # sigaction(2): the signal came from a terminal, so the child received it too
 
@@ -127,7 +127,7 @@ def limit_evaluation() -> Iterator[SetLimits]:
 
         if not isinstance(error, SystemError) and not lacks_memory(error):
             raise
-        raise InvalidRepository([build_limit_problem("it takes more memory to evaluate than it may")]) from None
+        raise InvalidRepository([build_limit_problem("the evaluation takes more memory than the limit")]) from None
     finally:
         lift_memory_limit()
 
@@ -199,9 +199,7 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
     if code in _LIMIT_BY_EXIT_STATUS:
         from gitboot.evaluator.protocol import build_limit_problem
 
-        click.echo(
-            f"gitboot: {build_limit_problem(f'{_LIMIT_BY_EXIT_STATUS[code]} to evaluate than it may')}", err=True
-        )
+        click.echo(f"gitboot: {build_limit_problem(f'{_LIMIT_BY_EXIT_STATUS[code]} than the limit')}", err=True)
         return Exit.INVALID
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None

@@ -69,8 +69,8 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "boot-script": "Print a server's boot script without using it up.",
         "unknown-machines": "Show machines that no document describes.",
         "reconcile": "Fetch and reconcile now.",
-        "approve": "Let through a commit that a guard holds.",
-        "suspend": "Accept no commits and set no overrides for a while.",
+        "approve": "Approve a commit that a guard holds.",
+        "suspend": "Stop accepting commits and setting overrides for a while.",
         "resume": "End a suspension.",
         "stop-installs": "Immediately withhold all boots that write a disk.",
         "allow-installs": "End a stop that gitboot stop-installs started.",
@@ -273,7 +273,7 @@ class Exit(IntEnum):
     SUSPENDED = 7, "the instance is suspended and accepts no commits"
     PARTIAL = (
         8,
-        "success only in part: the output lists each BMC, file, artifact or copy that is wrong; or the instance has "
+        "partial success: the output lists each BMC, file, artifact or copy that is wrong; or the instance has "
         "not processed the request yet",
     )
     WAITS = 9, "the next step of a rollout waits for machines"

@@ -189,7 +189,7 @@ def _remember_subpath(context: click.Context, _: click.Parameter, text: str | No
 def _resolve_fleet_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     argument: Path | None = context.meta.get(_PATH)
     if argument is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
-        raise UsageError(f"the fleet is named twice, {argument} and --path {path}: remove one of them")
+        raise UsageError(f"the fleet is set twice, by {argument} and --path {path}: remove one of them")
     subpath: str = context.meta.get(_SUBPATH, "")
     if subpath:
         from gitboot.git.repository import check_subpath
@@ -357,7 +357,7 @@ def reject_old_variables() -> None:
     """Raise `UsageError` if an environment variable of an earlier version is set, because gitboot would ignore it."""
     for name, successor in _REPLACED_VARIABLES.items():
         if name in os.environ:
-            raise UsageError(f"the environment variable {name} is not supported any more; use {successor}")
+            raise UsageError(f"the environment variable {name} is no longer supported; use {successor}")
 
 
 class FiniteRange(click.FloatRange):
@@ -515,7 +515,8 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         if len(shown) > 1 and alone is not None:
             shown.remove(alone)
             raise click.BadParameter(
-                f"{alone} and {format_names(shown)} would be one text: write {alone} to a file, as {alone}=FILE"
+                f"{alone} and {format_names(shown)} would be mixed in one output: write {alone} to a file, as "
+                f"{alone}=FILE"
             )
         files = [each.file for each in outputs if each.file is not None]
         if twice := next((each for each in files if files.count(each) > 1), None):

@@ -264,7 +264,7 @@ class CommitAcceptor:
                     self._source.restore(Revision(accepted) if accepted is not None else None)
                 except (TryAgain, OperatorError) as failure:
                     return structs.replace(attempt, trouble=("CorruptClone", f"{error}; {failure}"))
-                message = "gitboot replaced its damaged clone by a new clone"
+                message = "gitboot replaced its damaged clone with a new clone"
                 events.append(Event(at=at, type="CloneRestored", message=message))
                 return step(attempt, knowledge, events, at)
         except SourceError as error:
@@ -549,7 +549,8 @@ class CommitAcceptor:
             return self._published if self._source.has(self._published) else None
         if accepted is None and noted is not None and not self._limits.allow_rewind:
             raise CorruptClone(
-                f"the accepted commit {noted} is not in gitboot's clone (to go on without it, start gitboot once with "
+                f"the accepted commit {noted} is not in gitboot's clone (to continue without it, start gitboot once "
+                "with "
                 "--allow-rewind)"
             )
         return accepted
@@ -643,8 +644,9 @@ def find_untrusted_commit(attempt: Attempt) -> str | None:
 
 
 _AFTER_GAP: Final = (
-    "Lines in commit messages do not count yet: the instance was off for long, and its ledger may be an older copy. "
-    "They count again once the instance has accepted the newest commit"
+    "gitboot ignores lines in commit messages for now, because the instance was off for a long time, and its ledger "
+    "may "
+    "be an older copy. gitboot reads these lines again when the instance has accepted the newest commit"
 )
 _MAX_INHERITED: Final = 3  # maximum number of identities in one message
 

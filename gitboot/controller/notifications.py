@@ -450,9 +450,7 @@ def read_receiver(file: Path, name: str) -> Receiver:
     for receiver in read_receivers(file):
         if receiver.name == name:
             return receiver
-    raise UsageError(
-        f"{file}: the file does not contain receivers.{name} any more; restart gitboot to stop sending to it"
-    )
+    raise UsageError(f"{file}: the file no longer contains receivers.{name}; restart gitboot to stop sending to it")
 
 
 class _Table(Struct, frozen=True):

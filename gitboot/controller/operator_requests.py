@@ -252,7 +252,7 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     return (
         f"{server}: recorded the override as consumed; gitboot does not set it again ({reason})"
         if consumed
-        else f"{server}: recorded the override as not set; gitboot sets it if the plan wants it ({reason})"
+        else f"{server}: recorded the override as not set; gitboot sets it if the plan requires it ({reason})"
     )
 
 

@@ -144,7 +144,7 @@ class Reconciler:
         """Report a stalled stage. Another thread calls this. The report disappears when a reconcile ends."""
         message = (
             f"the stage {stage} has made no progress for {seconds:.0f} s. Until it ends, gitboot does not plan, "
-            "publish or change BMCs. Endpoints still open and end published windows"
+            "publish or change BMCs. Endpoints still start and end the maintenance windows that are already published"
         )
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._components.unwritten.append(event)

@@ -113,7 +113,9 @@ class Tokens:
         except OSError as error:
             raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
         if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:
-            raise UsageError(f"{self._file} needs one token a line, with at least {_MIN_TOKEN_LENGTH} characters each")
+            raise UsageError(
+                f"{self._file} needs one token per line, each with at least {_MIN_TOKEN_LENGTH} characters"
+            )
 
     def has(self, token: bytes) -> bool:
         with suppress(OSError):

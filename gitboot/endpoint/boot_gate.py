@@ -212,7 +212,7 @@ def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
 
 
 _OLDER_TREE: Final = GateDenial(
-    DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since"
+    DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since then"
 )
 _UNKNOWN_CLIENT: Final = ""  # a client that the records do not name
 _OTHER_ENDPOINT_REASONS: Final = (
@@ -337,7 +337,7 @@ class BootGate:
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if is_done:
-            return GateDenial(DenialReason.SERVED_BEFORE, "the installer has reported its result already")
+            return GateDenial(DenialReason.SERVED_BEFORE, "the installer has already reported its result")
         return None if request.is_head or await self.record_fetch(guarded, request) else _NOT_RECORDED
 
     def _log_decision(self, guarded: GuardedPath, request: ClientRequest, refusal: GateDenial | None) -> None:

@@ -73,7 +73,7 @@ FAMILIES: Final = (
         "Responses to requests.",
         ("kind", "status"),
         "kind: boot_script (boot scripts and reports), file, page, artifact, inventory (of unknown machines), "
-        "not_found; status: of HTTP",
+        "not_found; status: the HTTP status",
     ),
     Family(
         "gitboot_boots_withheld",

@@ -456,14 +456,17 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
             return None
-        return "this endpoint has no spool, and the Fleet names no endpoint; the endpoint withholds one-time boots"
+        return (
+            "this endpoint has no spool, and the Fleet does not set an endpoint; the endpoint withholds one-time boots"
+        )
     if recorder.withheld_reason is not None:
         return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:
         return f"the endpoint cannot record fetches: {recorder.failure}; it withholds one-time boots"
     if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
         return (
-            "the output tree names another spool than the spool of this endpoint; the endpoint withholds one-time boots"
+            "the output tree belongs to another spool, not to the spool of this endpoint; the endpoint withholds "
+            "one-time boots"
         )
     if recorder.deletion_count > terms.loss_count:
         return "the output tree is older than the last deletion in the spool; the endpoint withholds one-time boots"

@@ -257,7 +257,7 @@ class _Conversation:
                     case protocol.EvaluationBegun(files=None):  # the base and the commit each have their own limits
                         self._commits += 1
                         if self._commits > _MOST_COMMITS:
-                            raise ValueError("more commits than gitboot asked for")
+                            raise ValueError("more commits than gitboot requested")
                         self._began, self._wall_s, self._files = time.monotonic(), self._question.limits.wall_s(0), 0
                     case protocol.EvaluationBegun(files=int() as files):
                         self._wall_s, self._files = self._question.limits.wall_s(files), files

@@ -352,6 +352,6 @@ IGNORE_FILE: Final = ".gitbootignore"
 
 _IRREGULAR: Final = {
     Irregular.SUBMODULE: (Code.SUBMODULE, "the folder is a submodule, and its files are not part of the commit"),
-    Irregular.SYMLINK: (Code.SYMLINK, "the file is a symbolic link, and its target is possibly not in the commit"),
+    Irregular.SYMLINK: (Code.SYMLINK, "the file is a symbolic link, and its target may be outside the commit"),
     Irregular.FILE_NAME: (Code.FILE_NAME, "the file name is not UTF-8"),
 }

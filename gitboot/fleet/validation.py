@@ -411,8 +411,8 @@ def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "address")),
                 code=Code.DUPLICATE_IDENTITY,
-                message=f"{other} also uses the BMC {bmc.address}, and names its system",
-                hint="name the system of this server too, or correct the address",
+                message=f"{other} also uses the BMC {bmc.address}, and sets bmc.system",
+                hint="set bmc.system for this server too, or correct the address",
             )
 
 

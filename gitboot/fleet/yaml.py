@@ -426,7 +426,7 @@ class _Reader:
             self.refuse(
                 another,
                 Code.NOT_YAML,
-                "another document begins here, but its '---' is not on a line of its own",
+                "another document begins here, but its '---' is not on a separate line",
                 "end lines with LF or CRLF",
             )
         if not isinstance(value, dict):
@@ -548,7 +548,7 @@ _SEEN_TOO_LATE = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
 )
 _HINTS = {
-    "block sequence entries are not allowed in this context": "begin the list on a line of its own",
+    "block sequence entries are not allowed in this context": "begin the list on a separate line",
     "could not find expected ':'": "write `key: value`, or put the text in quotes",
     "did not find expected '-' indicator": "indent all items of a list equally",
     "did not find expected ',' or ']'": "close the list with ']'",

@@ -259,7 +259,7 @@ class Source:
         self.has_fetched = True
         if not found:
             raise SourceRefused(
-                f"{self._remote.url} does not have the accepted commit {accepted}, and the old clone does not either"
+                f"{self._remote.url} does not contain the accepted commit {accepted}, and neither does the old clone"
             )
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 

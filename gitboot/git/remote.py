@@ -287,7 +287,8 @@ class _Callbacks(pygit2.RemoteCallbacks):
             found = str(each.src) if any(each.src.raw) else None
             if found != self.expected_commit:
                 raise SourceError(
-                    f"{self._remote.url}: {each.dst_refname} moved from {self.expected_commit} to {found} meanwhile"
+                    f"{self._remote.url}: {each.dst_refname} moved from {self.expected_commit} to {found} in the "
+                    "meantime"
                 )
         self.transfer = get_step_reporter().begin_upload(self._remote.timeout_s)
 
@@ -304,7 +305,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
 
         if origin(url) != origin(self._remote.url):  # after a redirect to another server
             raise SourceRefused(
-                f"{self._remote.url} redirects to {one_line(url)}, and gitboot does not send the credentials "
+                f"{self._remote.url} redirects to {one_line(url)}, but gitboot does not send the credentials "
                 "there; if that is right, use that URL as the repository"
             )
         match self._remote.credentials:
@@ -328,9 +329,9 @@ class _Callbacks(pygit2.RemoteCallbacks):
         name = host.decode(errors="replace")
         if isinstance(self._remote.credentials, SshKey):
             known = self._remote.credentials.known_hosts
-            raise SourceRefused(f"{name} shows a host key that {known} does not have")
+            raise SourceRefused(f"{name} uses a host key that is not in {known}")
         raise SourceRefused(
-            f"{name} shows a certificate that is not trusted, or not valid at the time of this machine's clock"
+            f"{name} has a certificate that is not trusted, or is not valid at the time of this machine's clock"
         )
 
 
@@ -493,13 +494,13 @@ class HostKeys(NamedTuple):
         """
         remedy = "get the current key from the operator of the host"
         if self.revoked:
-            return f"revokes each host key that it has of {host} port {port} (@revoked); {remedy}"
+            return f"revokes every host key for {host} port {port} (@revoked); {remedy}"
         if self.authorities:
             return (
                 f"has only a certificate authority for {host} port {port} (@cert-authority), and gitboot does not "
                 f"support host certificates; {remedy}"
             )
-        return f"has no host key of {host} port {port}; {remedy}"
+        return f"does not contain a host key for {host} port {port}; {remedy}"
 
 
 def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:

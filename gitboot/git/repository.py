@@ -65,12 +65,12 @@ def format_error(error: BaseException) -> str:
     if "object format 'sha256" in message:
         return (
             "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
-            "use a repository with SHA-1 object ids, as `git init` makes by default"
+            "use a repository with SHA-1 object ids, which `git init` creates by default"
         )
     if extension := _UNKNOWN_EXTENSION.search(message):
         return (
             f"the repository uses the Git extension {extension[1]}, which gitboot does not support; follow a copy "
-            "without this extension, as `git clone` makes it by default"
+            "without this extension, which `git clone` creates by default"
         )
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
@@ -400,7 +400,7 @@ def check_subpath(path: Path, folder: str) -> None:
         place = path.joinpath(*parts[: number + 1])
         if place.is_symlink():
             raise UsageError(
-                f"--subpath {folder}: {place} is a symlink, and gitboot does not follow symlinks in a repository: "
+                f"--subpath {folder}: {place} is a symlink, but gitboot does not follow symlinks in a repository: "
                 "commit a folder, or name the target of the symlink"
             )
     inner = path / folder

@@ -99,7 +99,8 @@ class SignatureChecker:
         )
         if failed is None and is_cut:
             raise UsageError(
-                f"this clone is shallow, and lacks commits before {newest[:12]}: fetch more of its history"
+                f"this clone is shallow, and does not contain the commits before {newest[:12]}: fetch more of its "
+                "history"
             )
         if failed is None:
             return {}
@@ -155,7 +156,7 @@ def _find_object_signer(
     try:
         signed = read(raw)
     except AmbiguousSignature as error:
-        raise UntrustedSignature(f"signed in a way that gitboot does not read: {error}") from None
+        raise UntrustedSignature(f"signed in a way that gitboot does not support: {error}") from None
     if signed is None:
         raise UntrustedSignature("not signed")
     return keys.find_signer(signed, is_merge=is_merge)
@@ -264,7 +265,7 @@ def _list_key_files(path: Path) -> list[Path]:
         return [path]
     found = sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())
     if not found:
-        raise UsageError(f"{path}: this directory has no file with a public key")
+        raise UsageError(f"{path}: this directory does not contain a file with a public key")
     return found
 
 
@@ -274,7 +275,7 @@ class _AllowedSigners:
 
     def find_signer(self, signed: SignedContent) -> Signer:
         if not signed.signature.startswith(b"-----BEGIN SSH SIGNATURE-----"):
-            raise UnlistedKey("signed by an OpenPGP key, and no OpenPGP keys are configured")
+            raise UnlistedKey("signed by an OpenPGP key, but no OpenPGP keys are configured")
         with TemporaryDirectory(dir=self._scratch) as folder:
             signature = Path(folder, "signature")
             signature.write_bytes(signed.signature)
@@ -305,7 +306,7 @@ def _find_signer(keys: _AllowedSigners | Keyring, signature: SignedContent) -> S
     if isinstance(keys, _AllowedSigners):
         return keys.find_signer(signature)
     if not signature.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
-        raise UnlistedKey("signed by an SSH key, and no allowed-signers file is configured")
+        raise UnlistedKey("signed by an SSH key, but no allowed-signers file is configured")
     found = keys.find_signer(signature.signature, signature.payload, takes_text=False)
     return found._replace(person=one_line(found.person))
 
@@ -405,7 +406,7 @@ def split_openpgp_signatures(data: bytes) -> list[bytes]:
     packets = list(_read_packets(_remove_armour(data)))
     if not {tag for tag, _ in packets} <= {_SIGNATURE, _MARKER}:
         raise UntrustedSignature(
-            "signed in a way that gitboot does not read: the signature is incomplete, or has other OpenPGP packets"
+            "signed in a way that gitboot does not support: the signature is incomplete, or has other OpenPGP packets"
         )
     return [packet for tag, packet in packets if tag == _SIGNATURE]
 
@@ -492,7 +493,7 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     if result.status != 0 or len(valid) != 1:
         raise UntrustedSignature("signed in a way that gpg does not accept")
     if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
-        raise UntrustedSignature("signed as text, which also covers other texts: sign without gpg's textmode")
+        raise UntrustedSignature("signed in text mode, which also covers other content: sign without gpg's textmode")
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 

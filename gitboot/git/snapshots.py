@@ -437,7 +437,7 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
     way = _way_to(repository, commit, folder)
     for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
-            f"{path}: {symlink} is a symlink in commit {commit[:12]}, and gitboot does not follow symlinks in commits: "
+            f"{path}: {symlink} is a symlink in commit {commit[:12]}, but gitboot does not follow symlinks in commits: "
             "commit a folder, or name the target of the symlink"
         )
 

@@ -104,7 +104,7 @@ class SourceReader:
         self._indexes: dict[str, VerifiedIndex] = {}
         self._lists: dict[str, Mapping[str, ListedDigest]] = {}
         if self._spec.keys and not any(map(trust.compute_key_digest, self._spec.keys)):
-            cause = f"gitboot has no public key for {format_names(self._spec.keys)}, which may sign"
+            cause = f"gitboot does not have the public keys that may sign this source: {format_names(self._spec.keys)}"
             hint = (
                 "put the public key of the vendor into the directory of --image-keys (in CI, the variable "
                 "GITBOOT_IMAGE_KEYS names it)"
@@ -172,7 +172,7 @@ class SourceReader:
             raise self._distrust(signed_url, f"the index is not signed: {url}: {error}") from error
 
     def _distrust(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
-        hint = "try again later, and ask the vendor if the problem stays"
+        hint = "try again later, and ask the vendor if the problem persists"
         if is_other_key:
             keys = f"the keys of the ImageSource {self._name}"
             hint = f"if the vendor has a new key, verify its fingerprint, and add it to {keys}"
@@ -508,7 +508,7 @@ def _describe_tag(source: ImageSource, release: Release, registries: Registries 
 
 def _require_registries(registries: Registries | None, reference: OciReference) -> Registries:
     if registries is None:
-        raise UsageError(f"gitboot may not contact {reference.host}: add --registries {reference.host}")
+        raise UsageError(f"gitboot is not allowed to contact {reference.host}: add --registries {reference.host}")
     return registries
 
 

@@ -230,7 +230,9 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
     except SourceUnavailable:  # some servers refuse HEAD: the download shows whether they have the file
         return
     if None not in (file.size, head.size) and file.size != head.size:
-        raise IncompleteRelease(file.url, f"the index states {file.size} bytes, and the server {head.size}", _REPORT)
+        raise IncompleteRelease(
+            file.url, f"the index states {file.size} bytes, but the server reports {head.size}", _REPORT
+        )
 
 
 def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
@@ -246,14 +248,14 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
             facts = downloads.measure(file.url, most_bytes)
     _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
-        raise IncompleteRelease(file.url, f"it has {facts.size} bytes, and the index states {file.size}", _REPORT)
+        raise IncompleteRelease(file.url, f"it has {facts.size} bytes, but the index states {file.size}", _REPORT)
     return facts
 
 
 def _check_digests(url: str, facts: _Facts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
     for algorithm, given, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
         if given not in (None, found):
-            cause = f"its {algorithm} is {found}, and {digest_url or 'the index'} states {given}"
+            cause = f"its {algorithm} is {found}, but {digest_url or 'the index'} states {given}"
             raise UntrustedRelease(url, cause, _REPORT)
 
 

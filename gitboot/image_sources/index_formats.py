@@ -382,7 +382,7 @@ def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[Inde
     folder = query.url if query.url.endswith("/") else f"{query.url}/"
     links = _LINK.findall(content)
     if not 0 < len(links) <= _MOST_LINKS:
-        raise _malformed(query.url, f"the page has {len(links):,} links, and gitboot expects 1 to {_MOST_LINKS:,}")
+        raise _malformed(query.url, f"the page has {len(links):,} links, but gitboot expects 1 to {_MOST_LINKS:,}")
     for link in links:
         target = _join(folder, html.unescape(link.decode(errors="replace")))
         if target.startswith(folder):

@@ -185,7 +185,10 @@ def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
     rollout = followed.stream.spec.rollout
     if rollout is None:
         return None
-    why = f"the rollout of {rollout.image} at {rollout.percent} % is not finished: move current, and remove rollout"
+    why = (
+        f"the rollout of {rollout.image} at {rollout.percent} % is not finished: set current to this image, and "
+        "remove rollout"
+    )
     return Choice(outcome=UpdateOutcome.WAITS, why=why)
 
 
@@ -222,7 +225,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         if not within:
             why = f"no release is within the bounds of spec.follow; the newest release is {printable(newest.version)}"
         elif own_newest is not None and own_newest != followed.current.spec.version:
-            why = f"the fleet has {own_newest} already, and the stream does not use it: begin its rollout yourself"
+            why = f"the fleet has {own_newest} already, but the stream does not use it: start its rollout yourself"
         else:
             why = f"no release within the bounds is newer than {followed.current.metadata.name}"
         return Choice(outcome=UpdateOutcome.CURRENT, why=why)
@@ -461,12 +464,14 @@ class StreamUpdater:
         if not is_from_source(image, release.source, release.channel):  # channels may have the same versions
             of = f"the channel {release.channel} of {release.source}" if release.channel else release.source
             raise UsageError(
-                f"BootImage/{image.metadata.name} exists already, and it is not of {of}: add the release with another "
-                "name, by `gitboot new image` with --name"
+                f"BootImage/{image.metadata.name} exists already, but it does not belong to {of}: add the release "
+                "under another "
+                "name with `gitboot new image --name`"
             )
         if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
             raise UsageError(
-                f"BootImage/{image.metadata.name} has no files for {missing[0]}, and images do not change: list all "
+                f"BootImage/{image.metadata.name} has no files for {missing[0]}, and gitboot does not change "
+                "existing images: list all "
                 "architectures in spec.follow of each stream with this source"
             )
         check_provenance(followed, image)

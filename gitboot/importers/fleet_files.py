@@ -107,7 +107,11 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         if name != source_name:
             why = "is not unique" if build_document_name(source_name) == source_name else "is not a valid document name"
             each = structs.replace(
-                each, remarks=(*each.remarks, remark_guessed(f"its name: the name {source_name} in the source {why}"))
+                each,
+                remarks=(
+                    *each.remarks,
+                    remark_guessed(f"its name was changed, because the name {source_name} in the source {why}"),
+                ),
             )
         found[name] = each
     return found
@@ -120,7 +124,7 @@ def _complete_architecture(machine: ImportedMachine, architectures: Mapping[str,
     found = architectures.get(machine.boot or "")
     if machine.architecture is not None or found is None:
         return machine
-    remark = remark_guessed(f"architecture: {found}, that of its boot {machine.boot}")
+    remark = remark_guessed(f"architecture: {found}, taken from its boot {machine.boot}")
     return structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
 
 
@@ -131,7 +135,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         uuid = supplement.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
-            remarks.append(remark_guessed(f"its UUID {uuid}: from the --uuids file"))
+            remarks.append(remark_guessed(f"its UUID {uuid}, taken from the --uuids file"))
         nics = []
         for nic in _merge_nics(machine.nics, remarks):
             if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
@@ -146,7 +150,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
             uuid = None
         serial, bmc = machine.serial, machine.bmc
         if serial is not None and is_placeholder_serial(serial):
-            remarks.append(remark_lost(f"its serial number {serial}, which identifies no machine"))
+            remarks.append(remark_lost(f"its serial number {serial}, which does not identify a machine"))
             serial = None
         elif serial is not None and _is_claimed(f"serial number {serial}", name, owners, remarks):
             serial = None
@@ -175,7 +179,7 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
                 continue
             address = ip_interface(each).ip
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
-                remarks.append(remark_rejected(f"its address {each}, which identifies no machine"))
+                remarks.append(remark_rejected(f"its address {each}, which does not identify a machine"))
             elif not any(ip_interface(one).ip == address for one in kept):
                 kept.append(each)
         found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
@@ -185,7 +189,7 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
 def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
-        remarks.append(remark_lost(f"its {identity}, which {owner} has too"))
+        remarks.append(remark_lost(f"its {identity}, which {owner} also has"))
     return owner != name
 
 
@@ -245,14 +249,21 @@ def _render_server(
     }
     pending = machine.uuid is None or not machine.nics or bool(unsupported)
     item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
-    comment = "Parked: the old system manages it. Without lifecycle, gitboot does, and provision: 1 installs it."
+    comment = (
+        "The old system manages this server. Remove lifecycle to let gitboot manage it, and set "
+        "provision: 1 to install it."
+    )
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
 
 
 def _list_unsupported(architecture: str | None) -> list[ImportRemark]:
     if architecture is None or architecture in tuple(Architecture):
         return []
-    return [remark_missing(f"support for its architecture {architecture}: gitboot boots {' and '.join(Architecture)}")]
+    return [
+        remark_missing(
+            f"support for its architecture {architecture}, because gitboot boots only {' and '.join(Architecture)}"
+        )
+    ]
 
 
 def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRemark]]:
@@ -262,7 +273,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     try:
         parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [remark_lost(f"its BMC's address {bmc.address}: it is not for Redfish or IPMI")]
+        return None, [remark_lost(f"its BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
@@ -312,8 +323,13 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), about, spec, {})
         for folder, kind, about, spec in (
             ("images", "BootImage", "Its digests are those of the files that the old system serves.", image),
-            ("profiles", "BootProfile", "How a machine boots it.", profile),
-            ("policies", "BootPolicy", "Servers refer to it with policy. It selects no servers itself.", policy),
+            ("profiles", "BootProfile", "This profile defines how a machine boots the image.", profile),
+            (
+                "policies",
+                "BootPolicy",
+                "Servers refer to this policy in their field policy. The policy does not select servers itself.",
+                policy,
+            ),
         )
     }
     if data is not None:
@@ -440,7 +456,10 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
     )
 
 
-_PARKED: Final = "Parked until you decide what it is for: then remove lifecycle. provision: 1 allows its installation."
+_PARKED: Final = (
+    "Parked until you decide what the server is for. Then remove lifecycle. To allow its "
+    "installation, set provision: 1."
+)
 
 
 def summarize(fleet: ImportedFleet) -> str:
@@ -478,7 +497,7 @@ def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collec
     if edited_files:
         yield from (
             "",
-            "## Files with your changes, which the import did not replace",
+            "## Files that you changed, and that the import did not replace",
             "",
             *(f"- `{path}`" for path in sorted(edited_files)),
         )

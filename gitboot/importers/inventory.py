@@ -141,10 +141,12 @@ def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tu
         return parse_lookup_mac(_pad_octets(str(value))), ()
     except Malformed as error:
         reasons = {
-            "multicast": "it is a multicast address, which no interface has",
+            "multicast": "it is a multicast address, which cannot belong to an interface",
             "expected": "it is not the address of an Ethernet interface",
         }
-        reason = next((text for word, text in reasons.items() if word in error.message), "it identifies no machine")
+        reason = next(
+            (text for word, text in reasons.items() if word in error.message), "it does not identify a machine"
+        )
         return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]}: {reason}"),)
 
 
@@ -299,7 +301,8 @@ def parse_bmc(
     return bmc, (
         *remark_if("@" in parts.netloc, remark_lost("user and password in the BMC's address were left out")),
         *remark_if(
-            credentials is None, remark_guessed("bmc.credentials: the source has no name, so the import chose bmc")
+            credentials is None,
+            remark_guessed("bmc.credentials: the source does not contain a name, so the import chose bmc"),
         ),
     )
 

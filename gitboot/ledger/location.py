@@ -96,7 +96,7 @@ def read_address(path: Path) -> PostgresAddress | None:
             return PostgresAddress(url=url, password=Path(password))
         case {"url": str(url)}:
             return PostgresAddress(url=url)
-    raise UsageError(f"{file} names no ledger; it needs a url, and optionally a password-file")
+    raise UsageError(f"{file} does not name a ledger; it needs a url, and optionally a password-file")
 
 
 def write_address(path: Path, address: PostgresAddress) -> None:

@@ -262,7 +262,7 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: b
                 create = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
                 raise UsageError(f"{name}: schema {wanted} does not exist; run: {create}")
             grant = f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
-            raise UsageError(f"{name}: {user} may not use schema {wanted}; run: {grant}")
+            raise UsageError(f"{name}: {user} is not allowed to use schema {wanted}; run: {grant}")
         if not reads_only:
             _migrate(connection, name)
     except BaseException:

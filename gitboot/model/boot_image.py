@@ -156,7 +156,7 @@ class Provenance:
             is_signed = self.digest is DigestOrigin.SIGNED
             raise Malformed(
                 Code.COMBINATION,
-                "digest signed needs key" if is_signed else f"digest {self.digest} has no key",
+                "digest: signed needs key" if is_signed else f"digest: {self.digest} does not allow key",
                 "add the fingerprint of the key that signed" if is_signed else "remove key, or write digest: signed",
                 ("digest",) if is_signed else ("key",),
             )

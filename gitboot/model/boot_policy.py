@@ -290,7 +290,7 @@ class Window:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
                 Code.WINDOW,
-                "the window does not end after its start",
+                "the end of the window is not after its start",
                 "set end to a time after start",
                 ("end",),
             )

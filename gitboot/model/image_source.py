@@ -253,7 +253,9 @@ class ReleaseIndex:
                 Code.COMBINATION, "only an index of the format OCITags has a URL oci://HOST/NAME", "correct the URL"
             )
         if self.format is IndexFormat.OCI_TAGS and (self.signature is not None or self.clear_signed):
-            raise Malformed(Code.COMBINATION, "tags of a registry have no signature here", "remove the signature")
+            raise Malformed(
+                Code.COMBINATION, "gitboot cannot check signatures of the tags in a registry", "remove the signature"
+            )
 
 
 @structure
@@ -296,7 +298,9 @@ class SourceFile:
         if self.url is None and self.name is None:
             raise Malformed(Code.COMBINATION, "the file has neither a url nor a name", "add url or name")
         if self.signature is not None and not self.signed:
-            raise Malformed(Code.COMBINATION, "a file with a signature is signed", "remove signed: false")
+            raise Malformed(
+                Code.COMBINATION, "the file has a signature, but also signed: false", "remove signed: false"
+            )
 
 
 @structure
@@ -439,7 +443,7 @@ class ImageSourceSpec:
             if file.url is not None and self.releases.format is IndexFormat.OCI_TAGS:
                 raise Malformed(
                     Code.COMBINATION,
-                    "the files of an image in a registry have names",
+                    "a file of an image in a registry needs a name, not a url",
                     "write the role of the layer as its name, such as kernel",
                     ("files", *at, "url"),
                 )

@@ -33,7 +33,7 @@ _HINTS: Final = {
     errno.EROFS: "mount it writable",
     errno.EACCES: "give write access to the user that runs gitboot",
     errno.EPERM: "give write access to the user that runs gitboot",
-    errno.ELOOP: "it is a symlink, and gitboot follows no symlinks here; move it away",
+    errno.ELOOP: "it is a symlink, and gitboot does not follow symlinks here; move it away",
 }
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

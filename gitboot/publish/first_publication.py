@@ -303,13 +303,13 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
         if found.f_files and need.inodes * surely > free:
             raise PublishError(
                 f"{place}: publishing needs {about}{format_count(round(need.inodes), 'inode')}, "
-                f"and the file system has {free:,} free "
+                f"but the file system has only {free:,} free "
                 "(use a file system with more inodes: mkfs.ext4 -N, or mount -o nr_inodes for a tmpfs)"
             )
         if need.size * surely > free_bytes:
-            has = f"the file system has {free_bytes / _MIB:,.1f} MiB free"
+            has = f"the file system has only {free_bytes / _MIB:,.1f} MiB free"
             raise PublishError(
-                f"{place}: publishing needs {about}{need.size / _MIB:,.1f} MiB, and {has} (free some space)"
+                f"{place}: publishing needs {about}{need.size / _MIB:,.1f} MiB, but {has} (free some space)"
             )
 
 

@@ -111,7 +111,7 @@ def parse_listing(data: bytes) -> dict[str, ListedFile]:
     try:
         return {path: ListedFile(each["sha256"], each["size"]) for path, each in found.items()}
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError("not a listing of files") from error
+        raise ValueError("not a file listing") from error
 
 
 def render_head(head: Head) -> bytes:

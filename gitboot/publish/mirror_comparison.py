@@ -52,7 +52,7 @@ _GONE: Final = (404, 410)
 _COMMENT: Final = sha256(
     b"#"
 ).hexdigest()  # of the body of a 404: shim and GRUB need it (see gitboot.render.web_servers)
-_LATER: Final = "the file is valid at another time"
+_LATER: Final = "the file is a version that is valid at another time"
 _EARLIER: Final = "an earlier publication had this file, and machines can still fetch it"
 
 
@@ -511,7 +511,7 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
     if answer.status >= 500:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror answers {answer.status}")
     if answer.has_body and answer.sha256 != _COMMENT:
-        message = f"the {answer.status} answer has a body other than #, which GRUB runs as a configuration"
+        message = f"the {answer.status} response has a body other than #, which GRUB runs as a configuration"
         return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
     return None
 

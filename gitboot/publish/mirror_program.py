@@ -107,7 +107,7 @@ class State:
             pass
         except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
             self.made = None  # the program reads the served list instead
-            warn(f"{path} is damaged, and is replaced: {error}")
+            warn(f"{path} is damaged, so it is replaced: {error}")
         with suppress(OSError, RecursionError, ValueError):
             known = _read_json(path + ".digests")
             # Each value contains a file's size, mtime, ctime and digest.
@@ -575,7 +575,7 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         run(mirror, source, keys)
     except (Failure, ListProblem, OSError) as error:
         _end_windows(mirror, state)
-        warn(f"the mirror keeps its files, and ends windows: {error}")
+        warn(f"the mirror keeps its files, and still ends maintenance windows: {error}")
         return 1
     if state.made is not None and state.latest - state.made > timedelta(days=1):
         warn(f"the list is from {_format_time(state.made)}: the publisher is down or unreachable")

@@ -294,7 +294,7 @@ class _Attempt:
         if self._next_transition is not None and self._clock() >= self._next_transition:
             raise Overtaken(f"{self._root}: a file changed by itself at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
-            raise Overtaken(f"{self._root}: another process published meanwhile")
+            raise Overtaken(f"{self._root}: another process published in the meantime")
         if self._records is not None and not self._records.is_as_observed():
             raise Overtaken(f"{self._store.name}: an instance is writing there")
 
@@ -525,7 +525,7 @@ def _quote_word(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     if not text.isprintable():
-        raise UsageError(f"{text!r} has characters that a unit file cannot have")
+        raise UsageError(f"{text!r} contains characters that are not allowed in a unit file")
     for special, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
         text = text.replace(special, written)
     return f'"{text}"'

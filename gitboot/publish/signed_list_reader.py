@@ -215,7 +215,7 @@ def canonical_json(value: Any) -> bytes:
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if "\\" in re.sub(r'\\["\\]', "", text):
-        raise ValueError("a text has control characters")
+        raise ValueError("a string contains control characters")
     return text.encode("utf-8")
 
 
@@ -296,7 +296,7 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
     found = len(_find_signers(metadata, role.keys))
     if found >= role.threshold:
         return
-    message = f"the file has {found} valid signatures, and needs {role.threshold}"
+    message = f"the file has {found} valid signatures, but needs {role.threshold}"
     if previous_role is not None and len(_find_signers(metadata, previous_role.keys)) >= previous_role.threshold:
         message = "a replaced key signed the file: gitboot has not signed again yet, or somebody uses the old key"
     raise ListProblem(BAD_SIGNATURE, metadata.name, message)
@@ -508,7 +508,7 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
         contents = dict(document["contents"])
         for sha256, text in contents.items():
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != sha256:
-                raise ValueError("a text does not match its digest")
+                raise ValueError("a string does not match its digest")
         files = {check_path(path): _parse_file_versions(versions) for path, versions in document["files"].items()}
         return Listing(document["server"], files, _parse_window_end(document["ends"], contents), contents)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -635,10 +635,10 @@ def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> N
     if accepted is None:
         return
     if newest.root < accepted.root:
-        message = f"the newest root has version {newest.root}, and version {accepted.root} was read before"
+        message = f"the newest root has version {newest.root}, but version {accepted.root} was read before"
         raise ListProblem(OLDER, f"{newest.root}.root.json", message)
     if newest.keys == accepted.keys and (newest.timestamp < accepted.timestamp or newest.snapshot < accepted.snapshot):
-        message = f"the list has version {newest.timestamp}, and version {accepted.timestamp} was read before"
+        message = f"the list has version {newest.timestamp}, but version {accepted.timestamp} was read before"
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
@@ -650,7 +650,7 @@ def _bin_role(delegations: Dict[str, Any]) -> _Role:
     """Return the role whose keys sign the bins: TAP 15 with 8 bits."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
-        raise ValueError("the bins are not those of gitboot")
+        raise ValueError("the bins are not the ones that gitboot writes")
     return _parse_role(roles, _ed25519_keys(delegations["keys"]))
 
 

@@ -306,9 +306,7 @@ class _Decision:
                 in_the_way.add(path)
         if in_the_way:
             shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], _MAX_SHOWN)
-            raise PublishError(
-                f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)"
-            )
+            raise PublishError(f"expected a file from gitboot, or no file, found something else at {shown} (move it)")
 
     # Remove files
 

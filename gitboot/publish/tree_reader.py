@@ -186,7 +186,7 @@ def check_path(path: str) -> None:
     """Raise ValueError if gitboot cannot publish a file at this path."""
     top, *names = path.split("/")
     if top not in ("boot", "ops") or not names or not _NO_NAMES.isdisjoint(names) or is_record(path):
-        raise ValueError(f"no file of a tree can be at {path}")
+        raise ValueError(f"{path} is not a valid path in an output tree")
 
 
 def is_record(path: str) -> bool:
@@ -372,7 +372,8 @@ def _import_records(file: Path) -> dict[SystemUuid, Record]:
     records = parse_exported_records(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
-            f"{file}: a record has the UUID {uuid}, which identifies no machine: remove the record, and set a UUID in "
+            f"{file}: a record has the UUID {uuid}, which does not identify a machine: remove the record, and "
+            "set a UUID in "
             "the machine's firmware"
         )
     return records

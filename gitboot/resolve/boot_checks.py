@@ -158,7 +158,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
-        message = f"DHCP would name the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}"
+        message = f"DHCP would refer to the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}"
         hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or name another loader"
         place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
         yield DecisionFinding(Code.COMBINATION, message, hint, place)
@@ -400,7 +400,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
     if not source.mirrors and any(url.startswith("oci:") or split_member_url(url) for url in urls):
         raise Unbootable(
             Code.NOT_MIRRORED,
-            f"BootImage/{image} has files in {kind}, and machines cannot fetch from {kind}",
+            f"BootImage/{image} has files in {kind}, but machines cannot fetch from {kind}",
             Code.NOT_MIRRORED.hint,
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),
@@ -432,7 +432,7 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
         raise _machine_error(
             source,
             Code.FIRMWARE,
-            f"BIOS cannot boot BootImage/{image}, which has a uki and no kernel for {source.architecture}",
+            f"BIOS cannot boot BootImage/{image}, which has a uki, but no kernel, for {source.architecture}",
             Code.FIRMWARE.hint,
         )
     return ("kernel",) if artifacts.uki is None else ()
@@ -543,7 +543,8 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
     if endpoint is None and not copies.one_time_boots and is_once:
         message = (
-            "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet names no endpoint"
+            "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet does not set "
+            "an endpoint"
         )
         place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
         code = Code.NO_ENDPOINT
@@ -560,7 +561,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
             continue  # copies do not contain this boot
         unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
         if endpoint is None:
-            why = "the Fleet names no endpoint, so copies of the boot files end the maintenance late"
+            why = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
         elif unable:
             why = f"{unable} cannot query {endpoint} for the end of the maintenance, so copies do not serve it to them"
         else:

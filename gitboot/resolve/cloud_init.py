@@ -364,7 +364,7 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
         if names is None or wrong is not None:
             what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
             raise make_user_data_fault(
-                f"the merge type of {part.name} names {what} so cloud-init ignores the part",
+                f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
                 "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
                 part.first_line,
             )
@@ -446,7 +446,7 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         if not isinstance(found, dict):
             raise make_user_data_fault(
                 f"{name} is {quote_value(entry)}, which cloud-init ignores",
-                "write a text or a mapping",
+                "write text or a mapping",
                 part.first_line,
             )
         content = found.get("content", "")
@@ -456,7 +456,7 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         is_read = is_read and all(value is None or isinstance(value, str) for value in headers.values())
         if not is_read or not (not kind or (isinstance(kind, str) and "/" in kind)):
             raise make_user_data_fault(
-                f"{name} stops cloud-init: its content or a header is not a text, or its type has no slash",
+                f"{name} stops cloud-init: its content or a header is not text, or its type does not contain a slash",
                 "add content: with the text of the part, and type:, for example text/cloud-config",
                 part.first_line,
             )

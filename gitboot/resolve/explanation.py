@@ -218,7 +218,7 @@ class _Explainer:
             said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
             why = "a maintenance boots the stream's current image"
         else:
-            said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
+            said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile sets it"
         yield make_reason("image", image, "R2", why, said_by, *path)
         boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
         yield from self._explain_provenance(image, profile, boots)

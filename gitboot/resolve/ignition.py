@@ -129,7 +129,7 @@ def check_ignition(format: str, text: str) -> None:
 
 
 def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_version(config: Any, format: str, minor: int) -> None:
@@ -258,11 +258,11 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
         if given.get("id") is not None and given.get("name"):
             yield f"{path}.{owner} has both an id and a name"
     if name == "filesystems" and element.get("format") not in _FORMATS:
-        yield f"{path} has the format {_describe(element['format'])}, which Ignition cannot make"
+        yield f"{path} has the format {_describe(element['format'])}, which Ignition cannot create"
     if name == "files":
         contents = element.get("contents")
         if element.get("overwrite") and (contents or {}).get("source") is None:
-            yield f"{path} has overwrite and no contents.source"
+            yield f"{path} has overwrite, but no contents.source"
         for each in (contents, *(element.get("append") or [])):
             yield from _find_wrong_source(path, each)
 

@@ -218,7 +218,7 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
         else:
             has_body = has_body or bool(line.strip())
     if not has_appended:
-        raise _make_fault(begin, f"begins {name}, which is not closed", "close it with %end on a line of its own")
+        raise _make_fault(begin, f"begins {name}, which is not closed", "close it with %end on a separate line")
 
 
 _NO_FILE: Final = ("includes nothing", "write the file or the URL in the same line")
@@ -288,7 +288,7 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
     number = re.match(r"([0-9]+)\.\.([0-9]*)", options)
     least, most = number.groups() if number is not None else ("0", "")
     if most and len(others) > int(most):
-        return f"{quote_value(others[int(most)])} is one argument too many"
+        return f"{quote_value(others[int(most)])} is an extra argument"
     return "an argument is missing" if len(others) < int(least) else None
 
 

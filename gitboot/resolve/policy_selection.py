@@ -126,11 +126,11 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
     """Choose the policy of a server (rule R3): the policy that the server names, or one that selects the server."""
     if named_policy is not None:
         lost = tuple(
-            LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
+            LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the Server document sets its policy")
             for pool in candidates
             if pool.name != named_policy.name
         )
-        return Choice(named_policy, "the server names it", lost)
+        return Choice(named_policy, "the server sets it", lost)
     ancestors = {name for pool in candidates for name in pool.chain[:-1]}
     leaves = [pool for pool in candidates if pool.name not in ancestors]
     if not leaves:
@@ -176,7 +176,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
     name, spec = server.metadata.name, server.spec
     if spec.pin is not None:
         pinned = NamedImage(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
-        candidates.append((pinned, "the server's pin names it"))
+        candidates.append((pinned, "the server's pin sets it"))
     if profile.spec.stream is not None:
         stream, key = streams[profile.spec.stream], Id("ImageStream", profile.spec.stream)
         for number, hold in enumerate(stream.spec.holds):
@@ -201,7 +201,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
         candidates.append((current, "it is the stream's current image"))
     if profile.spec.image is not None:
         named = NamedImage(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
-        candidates.append((named, "the profile names it"))
+        candidates.append((named, "the profile sets it"))
     (winner, why), *others = candidates
     lost = tuple(LosingCandidate(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
     return Choice(winner, why, (*missed, *lost))

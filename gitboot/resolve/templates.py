@@ -364,7 +364,7 @@ def as_text(value: object) -> str:
         raise _make_loader_failure(value)
     if isinstance(value, int | float | Undefined):
         return str(value)
-    raise make_failure(f"{describe_kind(value)} cannot be part of a text; use join, tojson or default")
+    raise make_failure(f"{describe_kind(value)} cannot be part of text; use join, tojson or default")
 
 
 def _make_loader_failure(value: LoaderValue) -> TemplateFault:

@@ -249,7 +249,8 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             words = command if isinstance(command, list) else [command]
             if not all(isinstance(word, str) for word in words):
                 raise make_user_data_fault(
-                    f"autoinstall.{key} of the rendered user data has a command that is not a text or a list of texts",
+                    f"autoinstall.{key} of the rendered user data has a command that is not a string or a list "
+                    "of strings",
                     "quote the command if it contains a colon and a space",
                 )
 

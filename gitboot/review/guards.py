@@ -330,7 +330,7 @@ def _find_line_fault(line: str) -> str | None:
 
 def _find_guard_fault(guard: str, message: Message, need: ReinstallsNeed | None) -> str | None:
     if guard in ONLY_APPROVED:
-        return f"only gitboot approve acknowledges {guard}, not a line in a message"
+        return f"only gitboot approve acknowledges {guard}, not a line in a commit message"
     if guard != Guard.MAX_REINSTALLS or need is None:
         return None
     if need is ReinstallsNeed.APPROVE:

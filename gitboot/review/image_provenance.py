@@ -66,7 +66,7 @@ def parse_signature_results(content: bytes, name: str) -> SignatureResults:
         found = _decode_results(content)
     except msgspec.DecodeError as error:
         raise UsageError(
-            f"{name} has no results of signatures: {printable(str(error))}; "
+            f"{name} does not contain signature results: {printable(str(error))}; "
             "write the file with `gitboot artifacts signatures -o json=FILE`"
         ) from None
     results: dict[tuple[str, Digest], SignatureResult] = {}

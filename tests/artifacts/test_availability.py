@@ -105,7 +105,7 @@ __all__ = ["make_site"]  # a fixture
 
 ASSETS = "http://boot.test/assets"
 ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
-WRONG = Sighting(presence=Presence.WRONG, message="the file has 3 bytes, and the image states 4")
+WRONG = Sighting(presence=Presence.WRONG, message="the file has 3 bytes, but the image states 4")
 SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 THERE = Sighting(presence=Presence.FOUND)
 

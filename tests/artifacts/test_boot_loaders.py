@@ -301,7 +301,9 @@ def test_below_https_only_grub_is_omitted_and_the_message_has_the_reason(tmp_pat
     outcomes = place(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
     told = {each.path: each for each in outcomes}
     assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
-    assert told["loaders/grub-x86_64.efi"].message.startswith("GRUB fetches by http only, not from https://boot.test")
+    assert told["loaders/grub-x86_64.efi"].message.startswith(
+        "GRUB can fetch only over http, not from https://boot.test"
+    )
     assert told["loaders/undionly.kpxe"].message == "install the package ipxe"
 
 

@@ -120,7 +120,7 @@ def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> Non
     seen = check_artifact(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
     assert (seen.presence, seen.message) == (
         Presence.WRONG,
-        f"the file has {len(KERNEL)} bytes, and the image states 7",
+        f"the file has {len(KERNEL)} bytes, but the image states 7",
     )
 
 

@@ -143,8 +143,8 @@ def test_other_clear_signed_messages_are_rejected(people: Mapping[str, Person], 
         (other, "not listed"),
         (other + message, "not listed"),  # the first message counts
         (other[: other.index(b"-----BEGIN PGP SIGNATURE")] + message, "not a complete"),
-        (message.replace(b"Hash: ", b"NotDashEscaped: yes\nHash: "), "headers that gitboot does not read"),
-        (message.replace(b"\n\nfirst", b"\nmore\n\nfirst"), "headers that gitboot does not read"),
+        (message.replace(b"Hash: ", b"NotDashEscaped: yes\nHash: "), "headers that gitboot does not support"),
+        (message.replace(b"\n\nfirst", b"\nmore\n\nfirst"), "headers that gitboot does not support"),
         (message.replace(b"- -----BEGIN", b"-----BEGIN"), "not a complete"),
         (message[: message.index(b"-----END")], "not a complete"),
         (CLEAR_TEXT, "not a complete"),
@@ -254,13 +254,13 @@ def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Pat
         )
     for bad, says in [
         (stranger.sign(kernel), "not listed"),
-        (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not the file of its minisign signature"),
+        (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not the file for which its minisign signature was made"),
         (b"", "or the signature is malformed"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
             found.find_signer(SignatureKind.MINISIGN, bad, kernel, digest(kernel))
     kernel.write_bytes(b"another")
-    with pytest.raises(UntrustedSignature, match="not the file of its minisign signature"):
+    with pytest.raises(UntrustedSignature, match="not the file for which its minisign signature was made"):
         found.find_signer(SignatureKind.MINISIGN, signature, kernel, digest(kernel))
 
 
@@ -282,9 +282,9 @@ def test_a_signature_of_a_kind_without_listed_keys_is_rejected(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("vendor.txt", b"", "has no keys of images"),
+        ("vendor.txt", b"", "does not contain image keys"),
         ("vendor.asc", b"none", "no OpenPGP public key"),
-        ("vendor.pub", b"none", "is not a public key of minisign"),
+        ("vendor.pub", b"none", "is not a minisign public key"),
         ("vendor.toml", b"", "is not a trusted root for sigstore"),
     ],
 )

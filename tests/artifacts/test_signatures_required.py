@@ -125,7 +125,7 @@ def bench(tmp_path: Path, told: Told) -> Iterator[Bench]:
 
 
 SIGNER = FileSigner(key="F" * 40, name="vendor", key_digest=Digest("a" * 64))
-WHY = "the stream requires a signature, and the file is signed by the key F, which is not listed"
+WHY = "the stream requires a signature, but the file is signed by the key F, which is not listed"
 UNSIGNED = Sighting(presence=Presence.UNSIGNED, message=WHY)
 
 
@@ -261,7 +261,7 @@ def test_another_file_or_signature_is_not_verified(
     with closing(verifier(trusted)) as checked, closing(verifier(None)) as shipped:
         assert "which is not listed" in str(shipped.verify(signed, None, BASES))
         unsigned = replace(signed, proof=replace(proof, signature=None))
-        assert "names no signature" in str(checked.verify(unsigned, None, BASES))
+        assert "does not have one" in str(checked.verify(unsigned, None, BASES))
         for name, content, says in [
             ("/kernel.sig", by_gpg(people["stranger"], tmp_path / "kernel"), "which is not listed"),
             ("/kernel.sig", good[:-1], "incomplete"),
@@ -284,7 +284,7 @@ def test_a_mirrored_file_is_read_where_machines_fetch_it(signed: BootFile, web: 
 def test_a_malformed_directory_of_keys_verifies_nothing(signed: BootFile, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with closing(verifier(tmp_path / "empty")) as found:
-        assert "has no keys of images" in str(found.verify(signed, None, BASES))
+        assert "does not contain image keys" in str(found.verify(signed, None, BASES))
     with closing(verifier(tmp_path / "missing")) as found:
         assert "cannot be read" in str(found.verify(signed, None, BASES))
 
@@ -395,7 +395,7 @@ def test_a_running_instance_withdraws_a_boot_when_a_commit_adds_the_rule(web: Ar
             rack.pool = pool("signed")
             rack.push()
             found = until_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
-            assert "the image names no signature" in found["message"] or "has not checked" in found["message"]
+            assert "the image does not have one" in found["message"] or "has not checked" in found["message"]
             eventually(lambda: boots(instance, web01) == "disk")
             eventually(lambda: not web01.stands)
             rack.pool = pool("any")

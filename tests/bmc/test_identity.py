@@ -273,7 +273,7 @@ def test_a_changed_identity_holds_the_server(
 def test_the_message_names_the_change_of_an_identity() -> None:
     changed = identify(BY_UUID, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH))
     assert changed == IdentityChanged(
-        message=f'the BMC reports another identity than before: UUID {OTHER} instead of {OURS}, serial "X6DCP93" '
+        message=f'the BMC reports a different identity than before: UUID {OTHER} instead of {OURS}, serial "X6DCP93" '
         f'instead of "J4JMO72". If this BMC belongs to the server, you can add reports: {{uuid: {OTHER}, serial: '
         '"X6DCP93"} under bmc in the Server document'
     )

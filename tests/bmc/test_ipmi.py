@@ -266,10 +266,10 @@ def test_some_refusals_are_temporary_and_others_are_not(
 
 @needs_ipmitool
 def test_a_wrong_password_is_rejected_and_never_shown(machine: IpmiMachine) -> None:
-    with pytest.raises(BmcRejected, match='refuses the user name or password of credentials "rack"') as caught:
+    with pytest.raises(BmcRejected, match='rejects the user name or password of credentials "rack"') as caught:
         _connection(machine.port, password="not this one").observe()
     assert "not this one" not in str(caught.value)
-    with pytest.raises(BmcRejected, match="refuses"):  # IPMI 2.0 has room for 20 bytes
+    with pytest.raises(BmcRejected, match="rejects"):  # IPMI 2.0 has room for 20 bytes
         _connection(machine.port, password="a" * 21).observe()
 
 
@@ -315,8 +315,8 @@ NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid comm
     [
         (FLAGS + STATUS, BmcUnreachable, "2 responses to 3 requests"),
         (FLAGS + "echo 'Unable to send RAW command' >&2\n" + NO_GUID, BmcUnreachable, "2 responses to 3 requests"),
-        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "the answer is too short"),
-        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "the answer is too short"),
+        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "the response is too short"),
+        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "the response is too short"),
         (NO_GUID * 3, BmcRejected, "raw 0x00 0x09 0x05 0x00 0x00: 0xc1 Invalid command"),
         (
             "echo 'IANA PEN registry open failed' >&2; echo '> No way' >&2; echo Unable to establish >&2",
@@ -518,7 +518,7 @@ def _await(port: int, process: subprocess.Popen[bytes]) -> None:
 def test_the_simulator_of_openipmi_is_read_with_its_own_cipher_suite(simulator: int) -> None:
     seen = _connection(simulator).observe()
     assert (seen.identity.uuid, seen.power, is_shown(NO_OVERRIDE, seen)) == (UUID_, "On", True)
-    with pytest.raises(BmcRejected, match="refuses the user name or password"):
+    with pytest.raises(BmcRejected, match="rejects the user name or password"):
         _connection(simulator, password="wrong").observe()
 
 

@@ -243,7 +243,7 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
     ("given", "said"),
     [
         (True, "there are no credentials other: "),
-        (False, "gitboot needs the credentials other: name their directory with --credentials"),
+        (False, "gitboot needs the credentials other: pass their directory with --credentials"),
     ],
 )
 def test_without_credentials_a_bmc_is_stalled_and_gets_no_request(rack: Rack, given: bool, said: str) -> None:

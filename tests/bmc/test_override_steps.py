@@ -729,7 +729,7 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
             UNHEARD_OF,
             _make_observation(NO_OVERRIDE),
             None,
-            "the plan needs Floppy, and the BMC supports only Cd, None, Pxe, UefiHttp, UsbCd",
+            "the plan needs Floppy, but the BMC supports only Cd, None, Pxe, UefiHttp, UsbCd",
         ),
         (
             structs.replace(INSTALL, override=structs.replace(ONCE, mode="UEFI")),
@@ -741,7 +741,7 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
             ALWAYS,
             structs.replace(_make_observation(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
-            "the plan needs Continuous, and the BMC supports only Disabled, Once. In the policy, set override: Once "
+            "the plan needs Continuous, but the BMC supports only Disabled, Once. In the policy, set override: Once "
             "or override: None",
         ),
     ],

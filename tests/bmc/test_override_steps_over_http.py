@@ -589,7 +589,7 @@ def test_a_bmc_without_a_drive_is_unsupported(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     result = rack.bring_about(DISC)
     assert (result.condition, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
-    assert "no slot for a CD" in result.message
+    assert "does not have a virtual CD drive" in result.message
 
 
 def test_no_override_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:

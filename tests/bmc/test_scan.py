@@ -256,7 +256,7 @@ def test_an_unreadable_bmc_is_named_and_counts_as_neither_present_nor_missing(ra
     finally:
         rack.give_password("correct-horse-staple")
     assert done.code == Exit.PARTIAL
-    assert "refuses the user name or password" in " ".join(done.out.split())
+    assert "rejects the user name or password" in " ".join(done.out.split())
     assert "0 machines, 0 differences, 1 not read" in done.out
 
 
@@ -282,7 +282,7 @@ def test_a_bmc_that_the_access_file_excludes_gets_no_request(rack: Rack) -> None
     finally:
         trust.write_text(said)
     assert done.code == Exit.PARTIAL
-    assert "allows other hosts only" in " ".join(done.out.split())
+    assert "allows only other hosts" in " ".join(done.out.split())
     assert len(web01.machine.requests) == before
 
 

@@ -177,9 +177,9 @@ def test_version_prints_the_versions_of_gitboot_python_and_libgit2() -> None:
 def test_a_fleet_is_named_by_its_path_alone_and_once(fleet: Path, tmp_path: Path) -> None:
     assert gitboot("validate", "--path", fleet) == gitboot("validate", fleet)
     done = gitboot("validate", fleet, "--path", tmp_path)
-    assert (done.code, f"named twice, {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
+    assert (done.code, f"set twice, by {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
     done = gitboot("explain", "web01", fleet, "--path", fleet)
-    assert (done.code, f"the fleet is named by --path {fleet}" in done.err) == (Exit.USAGE, True), done
+    assert (done.code, f"to set the path of the fleet, use --path {fleet}" in done.err) == (Exit.USAGE, True), done
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_variable_of_0_1_0_is_rejected(
 ) -> None:
     monkeypatch.setenv(variable, "x")
     done = gitboot(*typed.split())
-    assert (done.code, f"variable {variable} is not supported any more; use {successor}" in done.err) == (
+    assert (done.code, f"variable {variable} is no longer supported; use {successor}" in done.err) == (
         Exit.USAGE,
         True,
     )
@@ -359,8 +359,12 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
         ("validate {fleet} --rev HEAD", 64, "is not in a Git repository"),
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
-        ("validate {fleet} -o text -o json", 64, "json and text would be one text: write json to a file, as json=FILE"),
-        ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),
+        (
+            "validate {fleet} -o text -o json",
+            64,
+            "json and text would be mixed in one output: write json to a file, as json=FILE",
+        ),
+        ("validate {fleet} -o json -o json", 64, "json and json would be mixed in one output: write json to a file"),
         ("validate {fleet} -o text=a -o json=a", 64, "two formats write a: use a different file for each format"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected a time with an offset, found "yesterday"'),
@@ -875,7 +879,7 @@ def test_run_once_with_a_stalled_bmc_is_partial(followed: Followed) -> None:
     followed.name()
     done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
-    assert "gitboot needs the credentials rack: name their directory with --credentials" in done.err
+    assert "gitboot needs the credentials rack: pass their directory with --credentials" in done.err
     assert "flatcar-1" in followed.published
 
 

@@ -187,7 +187,7 @@ MESSAGES = [
     (
         "a: - b",
         "1:4: GB1001: not YAML: block sequence entries are not allowed in this context"
-        " (begin the list on a line of its own)",
+        " (begin the list on a separate line)",
     ),
     (
         "a: b\nc\nd: e",

@@ -274,7 +274,7 @@ def test_a_rejection_by_an_https_server_is_reported(
 def test_a_certificate_must_be_trusted(work: Work, tmp_path: Path, state: Path) -> None:
     (tmp_path / "stranger").mkdir()
     with HttpsServer(work.path.parent, tmp_path / "stranger") as stranger:
-        with pytest.raises(SourceRefused, match=r"127\.0\.0\.1 shows a certificate that is not trusted"):
+        with pytest.raises(SourceRefused, match=r"127\.0\.0\.1 has a certificate that is not trusted"):
             Source(Remote(url=f"{stranger.url}/fleet"), state).fetch()
         assert stranger.requests == []
 
@@ -295,12 +295,12 @@ def test_a_bundle_without_certificates_is_a_usage_error(tmp_path: Path, state: P
         pytest.param("127.0.0.* {ed25519}", None, id="a pattern"),
         pytest.param("{hash} {ed25519}", None, id="hashed"),
         pytest.param("what is this\n\n# nothing\n127.0.0.1 {ed25519}\n", None, id="among nonsense"),
-        pytest.param("[127.0.0.1]:{port} {stranger}", "shows a host key that", id="another key"),
-        pytest.param("[127.0.0.1]:1 {ed25519}", "has no host key of 127.0.0.1 port", id="another port"),
-        pytest.param("git.example.net {ed25519}", "has no host key of 127.0.0.1 port", id="another host"),
-        pytest.param("", "has no host key of 127.0.0.1 port", id="nothing"),
-        pytest.param("@revoked * {ed25519}\n* {ed25519}", "revokes each host key that it has", id="revoked"),
-        pytest.param("@revoked * {ed25519}\n* {ed25519}\n* {stranger}", "shows a host key that", id="revoked of two"),
+        pytest.param("[127.0.0.1]:{port} {stranger}", "uses a host key that", id="another key"),
+        pytest.param("[127.0.0.1]:1 {ed25519}", "does not contain a host key for 127.0.0.1 port", id="another port"),
+        pytest.param("git.example.net {ed25519}", "does not contain a host key for 127.0.0.1 port", id="another host"),
+        pytest.param("", "does not contain a host key for 127.0.0.1 port", id="nothing"),
+        pytest.param("@revoked * {ed25519}\n* {ed25519}", "revokes every host key for", id="revoked"),
+        pytest.param("@revoked * {ed25519}\n* {ed25519}\n* {stranger}", "uses a host key that", id="revoked of two"),
     ],
 )
 def test_a_host_must_have_a_known_key(
@@ -358,7 +358,7 @@ def test_finding_p1_a_rotated_ssh_key_and_host_key_count_at_the_next_fetch(
     assert source.fetch() == work.head
     known = ssh_key.known_hosts.read_text()
     ssh_key.known_hosts.write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('stranger')}\n")
-    with pytest.raises(SourceRefused, match="shows a host key that"):
+    with pytest.raises(SourceRefused, match="uses a host key that"):
         source.fetch()
     ssh_key.known_hosts.write_text(known)
     shutil.copy(ssh.key("stranger"), key)
@@ -551,9 +551,9 @@ def test_known_hosts_are_read_as_openssh_reads_them(lines: str, keys: set[str]) 
 @for_each(
     ("lines", "expected"),
     [
-        ("", "has no host key of git.example.net port 22; get the current key"),
-        (f"@revoked * {ED}", "revokes each host key that it has of git.example.net port 22 (@revoked); get the"),
-        (f"* {ED}\n@revoked * {ED}", "revokes each host key"),
+        ("", "does not contain a host key for git.example.net port 22; get the current key"),
+        (f"@revoked * {ED}", "revokes every host key for git.example.net port 22 (@revoked); get the"),
+        (f"* {ED}\n@revoked * {ED}", "revokes every host key"),
         (f"@cert-authority *.example.net {ED}", "has only a certificate authority for git.example.net port 22"),
     ],
 )

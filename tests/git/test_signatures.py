@@ -135,7 +135,7 @@ def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str
     raw = commit_bytes(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
-    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as text")):
+    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed in text mode")):
         signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
         commit = stored(work, signed_by(raw, signature))
         assert expected in find_fault(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
@@ -232,7 +232,7 @@ def test_a_commit_with_two_signatures_does_not_count(
     """Programs differ in which of the two they look at."""
     commit = ssh["ada"].commit(work)
     twice = rewritten(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
-    assert "signed in a way that gitboot does not read" in find_fault(
+    assert "signed in a way that gitboot does not support" in find_fault(
         looking(work, TrustedKeys(allowed_signers=signers)), twice
     )
 

@@ -321,8 +321,8 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
     ("release", "error", "text"),
     [
         (_missing, IncompleteRelease, "/gone: .* answers 404; the release may be incomplete"),
-        (_other_size, IncompleteRelease, "the index states 5 bytes, and the server 600000"),
-        (_other_size_without_a_length, IncompleteRelease, "it has 600000 bytes, and the index states 600001"),
+        (_other_size, IncompleteRelease, "the index states 5 bytes, but the server reports 600000"),
+        (_other_size_without_a_length, IncompleteRelease, "it has 600000 bytes, but the index states 600001"),
         (_too_large_without_a_length, IncompleteRelease, "more than 5 bytes"),
         (_other_sha256, UntrustedRelease, "its sha256 is"),
         (_other_sha512, UntrustedRelease, "its sha512 is"),

@@ -178,7 +178,7 @@ def test_a_missing_or_forbidden_schema_is_reported_with_the_command_that_fixes_i
     write_address(path := tmp_path / "ledger.sqlite", address)
     for said, schema_is_made in (
         ('schema gitboot2 does not exist; run: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
-        ('ops may not use schema gitboot2; run: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
+        ('ops is not allowed to use schema gitboot2; run: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
     ):
         if schema_is_made:
             own.sql("CREATE SCHEMA gitboot2")
@@ -821,7 +821,7 @@ def test_a_place_with_only_an_identity_can_be_used_again_only_by_that_ledger(pat
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
-    assert "has another ledger, or a newer state of it" in copy_fails(other, address.url)
+    assert "contains another ledger, or a newer state of this ledger" in copy_fails(other, address.url)
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.take_lease(Holder("theirs", "another host"))

@@ -123,7 +123,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("vmlinuz'", "vmlinuz', signed: false, signature: {openpgp: '{url}.sig'}"),
-            "GB1044 spec.files.kernel: a file with a signature is signed; remove signed: false",
+            "GB1044 spec.files.kernel: the file has a signature, but also signed: false; remove signed: false",
         ),
         (SMALL.replace("{x86_64: amd64}", "{}"), "GB1042 spec.architectures needs at least one item"),
     ],

@@ -410,7 +410,7 @@ def test_a_window_ends_even_if_the_state_is_damaged(
     host.state.write_text(DAMAGED_STATES[damage](json.loads(host.state.read_text())))
     shutil.rmtree(publisher.boot)
     assert host.run(ENDS) == 1
-    assert "is damaged, and is replaced" in capsys.readouterr().err
+    assert "is damaged, so it is replaced" in capsys.readouterr().err
     assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
     assert not (host.served.parent / "outside").exists()
 

@@ -318,7 +318,7 @@ def test_a_tree_that_is_published_to_repeatedly_ends_a_repair_with_a_message(
     def publish(_: int) -> None:
         publisher.publish(next(fleets), INSIDE)
 
-    assert_refused(empty, r"another process published meanwhile; run the command", publisher, begun=publish)
+    assert_refused(empty, r"another process published in the meantime; run the command", publisher, begun=publish)
 
 
 def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(

@@ -1060,8 +1060,12 @@ def test_a_partial_file_with_two_names_does_not_change_either(root: Path) -> Non
 @pytest.mark.parametrize(
     ("limit", "lacks"),
     [
-        ("nr_inodes=60", r"disk: publishing needs \d+ inodes, and the file system has \d+ free \(.*more inodes"),
-        ("size=64k", r"disk: publishing needs 0\.\d MiB, and the file system has 0\.\d MiB free \(free some space\)"),
+        ("nr_inodes=60", r"disk: publishing needs \d+ inodes, but the file system has only \d+ free \(.*more inodes"),
+        (
+            "size=64k",
+            r"disk: publishing needs 0\.\d MiB, but the file system has only 0\.\d MiB free \(free "
+            r"some space\)",
+        ),
     ],
     ids=["inodes", "bytes"],
 )

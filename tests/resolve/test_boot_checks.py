@@ -98,9 +98,9 @@ UKI: Final = (
 )
 
 NO_ENDPOINT: Final = (
-    "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet names no endpoint"
+    "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet does not set an endpoint"
 )
-LATE_END: Final = "the Fleet names no endpoint, so copies of the boot files end the maintenance late"
+LATE_END: Final = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
 RESTRICT: Final = "unknownServers: NotFound, serving: {restrict: true}"
 NO_SCRIPT: Final = "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
 

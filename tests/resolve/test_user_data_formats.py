@@ -47,7 +47,7 @@ def fault(format: str, text: str) -> str | None:
         ("#cloud-config\nautoinstall: {version: '1'}\n", "no version: 1"),
         ("#cloud-config\nautoinstall: {version: true}\n", "no version: 1"),
         (f"{HEAD}  late-commands: reboot\n", "autoinstall.late-commands of the rendered user data must be a list"),
-        (f"{HEAD}  late-commands:\n  - echo a: b\n", "a command that is not a text"),
+        (f"{HEAD}  late-commands:\n  - echo a: b\n", "a command that is not a string"),
         (f"{HEAD}  shutdown: halt\n", "must be poweroff or reboot"),
         (f"{HEAD}  storage: lvm\n", "must be a mapping"),
         ("#!/bin/sh\n", "is not an autoinstall configuration"),

@@ -318,4 +318,4 @@ def test_the_lines_that_a_review_prints_are_accepted_as_acknowledgements() -> No
 def test_no_line_of_a_message_acknowledges_a_guard_that_needs_approve(guard: Guard) -> None:
     message = Message("c1", f"Gitboot-Ack: {DIGEST} {guard}")
     given, (ignored,) = find_acknowledgements([message], DIGEST)
-    assert (given, ignored.why) == ({}, f"only gitboot approve acknowledges {guard}, not a line in a message")
+    assert (given, ignored.why) == ({}, f"only gitboot approve acknowledges {guard}, not a line in a commit message")

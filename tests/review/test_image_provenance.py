@@ -78,7 +78,7 @@ REQUIRING: Files = {**FLEET, **stream("current: flatcar-1, requireProvenance: si
             "provenance: {digest: published, url: 'https://vendor.test/SHA256SUMS'}",
             "claims: published (https://vendor.test/SHA256SUMS)",
         ),
-        (SIGNED, f"claims: signed by {KEY}, but the image names no signature"),
+        (SIGNED, f"claims: signed by {KEY}, but the image does not have a signature"),
         (f"signature: {{openpgp: '{SIGNATURE}'}}, {SIGNED}", f"claims: signed by {KEY}"),
     ],
 )
@@ -144,7 +144,7 @@ def test_one_good_signature_of_a_file_counts_if_the_image_names_the_file_twice()
     ],
 )
 def test_a_file_without_results_is_rejected(content: bytes, fault: str) -> None:
-    with pytest.raises(UsageError, match=r"^results\.json has no results of signatures: .*json=FILE`$") as at:
+    with pytest.raises(UsageError, match=r"^results\.json does not contain signature results: .*json=FILE`$") as at:
         parse_signature_results(content, "results.json")
     assert fault in str(at.value)
 
@@ -187,7 +187,7 @@ def test_a_claim_is_shown_again_if_the_image_no_longer_names_a_signature() -> No
     signed = unsigned.replace("}}}}", "}}" + lists)
     assert "checksums" in signed
     review = reviewed({"images/3.yaml": unsigned}, {**FLEET, "images/3.yaml": signed})
-    assert kernel_text(review) == f"claims: signed by {KEY}, but the image names no signature"
+    assert kernel_text(review) == f"claims: signed by {KEY}, but the image does not have a signature"
 
 
 def test_an_edit_of_other_fields_shows_no_claims() -> None:

@@ -116,7 +116,7 @@ def test_e15_of_two_instances_the_named_one_is_active_and_after_a_typo_neither_i
             eventually(lambda: (tmp_path / "two/state/status.json").exists())
             until_condition(two, "LedgerNamed", status=False, reason="AnotherLedger")
             refused = typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state")
-            assert (refused.code, f"the Fleet names the ledger {ours}, and this instance has" in refused.err) == (
+            assert (refused.code, f"the Fleet names the ledger {ours}, but this instance has" in refused.err) == (
                 Exit.USAGE,
                 True,
             )

@@ -162,7 +162,7 @@ def test_an_error_without_its_own_remedy_has_the_general_one() -> None:
 
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
-LACKS = "gitboot needs the credentials bmc-ams2: name their directory with --credentials"
+LACKS = "gitboot needs the credentials bmc-ams2: pass their directory with --credentials"
 
 
 def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: str) -> Event:

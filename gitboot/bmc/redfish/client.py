@@ -257,7 +257,7 @@ class BmcConnection:
                 else:
                     return
             raise self._build_changed_error(
-                own, answer, "the BMC has not changed, and refuses each form of its ETag", refused_forms
+                own, answer, "the BMC has not changed, but it rejects every form of its ETag", refused_forms
             )
 
     def _build_changed_error(self, path: str, answer: str, problem: str, refused_forms: Sequence[str]) -> BmcChanged:
@@ -302,7 +302,7 @@ class BmcConnection:
         status = error.status_code
         if status == HTTPStatus.UNAUTHORIZED:
             name = f' "{self._credentials}"' if self._credentials else ""
-            problem = f"the BMC refuses the user name or password of credentials{name}"
+            problem = f"the BMC rejects the user name or password of credentials{name}"
             if (why := self.login.session_failure) is not None:
                 problem += f" by basic authentication, and does not open a session: {why}"
             return BmcRejected(f"{request}: {status}: {problem}")

@@ -140,7 +140,7 @@ class ConnectionPolicy(Struct):
         if is_verified or self.trusted_fingerprint is not None:
             return
         if expected not in (None, shown):
-            raise RequestAborted(BmcRejected, f"the certificate changed: it was {expected}, and is {shown}")
+            raise RequestAborted(BmcRejected, f"the certificate changed: it was {expected}, and is now {shown}")
         self.shown_fingerprint = shown
 
 

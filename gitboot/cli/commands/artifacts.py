@@ -73,8 +73,8 @@ def command() -> None:
     exit_codes={
         Exit.FINE: "the output tree has all files",
         Exit.INVALID: "the fleet has errors",
-        Exit.PARTIAL: "a download failed, or a file is not the one that the image names",
-        Exit.USAGE: "the Fleet does not have mirror in its outputs, or an option is wrong",
+        Exit.PARTIAL: "a download failed, or a file does not have the digest in its image",
+        Exit.USAGE: "the Fleet does not list mirror in its outputs, or an option is wrong",
     },
 )
 @fleet_argument
@@ -141,7 +141,7 @@ def download(
     decisions, found = load_artifacts(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
         raise UsageError(
-            "the Fleet does not have mirror in its outputs, so machines fetch artifacts from their sources: add mirror"
+            "the Fleet does not list mirror in its outputs, so machines fetch artifacts from their sources: add mirror"
         )
     files = {mirror_path(each.file): each.file for each in found if each.file.source is not None}
     fetchers = build_fetchers(
@@ -233,7 +233,7 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
 @command.command(
     example="gitboot artifacts signatures fleet --image-keys /etc/gitboot/image-keys",
     exit_codes={
-        Exit.FINE: "no signature and no provenance is wrong",
+        Exit.FINE: "gitboot found no wrong signature or provenance",
         Exit.INVALID: "a signature or a provenance is wrong, a required signature is missing, or the fleet has errors",
     },
 )

@@ -250,7 +250,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     context_settings=VARIABLES,
     example=("gitboot bmc resolve web01 --consumed --reason 'saw the installer' \\\n    --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "gitboot recorded what you saw",
+        Exit.FINE: "gitboot recorded your confirmation",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "gitboot has not read the BMC yet, or an option is wrong",
     },
@@ -333,7 +333,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
 
 def _warn_without_hostname(is_named: bool) -> None:
     if not is_named:
-        click.echo("gitboot sets no BMC until the Fleet names a ledger: run gitboot status", err=True)
+        click.echo("gitboot does not set boot overrides until the Fleet names a ledger: run gitboot status", err=True)
 
 
 def _build_resolution(

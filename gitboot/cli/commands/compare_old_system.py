@@ -56,7 +56,7 @@ _MAX_REDIRECTS: Final = 3  # redirects from one script to the next
     cls=Command,
     example="gitboot compare-old-system fleet --old http://10.0.0.5:8080 --as matchbox",
     exit_codes={
-        Exit.FINE: "both systems boot the same",
+        Exit.FINE: "each server boots the same with both systems",
         Exit.CHANGES: "a server differs, or is missing in one system",
         Exit.INVALID: "the fleet has errors",
         Exit.SOURCE: "the old system did not respond",

@@ -63,8 +63,8 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
     cls=Command,
     example="gitboot diff origin/main...HEAD -o markdown=review.md",
     exit_codes={
-        Exit.FINE: "the fleet is valid, and the guards let the change through",
-        Exit.CHANGES: "with --detailed-exitcode: the same, and a boot changes",
+        Exit.FINE: "the fleet is valid, and the guards allow the change",
+        Exit.CHANGES: "with --detailed-exitcode: the guards allow the change, and a boot changes",
         Exit.INVALID: "HEAD has errors",
         Exit.HELD: "a guard holds the change, and no Gitboot-Ack line acknowledges it",
         Exit.SOURCE: "gitboot could not read the repository or the instance",
@@ -132,7 +132,7 @@ def command(
     if trust.verify is Verify.TAG:
         raise UsageError("--verify tag is for gitboot run, which follows a tag; compare with --verify head or range")
     if not range and accepted is None:
-        raise UsageError("compare with what? Give BASE..HEAD, or --accepted")
+        raise UsageError("there is no base to compare with: pass BASE..HEAD, or --accepted")
     since_commit = fetch_accepted_commit(accepted) if accepted is not None else None
     found = compare_range(path, range, merge=merge, at=at or current_second(), accepted=since_commit, trust=trust)
     where = [str(path)] if path != Path() else []
@@ -263,10 +263,10 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(f"this is not a CI job of a pull request or a merge request: {error}") from None
     if not thread.token:
-        click.echo("no comment: the variable GITBOOT_TOKEN is empty")
+        click.echo("gitboot did not comment: the variable GITBOOT_TOKEN is empty")
         return
     if (newest := thread.newest_commit()) != commit:
-        click.echo(f"no comment: the newest commit is now {newest[:12]!r}, not {commit[:12]!r}")
+        click.echo(f"gitboot did not comment: the newest commit is now {newest[:12]!r}, not {commit[:12]!r}")
         return
     fault = None
     try:

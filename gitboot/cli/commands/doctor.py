@@ -447,7 +447,9 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
             except GitbootError:
                 missing.append(path)
         if missing:
-            message = f"{mirror.base_url}/assets/ lacks boot loaders that DHCP names: {format_names(missing, 3)}"
+            message = (
+                f"{mirror.base_url}/assets/ does not contain boot loaders that DHCP uses: {format_names(missing, 3)}"
+            )
             yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
         else:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
@@ -520,7 +522,10 @@ def of_proxy(decisions: Decisions) -> Examination:
     if not omitted:
         yield fine("DHCP", "the URLs are short enough for a proxyDHCP server")
     for url in omitted:
-        message = f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration lacks {url}"
+        message = (
+            f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration does not contain "
+            f"{url}"
+        )
         yield _wrong("DHCP", message, "use a shorter baseURL, or the output dhcp-dnsmasq or dhcp-kea")
 
 

@@ -186,7 +186,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
     reasons = tuple(each for each in explained if _is_below(each.field, field))
     if not reasons:
         known = ", ".join(_list_names(explained))
-        hint = f"the fleet is named by --path {field}" if Path(field).is_dir() else f"it has {known}"
+        hint = f"to set the path of the fleet, use --path {field}" if Path(field).is_dir() else f"it has {known}"
         raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
     if field.partition("[")[0] != "kernelArguments":

@@ -167,7 +167,7 @@ def _show_server(
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
-        raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a server {server!r}")
+        raise UsageError(f"the history of {rev or 'HEAD'} does not contain a server {server!r}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
     if places != (None, None):

@@ -150,7 +150,7 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     if len(paths) > _MAX_FILES:
-        raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
+        raise UsageError(f"{source} contains {len(paths):,} files: pass the directory that describes machines")
     for path in paths:
         with convert_os_errors(path, "read"):
             is_data, size = path == source or path.suffix in _DATA_SUFFIXES, path.stat().st_size
@@ -177,7 +177,7 @@ class _ImportTarget:
         if (written := read_output_file(out / _DIGESTS_FILE)) is not None:
             self._before = _parse_digests(written, out)
         elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
-            raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory")
+            raise UsageError(f"{out} is not empty, and gitboot import did not create it: choose an empty directory")
 
     def begin(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():

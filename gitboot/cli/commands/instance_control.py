@@ -195,7 +195,7 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 )
 @reason_option
 def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guards: bool, reason: str) -> None:
-    """Let through a commit that a guard holds.
+    """Approve a commit that a guard holds.
 
     DIGEST identifies all changes of the newest commit. Pass at least its first 8 hexadecimal digits. `gitboot status`
     and `gitboot diff` show the digest and the guards. If another commit arrives, the digest changes, and you must
@@ -205,7 +205,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     digits of the digest. The line may contain several guards.
     """
     if bool(guards) is all_guards:
-        raise UsageError("name the guards: --all-guards, or --guard GUARD for each guard (not both)")
+        raise UsageError("specify the guards with --all-guards, or with --guard GUARD for each guard (not both)")
     read_status(state)  # raises an error if no instance has ever run here
     check_acts(state)
     held = find_held_change(read_held_change(state), digest)
@@ -304,7 +304,8 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         click.echo(stoppage)
         reached = ", ".join(map(str, found))
         missed.append(
-            f"only the endpoints that use {reached} stopped, and the ledger does not record the stop: {error}"
+            f"only the endpoints that use {reached} stopped serving install boots, and the ledger does not record "
+            f"the stop: {error}"
         )
     if find_running_process(state) is None:
         missed.append(_NOT_RUNNING)
@@ -341,7 +342,7 @@ _NOT_RUNNING: Final = (
     "UTC offset, for example 2026-12-24T08:00:00Z.",
 )
 def suspend_command(state: Path, reason: str, until: datetime) -> None:
-    """Accept no commits and set no overrides for a while.
+    """Stop accepting commits and setting overrides for a while.
 
     The instance continues to reconcile: maintenance windows start and end, boot scripts change to the local disk after
     an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.

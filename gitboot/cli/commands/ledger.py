@@ -170,8 +170,8 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
         if found.moved_to is not None:
             changes = format_count(found.changes, "change")
             click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} after {changes}.")
-            click.echo("The old place has no record of later overrides and installations.")
-            click.echo("If an instance still uses the new place, two instances would act for the same servers.")
+            click.echo("The old ledger does not contain later overrides and installations.")
+            click.echo("If an instance still uses the new ledger, two instances would act for the same servers.")
             confirm_or_abort(yes=yes)
         reclaim(state / LEDGER, where)
     if found.moved_to is None:
@@ -330,7 +330,9 @@ def _require_unused(new: Database, notes: CopyNotes) -> None:
     if found.moved_to is None and found.identity == notes.identity:
         raise UsageError("the ledger is already there")
     if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
-        raise UsageError(f"{new.name} has another ledger, or a newer state of it; name an empty database or schema")
+        raise UsageError(
+            f"{new.name} contains another ledger, or a newer state of this ledger; name an empty database or schema"
+        )
 
 
 def _is_unfinished(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
@@ -410,7 +412,7 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
     with closing(database):
         if CopyNotes.read(database).identity == notes.identity:
             raise UsageError(
-                f"the ledger is in use at {notes.moved_to}; empty this place, then copy the ledger back with"
+                f"the ledger is in use at {notes.moved_to}; empty this location, then copy the ledger back with"
                 " `gitboot ledger copy`"
             )
 

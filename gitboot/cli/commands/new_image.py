@@ -269,7 +269,7 @@ def _describe_files(
     if len(urls) == len(files):
         return describe_urls(urls, version, reader.fetcher)
     if urls:
-        raise UsageError("name either URLs or files of this host, and not both")
+        raise UsageError("use either URLs or files of this host, not both")
     if assets is None:
         raise UsageError("files of this host need --assets: the directory that is served at baseURL/assets/")
     local = []

@@ -144,7 +144,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
                 else "no ledger for this site"
             )
             raise UsageError(
-                f"the Fleet names {named}, and this instance has the ledger {identity}, so "
+                f"the Fleet names {named}, but this instance has the ledger {identity}, so "
                 "the instance does not act. Name its ledger in the Fleet (gitboot status prints the line), then repeat "
                 "this command"
             )
@@ -340,7 +340,7 @@ def set_record(
     exit_codes={
         Exit.FINE: "gitboot replaced the records",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "FILE has no server of the accepted commit, or gitboot rejects the records",
+        Exit.USAGE: "FILE does not contain a server of the accepted commit, or gitboot rejects the records",
     },
 )
 @click.argument("file", type=click.Path(path_type=Path))
@@ -357,11 +357,11 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
     if not known:
-        raise UsageError(f"{file} has no server of the accepted commit")
+        raise UsageError(f"{file} does not contain a server of the accepted commit")
     items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
     if strays := len(records) - len(known):
         click.echo(
-            f"ignored {strays} of {len(records)} records: the accepted commit does not have their servers", err=True
+            f"ignored {strays} of {len(records)} records: the accepted commit does not contain their servers", err=True
         )
     click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
@@ -566,11 +566,11 @@ def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
     found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
     if not found:
         raise UsageError(
-            f"this instance has never had a server {server}: use the last name of the server here, or its UUID"
+            f"this instance has never managed a server {server}: use the last name of the server here, or its UUID"
         )
     if len(found) > 1:
         raise UsageError(
-            f"this instance has had {len(found)} machines with the name {server}: use a UUID instead, "
+            f"this instance has managed {len(found)} machines with the name {server}: use a UUID instead, "
             f"{', '.join(found[:-1])} or {found[-1]}"
         )
     return server, found[0]
@@ -607,7 +607,7 @@ def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Reco
     """
     server = _find_current_name(hand_over, look)
     if hand_over["ledger"] == look.knowledge.facts.identity:
-        raise UsageError(f"this instance itself handed over {server}: run the command at the new site")
+        raise UsageError(f"this same instance handed over {server}: run the command at the new site")
     decision = find_decision(look, server)
     if decision.uuid != hand_over["uuid"]:
         raise UsageError(

@@ -62,7 +62,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     server twice.
     """
     if _STDIN in logs and len(logs) > 1:
-        raise UsageError("standard input (-) cannot be combined with other logs: name only -")
+        raise UsageError("standard input (-) cannot be combined with other logs: pass only -")
     if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
         raise UsageError(f"no such file: {', '.join(missing)}")
     spool.mkdir(parents=True, exist_ok=True)

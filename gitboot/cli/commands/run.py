@@ -575,7 +575,7 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
             message = f"{why}: this instance publishes nothing and changes no BMC from now on"
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files stay"))
+            print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files remain"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # while it exits, the interpreter has no signal handler
     return bell.is_stopped
 

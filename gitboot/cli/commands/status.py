@@ -182,7 +182,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     for each in status["attempted"].get("withheld", ()):
         by = ", ".join(commit[:12] for commit in each["by"])
         boots = each["boots"] or "its disk"
-        text = f"{each['server']} boots {boots}; its install boot is not in {by}"
+        text = f"{each['server']} boots {boots}; {by} does not contain its install boot"
         withheld.append(wrap_text(_format_fact("withheld", text)))
     lines += _limit_lines(withheld)
     lines += [
@@ -351,7 +351,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
 
 def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     if not unknown_machines.machines and not unknown_machines.unkept:
-        return "a document describes every machine that requested a boot"
+        return "every machine that requested a boot has a document"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
     rows: list[list[str]] = []
     for each in unknown_machines.machines:
@@ -366,6 +366,8 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     text = format_table(header, rows, shrinkable=(2,), below=found_in) if rows else ""
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
-        notice = f"The list was full at {requests}. gitboot unknown-machines --forget clears it."
+        notice = (
+            f"gitboot did not list {requests}, because the list was full. gitboot unknown-machines --forget clears it."
+        )
         text += "\n" + wrap_text(notice)
     return text.strip("\n")

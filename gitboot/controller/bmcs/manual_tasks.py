@@ -230,7 +230,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             case InsertMedium(record=record):
                 return f"{record.reason} requires the medium"
             case EjectMedium(record=record):
-                return f"the medium was inserted for {record.reason}, which does not need it any more"
+                return f"the medium was inserted for {record.reason}, which no longer needs it"
             case ConfirmRecord(record=record):
                 became = (
                     _SET_BY_ANOTHER if record.state is OverrideState.SET_BY_ANOTHER else f"is {record.state.lower()}"
@@ -239,7 +239,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             case SetOverride(record=record):
                 wanted, seen = self.subject.wanted, self.observed
                 by = explain_dhcp_loader(wanted.override, seen) if wanted is not None and seen is not None else None
-                otherwise = f"; the BMC {by}, so DHCP names the loader" if by is not None else ""
+                otherwise = f"; the BMC {by}, so DHCP must specify the boot loader" if by is not None else ""
                 return f"required for {record.reason}{otherwise}"
             case NoChange() if self.pending_reset is not None:
                 return self.pending_reset

@@ -158,7 +158,11 @@ class Standby:
             if (accepted := looking.read_fact("accepted")) not in (None, self._accepted):
                 self._accepted = accepted
                 self._wake_event.set()
-        return (_STANDING_BY, f"the instance {other} is active for {looking.name}") if other is not None else None
+        return (
+            (_STANDING_BY, f"the instance {other} is active with the ledger {looking.name}")
+            if other is not None
+            else None
+        )
 
     def _end_windows(self) -> float:
         """Remove boots whose windows are over from the output tree. Return the seconds until the next window ends."""
@@ -245,8 +249,8 @@ class _Preparation:
         except msgspec.DecodeError:  # the process was killed, or it wrote an error to standard error
             return
         if status == 0:
-            self.tree_message = f"its output tree is as of {event.facts['asOf']}"
-        elif not self.tree_message.startswith("its output tree is as of"):
+            self.tree_message = f"its output tree has the state of {event.facts['asOf']}"
+        elif not self.tree_message.startswith("its output tree has the state of"):
             self.tree_message = f"its output tree could not be prepared: {event.message}"
         if self._last is None or (event.type, event.message) != (self._last.type, self._last.message):
             self._tell(event)

@@ -303,7 +303,8 @@ def check_spool_rights(folder: Path) -> None:
             folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
         elif found.st_mode & stat.S_IWOTH:
             raise UsageError(
-                f"every user may write {folder} and so mark servers as installed: chmod o-w {quote_words(folder)}"
+                f"every user can write to {folder}, and so can mark servers as installed: run chmod o-w "
+                f"{quote_words(folder)}"
             )
 
 

@@ -223,7 +223,9 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
     for file, now in sightings.items():
         was_absent = file in before and before[file].is_absent
         if now.is_absent and not was_absent:
-            message = f"{file.url}: {now.message}. gitboot does not offer boots that need this file until it is there"
+            message = (
+                f"{file.url}: {now.message}. gitboot does not offer boots that need this file until it is available"
+            )
             update.add_event("ArtifactMissing", message, warning=True, url=file.url, sha256=file.sha256)
         elif was_absent and not now.is_absent:
             update.add_event("ArtifactFound", f"{file.url} is available again", url=file.url, sha256=file.sha256)

@@ -258,5 +258,5 @@ def _check_beginning(
     if lacking:
         raise UsageError(
             f"the published tree has newer records of {format_count(len(lacking), 'server')}: "
-            f"{format_names([names.get(uuid, uuid) for uuid in lacking])}. Use the ops/records of that tree"
+            f"{format_names([names.get(uuid, uuid) for uuid in lacking])}. Use the folder ops/records of that tree"
         )

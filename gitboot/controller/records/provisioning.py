@@ -149,8 +149,9 @@ def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, b
         update.new_records.pop(uuid, None)
     names = sorted(found.values())
     message = (
-        f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so it is unknown what is "
-        f"installed. Look at the server, then run gitboot records set {quote_words(names[0])}"
+        f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
+        "what "
+        f"is installed. Check the server, then run gitboot records set {quote_words(names[0])}"
     )
     update.add_event("ServerUnknown", message, warning=True, servers=names)
 
@@ -182,7 +183,7 @@ def _write_first_records(
         elif (record := found.record(each)) is not None:
             update.write_record(each.uuid, each.server, record)
     for why, names in sorted(unknown.items()):
-        message = f"{format_names(names)}: {why}. Look at the server, then run gitboot records set "
+        message = f"{format_names(names)}: {why}. Check the server, then run gitboot records set "
         message += quote_words(names[0])
         if commit.fleet.has_instances_by_site:
             message += ". If another site had it, run gitboot records take-over with the file from that site instead"

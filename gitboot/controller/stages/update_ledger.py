@@ -261,9 +261,11 @@ def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]
     claimed = state.telling.claimed_changes if state.telling is not None else None
     if claimed is not None and claimed != before and opened is not None and claimed > opened:
         message = (
-            f"a commit status at the forge names change {claimed} of this ledger, whose newest change is {opened}. "
-            "gitboot ignores the status, because it has no proof by the ledger's key: an earlier version of gitboot or "
-            "anyone who may write statuses, may have written it. If you restored the ledger from a backup, run "
+            f"a commit status at the forge refers to change {claimed} of this ledger, but its newest change is "
+            f"{opened}. "
+            "gitboot ignores the status, because it is not signed with the ledger's key: an earlier version of "
+            "gitboot, or "
+            "anyone who can write statuses, may have written it. If you restored the ledger from a backup, run "
             "gitboot records begin"
         )
         yield Event(at=this.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True)

@@ -109,12 +109,12 @@ def _read_device(
         nics=tuple(nics),
         labels=labels,
         remarks=(
-            remark_kept(f"device {device['name']}, because the source does not contain its boot"),
+            remark_kept(f"device {device['name']}, but not its boot, which the source does not contain"),
             *remarks,
             *of_uuid,
             *remark_if(
                 not nics and not remarks,
-                remark_missing("its MAC addresses: export its interfaces beside the devices"),
+                remark_missing("its MAC addresses: export the interfaces together with the devices"),
             ),
         ),
     )
@@ -193,9 +193,10 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
             *of_nics,
             *of_bmc,
             remark_lost(
-                f"its boot: MAAS deploys {system} with curtin from its own images: write a BootImage of the installer"
+                f"its boot was not imported, because MAAS deploys {system} with curtin from its own images: "
+                "write a BootImage of the installer"
                 if system
-                else "its boot: MAAS deployed no system, and boots only its own images"
+                else "its boot was not imported, because MAAS has not deployed a system, and boots only its own images"
             ),
             *(remark_lost(f"tag {each}") for each in as_list(row.get("tag_names")) if as_text(each)),
         ),
@@ -249,14 +250,16 @@ def _list_maas_addresses(interface: _Row) -> tuple[str, ...]:
 def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     address = as_text(power.get("power_address"))
     if kind in (None, "manual"):
-        return None, (remark_lost("its BMC: its power type is manual"),)
+        return None, (remark_lost("its BMC was not imported, because its power type is manual"),)
     if kind not in ("ipmi", "redfish"):
         about = f" at {address.rpartition('@')[2]}" if address else ""
         return None, (remark_lost(f"its BMC{about}, whose power type is {kind}: add the BMC by hand"),)
     if address is None:
         command = "`maas PROFILE machines power-parameters`"
         return None, (
-            remark_missing(f"the address of its BMC ({kind}): put the output of {command} beside the machines"),
+            remark_missing(
+                f"the address of its BMC ({kind}): put the output of {command} into the same directory as the machines"
+            ),
         )
     host = address.rpartition("@")[2]
     if "://" not in host:
@@ -370,7 +373,9 @@ def _read_foreman_interfaces(
             boots = not has_boot or bool(row.get("provision"))
             nics.append(ImportedNic(mac=mac, name=as_text(row.get("identifier")), addresses=addresses, boot=boots))
     if not as_mappings(host.get("interfaces")):
-        remarks.append(remark_lost("its other interfaces and its BMC: a list has none, export /api/v2/hosts/NAME"))
+        remarks.append(
+            remark_lost("its other interfaces and its BMC, which a list does not contain: export /api/v2/hosts/NAME")
+        )
     if nics and not any(nic.boot for nic in nics):
         nics = [ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics]
     return tuple(nics), bmc, remarks
@@ -400,20 +405,28 @@ def _read_foreman_boot(
     medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
     medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
     if host.get("managed") is False:
-        return None, [remark_lost("its boot: Foreman does not manage the host")]
+        return None, [remark_lost("its boot was not imported, because Foreman does not manage the host")]
     if as_text(host.get("provision_method")) not in (None, "build"):
-        return None, [remark_lost(f"its boot: its provision method is {host['provision_method']}")]
+        return None, [
+            remark_lost(f"its boot was not imported, because its provision method is {host['provision_method']}")
+        ]
     if system_name is None or medium_name is None:
         missing = "operating system" if system_name is None else "installation medium"
-        return None, [remark_lost(f"the boot of the host, because the host has no {missing}")]
+        return None, [remark_lost(f"its boot was not imported, because the host has no {missing}")]
     if medium is None or system is None:
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
         about = f"{system_name} from medium {medium_name}"
-        return None, [remark_missing(f"its boot, {about}: put the answers of /api/v2/{what} beside the hosts")]
+        return None, [
+            remark_missing(
+                f"its boot, {about}: put the responses of /api/v2/{what} into the same directory as the hosts"
+            )
+        ]
     architecture = parse_architecture(host.get("architecture_name"))
     files = _find_foreman_files(system, architecture or "x86_64")
     if files is None:
-        return None, [remark_lost(f"its boot: {system_name} is of family {system.get('family')}")]
+        return None, [
+            remark_lost(f"its boot was not imported, because the family of {system_name} is {system.get('family')}")
+        ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
     kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)
     boot = ImportedBoot(

@@ -170,7 +170,9 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
             else remark_missing("its distro, which is not in the source"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
-                remark_lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"),
+                remark_lost(
+                    f"its template {template} was not translated. Cobbler adds the kernel argument with its URL"
+                ),
             ),
             *remark_if(
                 distro.get("breed") == "suse",
@@ -230,7 +232,7 @@ def _read_machine(
         why = f"its profile {profile}, which is not in the source"
     else:
         file = as_text(get_nested(images, image, "file")) or image
-        why = f"its boot: it boots image {file}, which has no kernel"
+        why = f"its boot was not imported, because the image {file} does not have a kernel"
     return ImportedMachine(
         name=name,
         serial=as_text(system.get("serial_number")),
@@ -290,7 +292,7 @@ def _read_nics(
         elif not rejected:
             remarks.append(remark_missing(f"interface {name} has no MAC address"))
     remarks += [
-        remark_lost(f"address {address} of {name}, because no interface of it has a MAC address")
+        remark_lost(f"address {address} of {name} was not imported, because none of its interfaces has a MAC address")
         for name, addresses in masters.items()
         if name not in {as_text(each.get("interface_master")) for each in interfaces.values()}
         for address in addresses

@@ -104,7 +104,7 @@ def _guess_mac(host: _Host) -> tuple[tuple[MacAddress, ...], tuple[ImportRemark,
     if found is None:
         return host.macs, ()
     mac, remarks = read_mac(found[1])
-    guess = remark_guessed(f"its MAC address: from its {host.identifier}, which is of type Ethernet")
+    guess = remark_guessed(f"its MAC address was taken from its {host.identifier}, which is of type Ethernet")
     return ((mac,), (guess,)) if mac else ((), remarks)
 
 
@@ -120,9 +120,11 @@ def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[I
     if macs:
         return
     if not any(each.kind is RemarkKind.REJECTED for each in reasons):
-        yield remark_missing(f"its MAC address: its reservation has {host.identifier or 'no MAC address'}")
+        yield remark_missing(
+            f"its MAC address is unknown, because its reservation has {host.identifier or 'no MAC address'}"
+        )
     for address in host.addresses:
-        yield remark_lost(f"its address {address}, because no interface is known")
+        yield remark_lost(f"its address {address} was not imported, because no interface is known")
 
 
 def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:
@@ -187,7 +189,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
-            remarks.append(remark_lost(f"its address {part}, which is a part of an address"))
+            remarks.append(remark_lost(f"its address {part}, which is not a complete address"))
         elif _NAME.fullmatch(part):
             names.append(part)
         else:
@@ -249,12 +251,12 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
             for each in filter(None, " ".join(rest).replace(",", " ").split()):
                 address = parse_address(each)
                 addresses += [address] if address else []
-                remarks += remark_if(address is None, remark_lost(f"its address {each}, which is a name of DNS"))
+                remarks += remark_if(address is None, remark_lost(f"its address {each}, which is a DNS name"))
         elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
             shown = " ".join(words[2:] if key == "option" else rest)
             identifiers.append(f"client id {shown}" if key != "host-identifier" else shown)
         elif key in ("filename", "next-server"):
-            remarks.append(remark_lost(f"{key} {' '.join(rest)}, by which its firmware boots"))
+            remarks.append(remark_lost(f"{key} {' '.join(rest)}, which its firmware uses to boot"))
     identifier = next((each.replace('"', "") for each in identifiers), None)
     return _Host(name=name, macs=tuple(macs), addresses=tuple(addresses), identifier=identifier, remarks=tuple(remarks))
 
@@ -282,7 +284,7 @@ def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
         if key == "reservations":
             yield from (_read_kea_host(each) for each in as_list(row) if isinstance(each, dict))
         elif key in _ELSEWHERE and row:
-            yield remark_missing(f"the hosts of {key}: the import reads no database")
+            yield remark_missing(f"the hosts of {key} were not imported, because the import does not read databases")
 
 
 def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
@@ -333,7 +335,7 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
         identifier=identifier,
         remarks=(
             *remarks,
-            *(remark_lost(f"{key} {row[key]}, by which its firmware boots") for key in boots_by),
+            *(remark_lost(f"{key} {row[key]}, which its firmware uses to boot") for key in boots_by),
             *remark_if(as_mapping(row.get("user-context")), remark_lost("its user-context")),
         ),
     )

@@ -156,8 +156,15 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
     remarks = (
         remark_kept(f"node {name}"),
         *rejected,
-        *remark_if(not nics and not rejected, remark_missing("its MAC address: its network devices have no hwaddr")),
-        *(remark_lost(f"its {label} {value}: gitboot builds none") for label, value in images.items() if value),
+        *remark_if(
+            not nics and not rejected,
+            remark_missing("its MAC address is unknown, because its network devices have no hwaddr"),
+        ),
+        *(
+            remark_lost(f"its {label} {value} was not imported, because gitboot does not build it")
+            for label, value in images.items()
+            if value
+        ),
         *more,
     )
     return ImportedMachine(name=name, nics=tuple(nics), bmc=bmc, remarks=remarks)
@@ -377,12 +384,12 @@ def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]
         for host in config.hosts:
             if host != "*" and _PATTERN.search(host):
                 yield remark_lost(
-                    f"host pattern {host}: boot-service compares names exactly, and selects no node by it"
+                    f"host pattern {host} does not select a node, because boot-service compares names exactly"
                 )
             elif host != "Default" and not _is_node_name(host) and host != "*":
-                yield remark_lost(f"the parameters of {host}, which are not for one node: their boot is {boot}")
+                yield remark_lost(f"the parameters of {host}, which are not for a single node: their boot is {boot}")
         if boot is not None and boot not in used and (config.is_default or config.name):
-            yield remark_guessed(f"{name}: their boot {boot} is in the fleet, and no server uses it")
+            yield remark_guessed(f"{name}: their boot {boot} is in the fleet, but no server uses it")
 
 
 def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) -> Iterator[ImportRemark]:
@@ -446,15 +453,24 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
             *more,
             *remark_if(
                 config is not None and config.is_default,
-                remark_guessed("its boot: no parameters name it, so it boots those of Default"),
+                remark_guessed(
+                    "its boot was taken from the parameters of Default, because no other parameters "
+                    "are for this machine"
+                ),
             ),
             *remark_if(
                 not nics and not remarks,
                 remark_missing(
-                    "its MAC addresses: export EthernetInterfaces of State Management beside the parameters"
+                    "its MAC addresses: export EthernetInterfaces of State Management together with the parameters"
                 ),
             ),
-            *remark_if(config is not None and not kernel, remark_missing("its boot: its parameters name no kernel")),
-            *remark_if(config is None, remark_lost("its boot: the source has no boot parameters for this machine")),
+            *remark_if(
+                config is not None and not kernel,
+                remark_missing("its boot was not imported, because its parameters do not contain a kernel"),
+            ),
+            *remark_if(
+                config is None,
+                remark_lost("its boot was not imported, because the source has no boot parameters for this machine"),
+            ),
         ),
     )

@@ -155,7 +155,10 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
             remark_kept(f"node {name} ({node.get('uuid')})"),
             *rejected,
             *of_uuid,
-            *remark_if(not has_boot and not image, remark_lost("its boot: its instance has no kernel and no image")),
+            *remark_if(
+                not has_boot and not image,
+                remark_lost("its boot was not imported, because its instance does not have a kernel or an image"),
+            ),
             *remark_if(
                 not nics and not rejected,
                 remark_missing("its ports: export them with `openstack baremetal port list --long -f json`"),

@@ -176,7 +176,10 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
                 *of_bmc,
                 *remark_if(
                     get_nested(spec, "bmcRef", "name") and not machine,
-                    remark_lost(f"its BMC: Machine {get_nested(spec, 'bmcRef', 'name')} is not in the source"),
+                    remark_lost(
+                        "its BMC was not imported, because Machine "
+                        f"{get_nested(spec, 'bmcRef', 'name')} is not in the source"
+                    ),
                 ),
                 *of_boot,
                 *(remark_lost(_USER_DATA.format(key)) for key in data),
@@ -187,7 +190,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
 
 
 _USER_DATA: Final = (
-    "its {}, which Tinkerbell's metadata service gives to the installed system: write it as user data of a profile, "
+    "its {}, which Tinkerbell's metadata service sends to the installed system: write it as user data of a profile, "
     "without secrets"
 )
 
@@ -276,24 +279,24 @@ def _read_netboot(
         if script:
             found = parse_boot_script(script, "", {})
             kernel, initrds, arguments = found.kernel, found.initrds, list(found.arguments)
-            leads = f"chains to {found.chain}" if found.chain else "names no kernel"
+            leads = f"chains to {found.chain}" if found.chain else "does not contain a kernel"
             reasons += [] if kernel else [f"its iPXE script {leads}"]
         elif url:
             kernel = None
             reasons.append(f"its iPXE script is at {url}")
         elif config and not kernel:
             kernel, initrds, arguments = _parse_pxelinux(config)
-            reasons += [] if kernel else ["its PXELINUX configuration names no kernel"]
+            reasons += [] if kernel else ["its PXELINUX configuration does not contain a kernel"]
         elif not kernel:
             iso = as_text(osie.get("isoURL")) or as_text(osie.get("baseURL"))
             reasons.append(
-                f"it boots {iso}" if iso else "it boots the default OSIE of Smee, which its object does not name"
+                f"it boots {iso}" if iso else "it boots the default OSIE of Smee, which the source does not contain"
             )
         if kernel:
             translated, remarks = translate_arguments(arguments)
             boot = ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks)
             return boot, ()
-    return None, tuple(remark_lost(f"its boot: {reason}") for reason in dict.fromkeys(reasons))
+    return None, tuple(remark_lost(f"its boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
 
 
 def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
@@ -365,7 +368,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
                 not nics and not remarks,
                 remark_missing("its MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
             ),
-            remark_lost(f"its boot: {_describe_image(spec)}"),
+            remark_lost(f"its boot was not imported, {_describe_image(spec)}"),
             *(
                 remark_lost(f"its {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
                 for key in data
@@ -378,14 +381,14 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
 def _describe_image(spec: Object) -> str:
     image = (as_text(get_nested(spec, "image", "url")) or "").rpartition("@")[2]
     if image and as_text(get_nested(spec, "image", "format")) == "live-iso":
-        return f"ISO {image}, which its BMC mounts: write a BootImage with an iso"
+        return f"because its BMC mounts the ISO {image}: write a BootImage with an iso"
     if image:
-        return f"image {image}, which Ironic's agent writes: gitboot boots installers"
+        return f"because Ironic's agent writes the image {image}, but gitboot boots installers"
     if method := as_text(get_nested(spec, "customDeploy", "method")):
-        return f"custom deploy {method} of Ironic's agent: gitboot boots installers"
+        return f"because Ironic's agent runs the custom deploy method {method}, but gitboot boots installers"
     if str(spec.get("externallyProvisioned")) == "true":
-        return "it is provisioned externally, and Metal3 boots nothing"
-    return "it has no image, and Metal3 boots only Ironic's agent"
+        return "because it is provisioned externally, so Metal3 does not boot it"
+    return "because it does not have an image, so Metal3 boots only Ironic's agent"
 
 
 # Parts of all objects

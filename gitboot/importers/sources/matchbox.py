@@ -66,7 +66,11 @@ def read_terraform(files: Texts) -> ImportedInventory:
         state = parse_json(path, text)
         if as_list(get_nested(state, "modules")):
             version = as_text(get_nested(state, "version"))
-            remarks.append(remark_missing(f"the resources of {path}: it is a state of version {version}, not 4"))
+            remarks.append(
+                remark_missing(
+                    f"the resources of {path} were not imported, because it is a state of version {version}, not 4"
+                )
+            )
         for kind, values in _list_resources(state):
             name = as_text(values.get("name")) or as_text(values.get("id"))
             if kind == "matchbox_group":
@@ -171,7 +175,7 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
     ]
     if first is not own:
         remarks += [
-            remark_guessed(f"its boot is that of group {_get_name(first)}, which has no selector"),
+            remark_guessed(f"its boot was taken from group {_get_name(first)}, which does not have a selector"),
             remark_lost(
                 f"group {_get_name(own)} boots profile {own.get('profile')} if {_format_other_selectors(own)}: a "
                 "provisioned server boots its disk"
@@ -191,7 +195,7 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
             *remarks,
             *remark_if(
                 first is own and _format_other_selectors(own),
-                remark_lost(f"group {_get_name(own)} selects by {_format_other_selectors(own)}, too"),
+                remark_lost(f"group {_get_name(own)} also selects by {_format_other_selectors(own)}"),
             ),
             *of_mac,
             *of_uuid,

@@ -243,13 +243,19 @@ def _choose_boot(
         # boot-operator gives a configuration the name of its owner. Without references, only the UUID counts.
         is_alone = workload is None and maintenance is None
         chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
-        remarks += [remark_guessed(f"its boot: {each} has its UUID, and no owner") for each in chosen]
+        remarks += [
+            remark_guessed(f"its boot is {each}, which has its UUID and does not have an owner") for each in chosen
+        ]
     reason = _explain_workload(name, workload, objects)
     strangers = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
     if reason is not None:
         remarks.append(reason)
     elif strangers:
-        remarks.append(remark_missing(f"its boot: the systemUUID of {strangers[0]} is not the UUID of the Server"))
+        remarks.append(
+            remark_missing(
+                f"its boot was not imported, because the systemUUID of {strangers[0]} is not the UUID of the Server"
+            )
+        )
     else:
         boot, more = _pick_config(chosen)
         remarks += more
@@ -267,9 +273,15 @@ def _choose_boot(
     if maintenance and not any(is_same_key(each.owner, maintenance) for each in own):
         remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
-        remarks.append(remark_guessed("its boot: by name alone, because the source has no ServerBootConfiguration"))
+        remarks.append(
+            remark_guessed("its boot was found only by its name, because the source has no ServerBootConfiguration")
+        )
     if boot is None and workload is None and not chosen:
-        remarks.append(remark_lost("its boot: the Server refers to no boot configuration of a workload"))
+        remarks.append(
+            remark_lost(
+                "its boot was not imported, because the Server does not refer to a boot configuration of a workload"
+            )
+        )
     return boot, remarks
 
 
@@ -279,10 +291,14 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
         return None
     found = objects.find("ServerBootConfiguration", workload)
     if found is None:
-        return remark_missing(f"its boot: ServerBootConfiguration {_spell(workload)} is not in the source")
+        return remark_missing(
+            f"its boot was not imported, because ServerBootConfiguration {_spell(workload)} is not in the source"
+        )
     server = as_text(get_nested(found, "spec", "serverRef", "name"))
     if server != name:
-        return remark_missing(f"its boot: ServerBootConfiguration {_spell(workload)} is for Server {server}")
+        return remark_missing(
+            f"its boot was not imported, because ServerBootConfiguration {_spell(workload)} is for Server {server}"
+        )
     return None
 
 
@@ -290,7 +306,10 @@ def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> Impor
     image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
     about = f". Its image is {image}: name the layers with `gitboot artifacts resolve`" if image else ""
     kinds = " or ".join(_BOOT_KINDS)
-    return remark_missing(f"{subject}: ServerBootConfiguration {_spell(owner)} has no {kinds} in the source{about}")
+    return remark_missing(
+        f"{subject} was not imported, because ServerBootConfiguration {_spell(owner)} has no "
+        f"{kinds} in the source{about}"
+    )
 
 
 def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[ImportRemark]]:
@@ -299,11 +318,16 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
         same = [str(each) for each in configs if each.kind == kind]
         if len(same) > 1:
             return None, [
-                remark_missing(f"its boot: {' and '.join(same)} have one owner, so it is not clear which one boots")
+                remark_missing(
+                    f"its boot was not imported, because {' and '.join(same)} have the same owner, "
+                    "and it is not clear which one boots"
+                )
             ]
     first, others = next((each for each in configs if each.boot), None), configs
     remarks = [
-        remark_missing(f"the boot of {each}, because it has no kernel and no uki") for each in others if not each.boot
+        remark_missing(f"the boot of {each} was not imported, because it does not have a kernel or a uki")
+        for each in others
+        if not each.boot
     ]
     remarks += [
         remark_lost(f"{each}, another way to boot the same system: its profile is {each.boot}")
@@ -318,7 +342,10 @@ def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> 
     for key, each in objects.list_kind("ServerClaim"):
         if is_same_key(key, claimed) or get_nested(each, "spec", "serverRef", "name") == name:
             image = as_text(get_nested(each, "spec", "image"))
-            yield remark_lost(f"ServerClaim {_spell(key)} with image {image}: gitboot has no claims")
+            yield remark_lost(
+                f"ServerClaim {_spell(key)} with image {image} was not imported, because gitboot "
+                "does not support claims"
+            )
     for key, each in objects.list_kind("ServerMaintenance"):
         if get_nested(each, "spec", "serverRef", "name") == name:
             yield _describe_maintenance(key, each)
@@ -408,7 +435,10 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
 
 def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
     names = " and ".join(map(str, configs))
-    return remark_missing(f"its boot: {names} are for one machine, and only its Server shows which is of its workload")
+    return remark_missing(
+        f"its boot was not imported, because {names} are for one machine, and only its Server "
+        "shows which one is for its workload"
+    )
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
@@ -442,7 +472,7 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
             elif server is None and not any(
                 is_same_key(_read_ref(get_nested(one, "spec", "serverClaimRef")), key) for one in servers.values()
             ):
-                yield remark_lost(f"{kind} {_spell(key)}: no Server belongs to it")
+                yield remark_lost(f"{kind} {_spell(key)}, which does not belong to a Server")
     used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}
     endpoints = set()
     for key, each in objects.list_kind("BMC"):

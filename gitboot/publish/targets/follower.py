@@ -366,7 +366,7 @@ def parse_target(text: str) -> TargetAddress:
     known_settings = _FOR_GIT if is_git else _FOR_FOLDER if is_folder else _SETTINGS[parts.scheme]
     if unknown := sorted(given.keys() - known_settings):
         known = ", ".join(sorted(known_settings))
-        raise UsageError(f"--target {shown}: there is no setting {unknown[0]!r}; it may have {known}")
+        raise UsageError(f"--target {shown}: there is no setting {unknown[0]!r}; the settings are {known}")
     paths = {name.replace("-", "_"): Path(given[name]) for name in _PATHS if name in given}
     serves = given["serves"].rstrip("/") if "serves" in given else None
     if is_git:

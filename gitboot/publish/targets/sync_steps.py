@@ -530,8 +530,8 @@ class StoreTarget:
             theirs = in_the_way - {path for shard in had for unit in shard.values() for path in unit.files}
             if theirs:
                 raise PublishError(
-                    f"{self._name}: expected nothing or a file of gitboot's own at {min(theirs)}, found something else "
-                    "(move it away)"
+                    f"{self._name}: expected a file from gitboot, or no file, at {min(theirs)}, found "
+                    "something else (move it)"
                 )
             store.place(sorted(in_the_way), read, ())
         if wrong := store.differing({path: ListedFile(digest, sizes[path]) for path, digest in step.placed.items()}):

@@ -323,7 +323,7 @@ def format_file_claim(claim: FileClaim) -> str:
     shown = f"claims: {origin}" if claimed is not None else origin
     is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED
     if is_signed and not claim.names_signature:
-        shown += ", but the image names no signature"
+        shown += ", but the image does not have a signature"
     if claim.before != claimed:
         shown += f"; before: {format_origin(claim.before)}"
     if (signer := claim.verified_by) is not None:

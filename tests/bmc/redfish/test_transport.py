@@ -140,7 +140,7 @@ def test_a_wrong_password_is_tried_once_for_each_task(rack: Rack) -> None:
     assert {result.outcome for result in results} == {Outcome.STALLED}
     assert {result.message for result in results} == {
         f"GET {rack.server.url}{rack.machine.path}: 401: "
-        'the BMC refuses the user name or password of credentials "rack"'
+        'the BMC rejects the user name or password of credentials "rack"'
     }, "one event"
 
 
@@ -299,9 +299,9 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_redirecte
     assert {result.outcome for result in results} == {Outcome.STALLED}
     for result in results:  # the second task opens no session, and has the same message
         assert result.message == (
-            f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC refuses the user name or password of credentials "
+            f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC rejects the user name or password of credentials "
             f'"rack" by basic authentication, and does not open a session: POST {rack.server.url}{SESSIONS}: {status}: '
-            f"redirected to {location}, and gitboot does not follow this redirect"
+            f"redirected to {location}, but gitboot does not follow this redirect"
         )
 
 
@@ -408,7 +408,7 @@ def test_without_basic_authentication_after_a_rejected_token_no_other_is_request
         results = [read(fleet, rack) for _ in range(3)]
         assert take_requests(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {Outcome.STALLED}
-    assert all("the BMC refuses the token of its new session" in result.message for result in results)
+    assert all("the BMC rejects the token of its new session" in result.message for result in results)
 
 
 SESSION_7 = f"{SESSIONS}/7"
@@ -613,8 +613,8 @@ def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
     assert result.outcome is Outcome.WAITING
     assert result.message == (
-        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the BMC has not changed, and "
-        f'refuses each form of its ETag (refused: If-Match "{etag}", If-Match {etag}, If-Match {etag.strip(chr(34))}, '
+        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the BMC has not changed, but it "
+        f'rejects every form of its ETag (refused: If-Match "{etag}", If-Match {etag}, If-Match {etag.strip(chr(34))}, '
         "If-Match *, no If-Match)"
     )
     assert if_matches(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]

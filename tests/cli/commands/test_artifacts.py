@@ -177,7 +177,7 @@ def test_an_artifact_that_firmware_would_not_boot_is_reported(work: Work, web: A
     web.put("/disc.iso", DISC, "text/plain")
     code, out, _ = typed("artifacts", "verify", work.path)
     assert code == 8
-    assert "the Content-Type is text/plain" in " ".join(out.split())
+    assert "but it is text/plain" in " ".join(out.split())
 
 
 def test_a_server_that_does_not_respond_has_its_own_exit_code(work: Work, web: ArtifactServer) -> None:
@@ -226,7 +226,7 @@ def test_files_of_an_archive_are_verified_and_downloaded(web: ArtifactServer, tm
     other = written(tmp_path / "other", outputs, *(each.replace("amd64/linux", "arm64/linux") for each in made))
     failed = typed("artifacts", "download", other, "--out", tmp_path / "none", "-o", "json")
     assert failed.code == Exit.PARTIAL
-    assert "it has no file arm64/linux" in failed.out
+    assert "it does not contain the file arm64/linux" in failed.out
 
 
 def test_an_interrupted_verification_continues_at_the_same_place(

@@ -62,7 +62,7 @@ def diff(rack: Rack, *more: object) -> Done:
 
 def test_a_message_of_many_servers_is_printed_once(night: Rack) -> None:
     done = night.typed("bmc", "diff")
-    (line,) = [line for line in done.out.splitlines() if "name their directory with --credentials" in line]
+    (line,) = [line for line in done.out.splitlines() if "pass their directory with --credentials" in line]
     assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
 
 
@@ -120,7 +120,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         assert done == (
             0,
             "gitboot contacts 1 BMC now\n",
-            "gitboot sets no BMC until the Fleet names a ledger: run gitboot status\n",
+            "gitboot does not set boot overrides until the Fleet names a ledger: run gitboot status\n",
         )
         web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
         (item,) = get(rack, "-o", "json").json["items"]
@@ -228,9 +228,13 @@ def test_diff_shows_when_dhcp_names_the_file_instead_of_the_wanted_uri(rack: Rac
     said = diff(rack).out
     assert "web01: Set: required for provision/1\n" in said
     assert (
-        "web02: Set: required for provision/1; the BMC does not support HttpBootUri, so DHCP names the loader\n" in said
+        "web02: Set: required for provision/1; the BMC does not support HttpBootUri, so DHCP must specify the boot "
+        "loader\n" in said
     )
-    assert "web03: Set: required for provision/1; the BMC does not support UefiHttp, so DHCP names the loader\n" in said
+    assert (
+        "web03: Set: required for provision/1; the BMC does not support UefiHttp, so DHCP must specify the boot "
+        "loader\n" in said
+    )
 
 
 def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
@@ -280,7 +284,7 @@ def test_get_and_diff_write_nothing(night: Rack) -> None:
 def test_servers_whose_bmcs_fail_in_the_same_way_share_one_line(night: Rack) -> None:
     done = night.typed("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
-        "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: name their directory",
+        "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: pass their directory",
         "    with --credentials",
         "",
         "20 BMCs: 20 not read",
@@ -331,7 +335,7 @@ def test_resolve_works_without_an_instance_and_the_next_reconcile_sets_the_overr
     rack.leave_in_doubt("web01")
     said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
     assert said == (
-        "web01: recorded the override as not set; gitboot sets it if the plan wants it (console is empty)\n"
+        "web01: recorded the override as not set; gitboot sets it if the plan requires it (console is empty)\n"
     )
     assert (
         rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x")

@@ -105,7 +105,7 @@ def test_the_check_of_signatures_feeds_the_review(work: Work, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("{", "has no results of signatures"),
+        ("{", "does not contain signature results"),
         (" " * (64 << 20) + "{}", "has more than 67,108,864 bytes"),
         (None, "No such"),
     ],

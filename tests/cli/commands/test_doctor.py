@@ -91,7 +91,9 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
     shutil.move(moved, rack.output / "boot/assets/loaders")
     (loaders,), (credentials,) = items["loaders"], items["credentials"]
     assert code == Exit.PARTIAL
-    assert loaders["message"].endswith("/assets/ lacks boot loaders that DHCP names: loaders/snponly-x86_64.efi")
+    assert loaders["message"].endswith(
+        "/assets/ does not contain boot loaders that DHCP uses: loaders/snponly-x86_64.efi"
+    )
     assert "2 servers (web01, web02)" in credentials["message"]
     assert credentials["hint"].startswith(f"{tmp_path}/rack/username")
     (rack.output / "boot/boot.ipxe").rename(tmp_path / "boot.ipxe")

@@ -319,7 +319,7 @@ def test_with_no_cache_everything_is_computed_again_and_nothing_is_stored(
     with DiskCache(cache, pytest.fail) as other:
         key = encode(work.git("rev-parse", "HEAD^{tree}"))
         other.insert_many("history-problem", {key: encode("a problem of the cache")})
-    assert "no commit on the path to HEAD has a server" in gitboot("history", "web01", "--path", work.path)[2]
+    assert "the history of HEAD does not contain a server" in gitboot("history", "web01", "--path", work.path)[2]
     assert gitboot("history", "web01", "--path", work.path, "--no-cache") == expected
 
 
@@ -370,7 +370,7 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("history web02 --path {work}", "no commit on the path to HEAD has a server 'web02'"),
+        ("history web02 --path {work}", "the history of HEAD does not contain a server 'web02'"),
         ("history web01 --path {work} --rev WORKTREE", "WORKTREE has no history"),
         ("history web01 --path {work} --rev nonsense", "has no commit nonsense"),
         ("history web01 --path {nothing}", "is not in a Git repository, so it has no history"),

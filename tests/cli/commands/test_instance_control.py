@@ -212,7 +212,7 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
     file.write_text(json.dumps(document))
     done = rack.typed("records", "import", file, *REASON)
     assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
-    assert done.err == "ignored 1 of 3 records: the accepted commit does not have their servers\n"
+    assert done.err == "ignored 1 of 3 records: the accepted commit does not contain their servers\n"
     assert [list(item["drift"]) for item in show_records(rack).values()] == [["ImageDrift"], []]
 
 
@@ -222,7 +222,7 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
         ("garbage", "not exported records"),
         ("[]", "not exported records"),
         ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
-        ('{"items": []}', "has no server of the accepted commit"),
+        ('{"items": []}', "does not contain a server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -287,7 +287,7 @@ def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -
         assert (done.code, said in done.err) == (code, True), done
     for guards in ((), ("--all-guards", *REINSTALL)):
         done = rack.typed("approve", digest[:8], *guards, *REASON)
-        assert (done.code, "--all-guards, or --guard GUARD" in done.err) == (Exit.USAGE, True), done
+        assert (done.code, "--all-guards, or with --guard GUARD" in done.err) == (Exit.USAGE, True), done
     said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
     assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
     assert rack.once(*rack.spooling).code == Exit.FINE

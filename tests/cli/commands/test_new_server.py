@@ -62,7 +62,8 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
     assert (path / "servers" / "web02.yaml").read_text() == (
         "# It requested a boot from 10.0.0.7 at 2026-11-20 22:00 UTC, and sent these facts.\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/Server.json\n"
-        "# Parked until you decide what it is for: then remove lifecycle. provision: 1 allows its installation.\n"
+        "# Parked until you decide what the server is for. Then remove lifecycle. To allow its installation, "
+        "set provision: 1.\n"
         "apiVersion: gitboot.dev/v1alpha1\n"
         "kind: Server\n"
         "metadata:\n"

@@ -400,7 +400,7 @@ def test_a_release_of_another_channel_with_the_same_version_is_not_rolled_out(si
     site.git("merge", "--quiet", site.update_one("edge")["branch"])
     done = site.update("stable")
     assert (done.code, site.branches()) == (Exit.USAGE, ["gitboot/update-edge-someos-1.1.0"]), done
-    text = "BootImage/someos-1.1.0 exists already, and it is not of the channel stable of someos"
+    text = "BootImage/someos-1.1.0 exists already, but it does not belong to the channel stable of someos"
     assert text in " ".join(done.out.split())
 
 
@@ -411,7 +411,7 @@ def test_an_image_that_was_withdrawn_is_not_proposed_again(site: Site) -> None:
     site.follow("")  # removes the rollout; the image stays
     found = site.update_one()
     assert (found["outcome"], site.branches()) == ("Current", [])
-    assert found["why"] == "the fleet has 1.1.0 already, and the stream does not use it: begin its rollout yourself"
+    assert found["why"] == "the fleet has 1.1.0 already, but the stream does not use it: start its rollout yourself"
 
 
 def test_a_stream_that_requires_signatures_gets_no_other_image(site: Site) -> None:

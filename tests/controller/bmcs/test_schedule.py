@@ -560,7 +560,7 @@ def test_the_reported_identity_is_pinned_and_a_change_holds_the_server(site: Sit
     if again:
         site.restart()
     site.reconcile_after(300)
-    assert get_bmc_message(site).startswith("AnotherMachine: the BMC reports another identity than before: serial")
+    assert get_bmc_message(site).startswith("AnotherMachine: the BMC reports a different identity than before: serial")
     assert "provision/1" not in site.states
 
 
@@ -589,7 +589,7 @@ def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(s
 def test_e28_corrected_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path, corrected: str) -> None:
     site = make_site(password="wrong")
     site.apply()
-    assert 'refuses the user name or password of credentials "rack"' in get_bmc_message(site)
+    assert 'rejects the user name or password of credentials "rack"' in get_bmc_message(site)
     for _ in range(3):
         site.reconcile_after(1)
     assert len(site.machine.requests) == 1

@@ -140,7 +140,13 @@ def test_a_new_active_instance_has_its_output_tree_ready_and_serves_nothing_from
         web = start_both(rack, hosts)
         (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
-        eventually(lambda: re.search(r"is active for .*; its output tree is as of 20", hosts.two.condition["message"]))
+        eventually(
+            lambda: re.search(
+                r"is active with the ledger .*; its output tree has the state of "
+                r"20",
+                hosts.two.condition["message"],
+            )
+        )
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []

@@ -123,8 +123,8 @@ def test_t7_files_that_an_older_gitboot_left_open_are_closed(folder: Path) -> No
 @pytest.mark.parametrize(
     ("owner", "group", "rights", "refused"),
     [
-        (NOBODY, NOBODY, 0o777, "every user may write"),
-        (NOBODY, NOBODY, 0o1777, "every user may write"),
+        (NOBODY, NOBODY, 0o777, "every user can write to"),
+        (NOBODY, NOBODY, 0o1777, "every user can write to"),
         (NOBODY, 12345, 0o770, "group 12345, which does not include this process, may write"),
         (NOBODY, 0, 0o2770, None),  # as OpenShift: another user at each start, the group is ours
         (NOBODY, 0, 0o770, None),
@@ -175,7 +175,7 @@ def test_t7_a_fetch_log_that_everybody_may_write_is_rejected(folder: Path) -> No
     assert mode(folder / "spool") == 0o775, "what is ours is put right"
     (folder / "spool").chmod(0o1777)
     os.chown(folder / "spool", NOBODY, NOBODY)
-    with pytest.raises(UsageError, match="mark servers as installed: chmod o-w"):
+    with pytest.raises(UsageError, match="mark servers as installed: run chmod o-w"):
         check_spool_rights(folder / "spool")
 
 

@@ -54,8 +54,8 @@ def test_finding_i4_each_interface_of_a_bond_of_maas_has_its_address_and_a_vlan_
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (machine(), "its boot: MAAS deployed no system"),
-        (machine(osystem="ubuntu", distro_series="noble"), "its boot: MAAS deploys ubuntu/noble with curtin"),
+        (machine(), "MAAS has not deployed a system"),
+        (machine(osystem="ubuntu", distro_series="noble"), "because MAAS deploys ubuntu/noble with curtin"),
         (machine(power_type="ipmi"), "the address of its BMC (ipmi): put the output of `maas PROFILE machines power"),
         (machine(hardware_uuid="00000000-0000-0000-0000-000000000000"), "its UUID 00000000-"),
         (machine(node_type=1, node_type_name="Device"), "web01 is not a machine: Device"),
@@ -115,12 +115,12 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
 @pytest.mark.parametrize(
     ("row", "system", "reason"),
     [
-        (host(managed=False), {}, "its boot: Foreman does not manage the host"),
-        (host(provision_method="image"), {}, "its boot: its provision method is image"),
-        (host(medium_id=9), {}, "its boot, OS from medium M: put the answers of /api/v2/media beside the hosts"),
-        (host(operatingsystem_name=None), {}, "the boot of the host, because the host has no operating system"),
-        (host(), {"family": "Windows"}, "its boot: OS is of family Windows"),
-        (host(), {}, "a list has none, export /api/v2/hosts/NAME"),
+        (host(managed=False), {}, "its boot was not imported, because Foreman does not manage the host"),
+        (host(provision_method="image"), {}, "because its provision method is image"),
+        (host(medium_id=9), {}, "its boot, OS from medium M: put the responses of /api/v2/media into"),
+        (host(operatingsystem_name=None), {}, "its boot was not imported, because the host has no operating system"),
+        (host(), {"family": "Windows"}, "because the family of OS is Windows"),
+        (host(), {}, "which a list does not contain: export /api/v2/hosts/NAME"),
     ],
 )
 def test_finding_i4_a_host_of_foreman_without_a_boot_has_its_reason(

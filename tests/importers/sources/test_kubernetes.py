@@ -59,19 +59,19 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (V2.format(mac=MAC, netboot="{}", osie="{}"), "its boot: it boots the default OSIE of Smee"),
+        (V2.format(mac=MAC, netboot="{}", osie="{}"), "because it boots the default OSIE of Smee"),
         (
             V2.format(mac=MAC, netboot="{}", osie='{isoURL: "http://x/hook.iso"}'),
-            "its boot: it boots http://x/hook.iso",
+            "because it boots http://x/hook.iso",
         ),
-        (V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'), "its boot: its iPXE script is at https://x/"),
+        (V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'), "because its iPXE script is at https://x/"),
         (
             V2.format(mac=MAC, netboot='{ipxe: {script: "#!ipxe\\nchain http://x/y\\n"}}', osie="{}"),
-            "its boot: its iPXE script chains to http://x/y",
+            "because its iPXE script chains to http://x/y",
         ),
         (
             V2.format(mac="01:00:5e:00:00:01", netboot="{}", osie="{}"),
-            "its MAC address 01:00:5e:00:00:01: it is a multicast address, which no interface has",
+            "its MAC address 01:00:5e:00:00:01: it is a multicast address, which cannot belong to an interface",
         ),
         ("kind: Workflow\nmetadata: {name: w}\n", "Workflow w: the import does not read this kind"),
         (
@@ -81,11 +81,11 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
         ),
         (
             "kind: BareMetalHost\nmetadata: {name: a}\n",
-            "its boot: it has no image, and Metal3 boots only Ironic's agent",
+            "because it does not have an image, so Metal3 boots only Ironic's agent",
         ),
         (
             'kind: BareMetalHost\nmetadata: {name: a}\nspec: {image: {url: "http://x/l.iso", format: live-iso}}\n',
-            "its boot: ISO http://x/l.iso, which its BMC mounts",
+            "because its BMC mounts the ISO http://x/l.iso",
         ),
         (
             "kind: BareMetalHost\nmetadata: {name: a}\nspec: {bootMACAddress: 'ff:ff:ff:ff:ff:ff'}\n",
