@@ -273,10 +273,20 @@ def _artifact(drawn: Document) -> Document:
 
 
 def _artifacts(drawn: Document) -> Document:
-    if "kernel" in drawn:
-        return drawn
-    bootable = {key: value for key, value in drawn.items() if key in ("uki", "iso")}
-    return bootable or {"uki": {"url": "assets:uki", "sha256": "a" * 64}}
+    kept = drawn
+    if "kernel" not in drawn:
+        kept = {key: value for key, value in drawn.items() if key in ("uki", "iso")}
+        kept = kept or {"uki": {"url": "assets:uki", "sha256": "a" * 64}}
+    return {name: _without_loader_signature(value) for name, value in kept.items()}
+
+
+def _without_loader_signature(value: Any) -> Any:
+    """Return a file, or several, without a signature for iPXE: all files of an image have one, or none."""
+    if isinstance(value, list):
+        return [_without_loader_signature(each) for each in value]
+    if isinstance(value, dict):
+        return {key: each for key, each in value.items() if key != "loaderSignature"}
+    return value
 
 
 def _signature_template(drawn: Document) -> Document:

@@ -111,7 +111,8 @@ def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(
     written(path)
     schema, gone = schema_of(path), SystemUuid(uuid_of("old01"))
     postgres_server.sql(
-        f"DROP TABLE {schema}.lost_identities; ALTER TABLE {schema}.records DROP COLUMN clearances, DROP COLUMN version; "
+        f"DROP TABLE {schema}.lost_identities; "
+        f"ALTER TABLE {schema}.records DROP COLUMN clearances, DROP COLUMN version; "
         f"UPDATE {schema}.ledger_version SET number = 9; "
         f"INSERT INTO {schema}.machines VALUES ('{gone}', 'old01', '[\"52-54-00-00-00-01\"]', 'cz1', NULL, 0)"
     )
