@@ -103,7 +103,6 @@ class Cause(StrEnum):
 
 # For these causes, the server boots its disk because its installer may still be running.
 WAITING_CAUSES: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
-PRECONDITION_CAUSES: Final = frozenset({Cause.WAITING_FOR_APPROVAL, Cause.WAITING_FOR_DRAIN})
 UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
