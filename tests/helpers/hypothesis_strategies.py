@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache
 from ipaddress import ip_network
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin
 
 import yaml
@@ -309,7 +310,18 @@ def _image_source(drawn: Document) -> Document:
     fitting = drawn | {"keys": drawn.get("keys") or ["A" * 40], "channels": drawn.get("channels") or ["stable"]}
     if drawn["releases"]["format"] == "OCITags":
         fitting["files"] = {"kernel": {"name": "kernel"}}
-    return {name: value for name, value in fitting.items() if name != "baseURLs"}
+    dropped = {"baseURLs"} if _has_signature(fitting) else {"baseURLs", "keys"}  # keys without a signature are an error
+    return {name: value for name, value in fitting.items() if name not in dropped}
+
+
+def _has_signature(source: Document) -> bool:
+    releases, checksums = source["releases"], source.get("checksums", {})
+    return (
+        releases["format"] == "CoreOSStream"
+        or any(releases.get(key) for key in ("clearSigned", "signature"))
+        or any(checksums.get(key) for key in ("clearSigned", "signature", "listedIn"))
+        or any("signature" in file for file in chain(source["files"].values(), source["files"].get("initrds", ())))
+    )
 
 
 def _profile(drawn: Document) -> Document:
