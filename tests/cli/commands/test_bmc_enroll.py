@@ -346,6 +346,21 @@ def test_documents_that_contradict_the_fleet_are_not_left_behind(site: Site) -> 
     assert not (site.credentials / "rack" / "access.toml").exists()
 
 
+@pytest.mark.parametrize("before", ["", "# Ours\nnetworks = []\n"])
+def test_a_ledger_that_cannot_be_created_leaves_no_file_behind(site: Site, before: str) -> None:
+    file = site.credentials / "rack" / "access.toml"
+    if before:
+        file.write_text(before)
+    site.state.mkdir()
+    (site.state / "ledger.sqlite").symlink_to(site.folder / "elsewhere")  # an instance refuses symlinks
+    fleet_file = (site.work / "fleet.yaml").read_text()
+    done = site.enroll(site.list, "--yes", "--state", site.state)
+    assert (done.code, "symlink" in done.err) == (Exit.USAGE, True), done
+    assert list(site.work.rglob("web*.yaml")) == []
+    assert (file.read_text() if file.exists() else "") == before
+    assert (site.work / "fleet.yaml").read_text() == fleet_file
+
+
 def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
     (site.work / "fleet.yaml").write_text(naming(uuid_of("ledger"), fleet("baseURL: 'http://boot.test'")))
     before = (site.work / "fleet.yaml").read_text()
