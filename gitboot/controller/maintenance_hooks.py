@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -31,7 +32,8 @@ ASK_EVERY_S: Final = 30.0  # the pause after an answer that is not yet the expec
 _LONGEST_PAUSE_S: Final = 600.0  # the longest pause that a server can request with Retry-After
 _REQUEST_S: Final = 10.0  # the deadline of one request
 _MAX_ANSWER_BYTES: Final = 64 << 10
-_THREADS: Final = 4  # so that one slow host does not delay the others
+_THREADS: Final = 4
+_PER_HOST: Final = _THREADS - 1  # so that one slow host does not delay the others
 _OK: Final = 200
 _REDIRECTS: Final = range(300, 400)
 
@@ -89,6 +91,7 @@ class HookClient:
         *,
         ca_bundle: Path | None = None,
         every_s: float = ASK_EVERY_S,
+        request_s: float = _REQUEST_S,
         may_drain: bool = True,
     ) -> None:
         """Prepare the threads. ``hosts`` are the listed hosts, each with the file of its token.
@@ -98,10 +101,12 @@ class HookClient:
         """
         self.may_drain = may_drain
         self._hosts, self._clock, self._wake, self._every_s = hosts, clock, wake, every_s
+        self._request_s = request_s
         self._client = HttpClient(ca_bundle=ca_bundle)
         self._changed = threading.Condition()
         self._wanted: frozenset[Question] = frozenset()
-        self._queue: list[tuple[float, int, Question]] = []
+        self._queues: dict[Origin, list[tuple[float, int, Question]]] = {}  # heaps by host, each with a due time
+        self._asking: dict[Question, Origin] = {}  # the questions of requests under way
         self._numbers = count()
         self._unasked: set[Question] = set()  # questions that were not asked yet
         self._answers: frozenset[Question] = frozenset()
@@ -121,12 +126,14 @@ class HookClient:
             self._answers &= wanted
             self._unasked &= wanted
             self._failures = {each: failure for each, failure in self._failures.items() if each in wanted}
-            self._queue = [each for each in self._queue if each[2] in wanted]
-            self._queue.sort()
+            for queue in self._queues.values():
+                queue[:] = [each for each in queue if each[2] in wanted]
+                heapify(queue)
             for each in new:
                 if parse_origin(each.url) in self._hosts:
                     self._unasked.add(each)
-                    heappush(self._queue, (time.monotonic(), next(self._numbers), each))
+                    if each not in self._asking:  # else `_store` takes the answer of the request under way
+                        self._push(each, time.monotonic())
                 else:
                     message = f"the setting maintenance-hosts does not list {format_host(each.url)}"
                     self._failures[each] = HookFailure(each, message, is_unlisted=True)
@@ -145,7 +152,7 @@ class HookClient:
     def wait(self) -> None:
         """Wait until each wanted question was asked once, at most twice the deadline of a request."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or not self._unasked, 2 * _REQUEST_S)
+            self._changed.wait_for(lambda: self._is_closed or not self._unasked, 2 * self._request_s)
 
     def close(self) -> None:
         """End the threads. A thread that waits for the network ends with the process."""
@@ -167,18 +174,28 @@ class HookClient:
             finally:
                 self._store(question, message, pause_s)
 
+    def _push(self, question: Question, due_s: float) -> None:
+        queue = self._queues.setdefault(parse_origin(question.url), [])
+        heappush(queue, (due_s, next(self._numbers), question))
+
     def _next(self) -> Question | None:
         """Wait until a question is due, and return it. Return None after `close`."""
         with self._changed:
             while not self._is_closed:
-                wait_s = self._queue[0][0] - time.monotonic() if self._queue else None
-                if wait_s is not None and wait_s <= 0:
-                    question = heappop(self._queue)[2]
+                now_s = time.monotonic()
+                busy = Counter(self._asking.values())
+                queues = {origin: each for origin, each in self._queues.items() if busy[origin] < _PER_HOST}
+                heads = {origin: queue[0][0] for origin, queue in queues.items() if queue}
+                if due := [origin for origin, due_s in heads.items() if due_s <= now_s]:
+                    origin = min(due, key=lambda each: (busy[each], heads[each]))
+                    question = heappop(self._queues[origin])[2]
                     if self._clock() < question.until:
+                        self._asking[question] = origin
                         return question
                     self._unasked.discard(question)
+                    self._changed.notify_all()
                     continue
-                self._changed.wait(wait_s)
+                self._changed.wait(min(heads.values()) - now_s if heads else None)
         return None
 
     def _ask(self, question: Question) -> WebAnswer:
@@ -193,12 +210,13 @@ class HookClient:
             question.url,
             credentials=credentials,
             body=question.body(),
-            deadline_s=_REQUEST_S,
+            deadline_s=self._request_s,
             max_bytes=_MAX_ANSWER_BYTES,
         )
 
     def _store(self, question: Question, message: str, pause_s: float) -> None:
         with self._changed:
+            self._asking.pop(question, None)
             self._unasked.discard(question)
             self._changed.notify_all()
             if question not in self._wanted or self._is_closed:
@@ -208,7 +226,7 @@ class HookClient:
                 self._answers |= {question}
             else:
                 self._failures[question] = HookFailure(question, message)
-                heappush(self._queue, (time.monotonic() + pause_s, next(self._numbers), question))
+                self._push(question, time.monotonic() + pause_s)
             is_news = self._failures.get(question) != before
         if is_news or not message:
             self._wake()

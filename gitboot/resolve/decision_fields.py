@@ -230,8 +230,6 @@ def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | Non
 def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterator[Reason]:
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     decided = next(each for each in decision.maintenances if each.name == key.name)
-    if decided.before is None:
-        yield make_reason("before", None, "R2", "the maintenance needs no approval and no drain")
     by_it = "the maintenance sets it"
     for edge, bound in (("start", decided.start), ("end", decided.end)):
         if bound is None:
@@ -242,6 +240,8 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
     else:
         why = f"the default for networkBoot {spec.network_boot}"
         yield make_reason("override", decided.override, "R2", why)
+    if decided.before is None:
+        yield make_reason("before", None, "R2", "the maintenance needs no approval and no drain")
     for name, default in _MAINTENANCE_DEFAULTS.items():
         field, value = to_camel(name), getattr(decided, name)
         is_set = value != default
@@ -249,6 +249,7 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
 
 
 _IMAGE_FIELDS: Final = ("version", "writes_disk", "config_from", "boots")
+_FILES_BY_NAME: Final = frozenset({"initrds", "loader_signatures"})  # fields of `BootFiles` that are not one file
 
 
 def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterator[Reason]:
@@ -263,7 +264,7 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
     found: list[tuple[str, BootFile | None, tuple[Step, ...]]] = [
         (f"initrds[{number}]", each, ("initrds", number)) for number, each in enumerate(files.initrds)
     ]
-    single = ("kernel", "rootfs", "uki", "iso", "loader")
+    single = (each.name for each in fields(files) if each.name not in _FILES_BY_NAME)
     found += [(name, getattr(files, name), (name,)) for name in single]
     if not files.initrds:
         found.append(("initrds", None, ()))
@@ -276,12 +277,10 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
             value = f"{file.url} sha256:{file.sha256}"
             yield make_reason(f"files.{name}", value, "R6", why, of_image, *at, *path)
             if (signature := files.loader_signatures.get(file.url)) is not None:
-                place = (*at, *path, "loaderSignature")
-                yield make_reason(
-                    f"files.loaderSignatures[{name}]", signature, "R6", "iPXE verifies it", of_image, *place
-                )
+                why, steps = "the image names it", (*at, *path, "loaderSignature")
+                yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, of_image, *steps)
     if not files.loader_signatures:
-        yield make_reason("files.loaderSignatures", None, "R6", "the image has no signature that iPXE verifies")
+        yield make_reason("files.loaderSignatures", None, "R6", "the image names no signature for boot loaders")
     if not boot.kernel_arguments:
         yield make_reason("kernelArguments", None, "R7", "no document sets one")
     yield from _explain_user_data(boot, inputs, decision, profile)

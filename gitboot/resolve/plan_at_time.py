@@ -232,7 +232,7 @@ def _find_boot_state(
     decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
 ) -> _BootState | None:
     """Return a server's boot at a time, without final URLs, or None if the server has no plan."""
-    policy = decision.policy
+    policy, waiting = decision.policy, None
     active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
@@ -242,15 +242,15 @@ def _find_boot_state(
         is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
         waits_for = find_missing_precondition(highest, record) if is_new and not state.is_served_again else None
         if waits_for is not None:
-            instead = _substitute_state(policy, waits_for, absent)
-            if stop is StopScope.ALL and instead.boot is not None:
-                return _disk_state(policy, Cause.ALL_STOPPED)
-            return replace(instead, waiting_maintenance=highest.name)
+            waiting = replace(_substitute_state(policy, waits_for, absent), waiting_maintenance=highest.name)
     elif policy is not None:
         state = _policy_state(policy, at, record)
     else:
         return None
     if (boot := state.boot) is None:
+        if waiting is not None:
+            is_stopped = stop is StopScope.ALL and waiting.boot is not None
+            return _disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting
         given = _find_running_boot(decision, at, record, state)
         return replace(state, medium_boot=_select_medium_boot(given)) if given is not None else state
     if stop is StopScope.ALL:
@@ -264,6 +264,8 @@ def _find_boot_state(
         return instead
     if not state.is_served_again and boot.lacks(absent):
         return _substitute_state(policy, Cause.FILE_MISSING, absent)
+    if waiting is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
+        return waiting
     return replace(state, medium_boot=_select_medium_boot(boot))
 
 

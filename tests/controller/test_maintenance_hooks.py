@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from gitboot.controller.maintenance_hooks import HookClient, HookKind, Question,
 from gitboot.errors import UsageError
 from gitboot.http_client import parse_origin
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.controller.bmcs.test_desired_state_power import Hall
 from tests.helpers.cases import for_each
@@ -125,6 +128,7 @@ def test_a_host_that_is_not_listed_gets_no_request(system: HookSystem) -> None:
         ("not approved", 200, {"approved": False}, False),
         ("text instead of true", 200, {"approved": "true"}, False),
         ("another status", 202, {}, False),
+        ("a body above the limit", 200, {"padding": "x" * (64 << 10)}, False),
     ],
 )
 def test_an_approval_names_the_maintenance_and_the_digest(
@@ -145,6 +149,49 @@ def test_a_question_is_not_asked_after_its_window(system: HookSystem) -> None:
         hooks.want([question(f"{system.origin}/drain"), replace_end(question(f"{other.origin}/drain"))])
         eventually(hooks.get_answers)
     assert not system.calls
+
+
+def test_a_host_that_hangs_does_not_delay_the_other_hosts(system: HookSystem) -> None:
+    held, released = Semaphore(0), Event()
+
+    def hang(body: dict[str, Any]) -> object:
+        held.release()
+        released.wait()
+        return body
+
+    system.answers = hang
+    many = [question(f"{system.origin}/drain/{number}") for number in range(8)]
+    with hook_system(status=200) as other:
+        hosts = parse_hook_hosts([system.origin, other.origin])
+        # No request ends by its deadline during this test.
+        with closing(HookClient(hosts, lambda: NOON, lambda: None, request_s=3600)) as hooks:
+            hooks.want(many)
+            assert all(held.acquire(timeout=60) for _ in range(3))
+            hooks.want([*many, quick := question(f"{other.origin}/drain")])
+            eventually(lambda: hooks.get_answers() == {quick})
+            released.set()
+
+
+def test_a_question_that_is_wanted_again_during_its_request_is_not_asked_twice(system: HookSystem) -> None:
+    held, released = Semaphore(0), Event()
+
+    def hang(_: dict[str, Any]) -> object:
+        held.release()
+        released.wait()
+        return {}
+
+    system.answers, system.status = hang, 200
+    with closing(asker(system.origin)) as hooks:
+        asked, later = question(f"{system.origin}/drain"), question(f"{system.origin}/later")
+        hooks.want([asked])
+        assert held.acquire(timeout=60)
+        hooks.want([])
+        hooks.want([asked])
+        hooks.want([asked, later])
+        assert held.acquire(timeout=60)
+        released.set()
+        eventually(lambda: hooks.get_answers() == {asked, later})
+    assert [each.path for each in system.calls].count("/drain") == 1
 
 
 def replace_end(asked: Question) -> Question:
@@ -293,6 +340,52 @@ def test_a_drain_that_ends_after_the_window_changes_nothing(
     record = hall.bench.knowledge.stored_record(SystemUuid(uuid_of("web01")))
     assert record is not None
     assert record.clearances["check"].drained_at is None
+
+
+def test_a_drain_does_not_count_after_its_window_even_if_a_commit_extends_the_window(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    """The server may be in service again since the end of the window."""
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(drained_by(system)))
+    hall.run(31)
+    hall.bench.bmcs.takes = False  # so the drained server is not reset
+    hall.answer(system)
+    hall.run()
+    assert hall.causes() == [Cause.MAINTENANCE, *[Cause.WAITING_FOR_DRAIN] * 2]
+    hall.run(6 * 3600, step=600)
+    assert hall.causes() == [Cause.NEVER] * 3
+    system.status = 503
+    hall.bench.bmcs.takes = True
+    hall.decide(check(drained_by(system), "20T11:00 21T18:00"))
+    assert hall.resets_after(93) == [0, 0, 0]
+    assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
+
+
+@for_each(
+    ("case", "stop", "lacks_files", "cause"),
+    [
+        ("nothing prevents the boot", StopScope.NONE, False, Cause.WAITING_FOR_DRAIN),
+        ("a file is missing", StopScope.NONE, True, Cause.FILE_MISSING),
+        ("boots that write disks are stopped", StopScope.WRITING, False, Cause.STOPPED),
+        ("all boots are stopped", StopScope.ALL, False, Cause.ALL_STOPPED),
+    ],
+)
+def test_a_server_is_not_drained_for_a_boot_that_gitboot_would_not_offer(
+    case: str, stop: StopScope, lacks_files: bool, cause: Cause
+) -> None:
+    bmc = "bmc: {address: 'https://10.0.0.1', credentials: rack}"
+    found = decided(
+        *(fleet(), server("web01", "role: web", bmc), image("flatcar-1"), profile("repair", "flatcar-1")),
+        policy("web", boots="repair", often="Never"),
+        check("before: {drain: {url: 'http://drain.test/drain'}}"),
+    )
+    decision = found.servers["web01"]
+    boot = decision.maintenances[0].boot
+    assert boot is not None
+    plan = make_plan(decision, NOON, Record(provision=0), stop=stop, absent=boot.files.all() if lacks_files else ())
+    assert plan is not None
+    assert plan.cause is cause, case
 
 
 def test_servers_are_drained_and_reset_one_after_another(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:

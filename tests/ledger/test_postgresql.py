@@ -88,7 +88,8 @@ def test_a_ledger_of_an_earlier_version_can_be_read_and_is_then_upgraded(
     dropped = "".join(f"DROP TABLE {schema}.{table}; " for table in later)
     dropped += "".join(
         f"ALTER TABLE {schema}.{table} DROP COLUMN {column}; "
-        for since, (table, column) in NEW_COLUMNS.items()
+        for since, columns in NEW_COLUMNS.items()
+        for table, column in columns
         if since > version
     )
     postgres_server.sql(f"{dropped}UPDATE {schema}.ledger_version SET number = {version}")
@@ -123,7 +124,11 @@ def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(
 
 # Tables by the ledger version that introduced them. The first version in PostgreSQL was 5.
 NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements", 10: "lost_identities"}
-NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from"), 11: ("records", "clearances")}
+NEW_COLUMNS = {
+    8: [("records", "unknown_serves")],
+    9: [("overrides", "clears_from")],
+    11: [("records", "clearances"), ("records", "version")],
+}
 
 
 def test_without_psycopg_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

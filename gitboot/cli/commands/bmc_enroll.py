@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -226,10 +226,11 @@ def enroll(
                 raise UsageError(f"{path / file} exists already: move the file, and repeat the command")
             created.append(path / file)
         load_fleet(path, None)  # raises if a new document contradicts another one
-    if text is not None:
-        write_output_file(access, [text.encode()])
-    if state is not None and ledger is not None:
-        _write_ledger(state, path, fleet, ledger)
+        with _restore_on_error(access) if text is not None else nullcontext():
+            if text is not None:
+                write_output_file(access, [text.encode()])
+            if state is not None and ledger is not None:
+                _write_ledger(state, path, fleet, ledger)
     click.echo(
         _NEXT.format(path=quote_words(path), state=quote_words(state or "STATE"), credentials=quote_words(credentials))
     )
@@ -254,6 +255,20 @@ def _remove_on_error() -> Iterator[list[Path]]:
     except BaseException:
         for file in created:
             file.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _restore_on_error(file: Path) -> Iterator[None]:
+    """Restore a file if the block fails."""
+    before = file.read_bytes() if file.exists() else None
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            file.unlink(missing_ok=True)
+        else:
+            write_output_file(file, [before])
         raise
 
 

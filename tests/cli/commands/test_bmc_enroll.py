@@ -150,7 +150,7 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
     assert all(machine.writes == [] for machine in site.machines.values())
 
     ran = _run_once(site, _push(site))
-    assert ran.code == Exit.FINE and "the ledger begins with every server installed as Git wants it" in ran.err, ran
+    assert ran.code == Exit.FINE and "the ledger begins with every server installed as Git describes it" in ran.err, ran
     assert [(each["server"], each["record"]["provision"]) for each in _records(site)] == [(name, 0) for name in NAMES]
     got = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials, "-o", "json")
     assert [each["responded"] for each in got.json["items"]] == [True, True, True], got
@@ -346,6 +346,21 @@ def test_documents_that_contradict_the_fleet_are_not_left_behind(site: Site) -> 
     assert not (site.credentials / "rack" / "access.toml").exists()
 
 
+@pytest.mark.parametrize("before", ["", "# Ours\nnetworks = []\n"])
+def test_a_ledger_that_cannot_be_created_leaves_no_file_behind(site: Site, before: str) -> None:
+    file = site.credentials / "rack" / "access.toml"
+    if before:
+        file.write_text(before)
+    site.state.mkdir()
+    (site.state / "ledger.sqlite").symlink_to(site.folder / "elsewhere")  # an instance refuses symlinks
+    fleet_file = (site.work / "fleet.yaml").read_text()
+    done = site.enroll(site.list, "--yes", "--state", site.state)
+    assert (done.code, "symlink" in done.err) == (Exit.USAGE, True), done
+    assert list(site.work.rglob("web*.yaml")) == []
+    assert (file.read_text() if file.exists() else "") == before
+    assert (site.work / "fleet.yaml").read_text() == fleet_file
+
+
 def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
     (site.work / "fleet.yaml").write_text(naming(uuid_of("ledger"), fleet("baseURL: 'http://boot.test'")))
     before = (site.work / "fleet.yaml").read_text()
@@ -357,7 +372,7 @@ def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
 def test_a_wrong_password_enrols_nothing(site: Site) -> None:
     (site.credentials / "rack" / "password").write_text("wrong\n")
     done = site.enroll(site.list, "--yes", "--state", site.state)
-    assert done.code == Exit.PARTIAL and "refuses the user name or password" in _one_line(done.out)
+    assert done.code == Exit.PARTIAL and "rejects the user name or password" in _one_line(done.out)
     assert not (site.work / "servers").exists() and not site.state.exists()
 
 
