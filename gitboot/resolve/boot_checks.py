@@ -248,6 +248,7 @@ def check_loader_signature(
     name, template = inputs.profile.metadata.name, boot.entries.get("ipxe")
     is_by_firmware = boot.direct and boot.method is not Method.PXE
     hint = "let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image"
+    place: Place
     if is_by_firmware:
         kind = "uki" if boot.http_boot is HttpBoot.UKI else "iso"
         if kind == "uki" and secure_boot:
