@@ -487,7 +487,14 @@ class Code(StrEnum):
         "GB2031",
         "The server cannot boot under Secure Boot as planned",
         "The document states secureBoot: true. Then the firmware starts only programs with a signature that it trusts.",
-        "Let DHCP name Shim, and boot an image with a signed kernel or a signed uki (docs/loaders.md).",
+        "Let DHCP name Shim, and boot an image with a signed kernel or a signed uki (docs/how-to/secure-boot.md).",
+    )
+    LOADER_SIGNATURE = (
+        "GB2032",
+        "The program that boots the image ignores loaderSignature",
+        "Only iPXE verifies loaderSignature, and only in the boot script of gitboot. GRUB, PXELINUX, firmware and the "
+        "script of a template boot the files without this check.",
+        "Let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image.",
     )
     TEMPLATE_SYNTAX = (
         "GB2101",

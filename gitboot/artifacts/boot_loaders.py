@@ -101,7 +101,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
 )
 
 
-_SIGNED_GRUBS: Final = ("loaders/grubx64.efi", "loaders/grubaa64.efi")  # which shim starts
+SIGNED_GRUBS: Final = ("loaders/grubx64.efi", "loaders/grubaa64.efi")  # which shim starts
 _SIGNED_GRUB: Final = SIGNED_GRUB.removeprefix(BOOT)
 _OWN_COMMENT: Final = b"# gitboot: "
 
@@ -181,10 +181,27 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> Placed:
 
 
 def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+    without_http = None
     for file in (system / source for system in systems for source in loader.sources):
         if file.is_file():
-            return file.read_bytes(), str(file)
+            content = file.read_bytes()
+            if loader.path not in SIGNED_GRUBS or has_http(content):
+                return content, str(file)
+            without_http = without_http or file
+    if without_http is not None:
+        return (
+            f"{without_http} cannot fetch by HTTP: unpack {loader.package} of Debian 13 or newer, and name its folder "
+            "with --system"
+        )
     return f"install the package {loader.package}"
+
+
+def has_http(grub: bytes) -> bool:
+    """Return whether a GRUB image contains the module http. The signed GRUB of Debian 12 does not contain it.
+
+    The text is from the request of that module (GRUB: grub-core/net/http.c).
+    """
+    return b" HTTP/1.1\r\nHost: " in grub
 
 
 def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
@@ -193,7 +210,7 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
     # By TFTP, shim requests GRUB from the root unless the DHCP server sends the path of shim in the header field `file`
     # (shim: netboot.c).
-    if tftp is not None and path in _SIGNED_GRUBS:
+    if tftp is not None and path in SIGNED_GRUBS:
         in_root = tftp / Path(path).name
         # A file with another content than gitboot's last copy is from another program, and stays.
         if (found := read_output_file(in_root)) is None or found == read_output_file(tftp / path):
@@ -328,3 +345,8 @@ def is_signed(head: bytes) -> bool | None:
     except struct.error:  # the file is too short
         return None
     return bool(offset and size)
+
+
+def find_program_fault(head: bytes) -> str | None:
+    """Return why firmware with Secure Boot rejects a program, or None if it has a signature."""
+    return {True: None, False: "has no signature", None: "is not an EFI program"}[is_signed(head)]

@@ -230,6 +230,7 @@ def _render_server(
         "serial": machine.serial,
         "architecture": str(machine.architecture or Architecture.X86_64),
         "firmware": str(machine.firmware or Firmware.UEFI),
+        "secureBoot": machine.secure_boot,
         "interfaces": [
             _drop_empty(
                 {

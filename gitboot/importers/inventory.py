@@ -175,6 +175,11 @@ def parse_firmware(value: object) -> Firmware | None:
     return _FIRMWARES.get(str(value).lower())
 
 
+def parse_secure_boot(boot_mode: object) -> bool | None:
+    """Return True if a boot mode means that Secure Boot is on, or None if the boot mode does not state it."""
+    return True if str(boot_mode).lower() == "uefisecureboot" else None
+
+
 def parse_address(address: object, netmask: object = None) -> str | None:
     """Return an IP address, with a prefix length if there is a netmask, or None if the value is not an address."""
     text = str(address or "").strip()
@@ -369,6 +374,7 @@ class ImportedMachine(Struct, frozen=True, kw_only=True):
     serial: str | None = None
     architecture: str | None = None  # as `parse_architecture` returns it
     firmware: Firmware | None = None
+    secure_boot: bool | None = None  # None: the source does not state it
     nics: tuple[ImportedNic, ...] = ()
     bmc: ImportedBmc | None = None
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -32,6 +32,7 @@ from gitboot.resolve import user_data_formats
 from gitboot.resolve.decision_inputs import (
     FILE,
     IPXE_OUTPUTS,
+    LOADER_OUTPUTS,
     OUTPUTS_WITHOUT_HTTPS,
     BootInputs,
     DecisionFinding,
@@ -54,6 +55,7 @@ from gitboot.resolve.server_decision import (
 )
 from gitboot.text import format_count, format_names
 
+Place = tuple[Id, tuple[str | int, ...]]  # a document and a field
 _MAX_SECRETS_PER_FILE: Final = 50  # at most this many secrets are reported for one file
 
 
@@ -184,7 +186,13 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     own = Id("Server", server.metadata.name)
     if server.spec.firmware is not Firmware.UEFI:
         message = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot"
-        yield DecisionFinding(code, message, "remove secureBoot", (own, ("spec", "firmware")), Severity.WARNING)
+        hint = f"remove secureBoot from {own}"
+        if server.spec.secure_boot is None:
+            hint = (
+                f"hardware of Fleet/{shared.fleet.name} sets secureBoot: write secureBoot: false in {own}, or let that "
+                "entry of hardware select fewer servers"
+            )
+        yield DecisionFinding(code, message, hint, (own, ("spec", "firmware")), Severity.WARNING)
         return
     is_own = server.spec.loader is not None
     place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
@@ -215,6 +223,74 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
             hint = "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed"
             place = (Id("BootProfile", name), ("spec", "templates"))
             yield DecisionFinding(code, message, hint, place, Severity.WARNING)
+
+
+def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterator[DecisionFinding]:
+    """Yield a warning for each boot with a `loaderSignature` that the program which boots the server ignores."""
+    ignoring = _find_ignoring_loader(inputs)
+    pairs = [(decision.policy.boot, inputs.shared.boot)] if decision.policy is not None else []
+    pairs += [(each.boot, of.boot) for each, of in zip(decision.maintenances, inputs.shared.maintenances, strict=True)]
+    for boot, of in pairs:
+        if boot is not None and of is not None:
+            yield from check_loader_signature(boot, of, ignoring, secure_boot=inputs.secure_boot)
+
+
+def check_loader_signature(
+    boot: Boot, inputs: BootInputs, ignoring: tuple[str, Place] | None, *, secure_boot: bool = False
+) -> Iterator[DecisionFinding]:
+    """Yield a warning if a boot has a `loaderSignature` that the program which boots the machine ignores.
+
+    ``ignoring`` is a loader that verifies no file, with the field that chose it, or None if iPXE may boot the machine.
+    With ``secure_boot``, the firmware verifies the whole UKI by its own signature.
+    """
+    if not boot.files.loader_signatures:
+        return
+    name, template = inputs.profile.metadata.name, boot.entries.get("ipxe")
+    is_by_firmware = boot.direct and boot.method is not Method.PXE
+    hint = "let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image"
+    place: Place
+    if is_by_firmware:
+        kind = "uki" if boot.http_boot is HttpBoot.UKI else "iso"
+        if kind == "uki" and secure_boot:
+            return
+        program, place = f"the firmware, which boots the {kind}", (Id("BootProfile", name), ("spec", "method"))
+        hint = "boot the image with method: Pxe and iPXE, or remove loaderSignature and sign the uki for Secure Boot"
+    elif ignoring is not None:
+        program, place = ignoring
+    elif template is not None and "imgverify" not in template:
+        program, place = "the template for iPXE", (Id("BootProfile", name), ("spec", "templates", "ipxe"))
+        hint = "run imgtrust and imgverify in the template, or remove loaderSignature from the image"
+    else:
+        return
+    message = f"BootImage/{boot.image} has a loaderSignature, but {program} does not verify it"
+    yield DecisionFinding(Code.LOADER_SIGNATURE, message, hint, place, Severity.WARNING)
+
+
+def _find_ignoring_loader(inputs: ServerInputs) -> tuple[str, Place] | None:
+    """Return the loader that boots a server and verifies no `loaderSignature`, with the field that chose it.
+
+    Return None if iPXE may boot the server.
+    """
+    server, fleet = inputs.server, inputs.shared.fleet
+    own, hardware = Id("Server", server.metadata.name), (Id("Fleet", fleet.name), ("spec", "hardware"))
+    is_uefi = server.spec.firmware is Firmware.UEFI
+    if is_uefi and inputs.loader in (Loader.GRUB, Loader.SHIM) and Output.GRUB in fleet.outputs:
+        if server.spec.loader is not None:
+            return "GRUB", (own, ("spec", "loader"))
+        is_own = inputs.shared.loader is None and server.spec.secure_boot is not None
+        return "GRUB", (own, ("spec", "secureBoot")) if is_own else hardware
+    return find_ignoring_output(fleet.name, fleet.outputs, server.spec.firmware)
+
+
+def find_ignoring_output(
+    fleet: str, outputs: Iterable[Output], firmware: Firmware = Firmware.UEFI
+) -> tuple[str, Place] | None:
+    """Return the loader of a Fleet that has no boot scripts for iPXE, with the field outputs. Otherwise return None."""
+    found = LOADER_OUTPUTS.intersection(outputs)
+    if not found or found & IPXE_OUTPUTS:
+        return None
+    is_grub = Output.PXELINUX not in found or (firmware is Firmware.UEFI and Output.GRUB in found)
+    return "GRUB" if is_grub else "PXELINUX", (Id("Fleet", fleet), ("spec", "outputs"))
 
 
 _IDENTITY_HINTS: Final = {

@@ -27,10 +27,13 @@ from gitboot.resolve.boot_checks import (
     check_copies,
     check_first_boot,
     check_leaks,
+    check_loader_signature,
+    check_loader_signatures,
     check_maintenance,
     check_overlaps,
     check_policy,
     check_server,
+    find_ignoring_output,
     find_placeholder_digests,
     find_rejected_labels,
     parse_declared_provision,
@@ -209,6 +212,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
             ipxe_https=serving.ipxe_https and is_https,
         ),
     )
+    findings += check_loader_signatures(inputs, decision)
     if fleet.is_written:
         findings += check_copies(fleet, decision)
     return DecidedServer(
@@ -387,6 +391,8 @@ def decide_unknown_machines(
         findings: list[DecisionFinding] = []
         if (boot := _compose(composer, source, inputs, findings)) is not None:
             boots[architecture] = boot
+            ignoring = find_ignoring_output(fleet.metadata.name, fleet.spec.outputs)
+            findings += check_loader_signature(boot, inputs, ignoring)
         found += ((f"unknown {architecture} machines", finding) for finding in findings)
     return boots, found
 

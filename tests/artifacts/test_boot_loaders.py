@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from gitboot.artifacts.boot_loaders import (
     LOADERS,
     MANIFEST,
+    SIGNED_GRUBS,
     Built,
     Packaged,
     Placed,
@@ -39,8 +40,14 @@ def packages(folder: Path) -> Path:
         if isinstance(loader, Packaged):
             source = folder / loader.sources[0]
             source.parent.mkdir(parents=True, exist_ok=True)
-            source.write_text(f"contents of {loader.sources[0]}")
+            source.write_bytes(_content_of(loader).encode())
     return folder
+
+
+def _content_of(loader: Packaged) -> str:
+    """The content of a loader. The signed GRUB has the request of its module http."""
+    request = " HTTP/1.1\r\nHost: " if loader.path in SIGNED_GRUBS else ""
+    return f"contents of {loader.sources[0]}{request}"
 
 
 @pytest.fixture
@@ -72,8 +79,8 @@ def test_loaders_of_packages_are_copied_to_the_web_root_and_the_tftp_root(tmp_pa
     for loader in LOADERS:
         if isinstance(loader, Packaged):
             assert told[loader.path].outcome is Placement.PLACED
-            expected = f"contents of {loader.sources[0]}"
-            found = (out / "assets" / loader.path).read_text(), (tftp / loader.path).read_text()
+            expected = _content_of(loader).encode()
+            found = (out / "assets" / loader.path).read_bytes(), (tftp / loader.path).read_bytes()
             assert found == (expected, expected)
 
 
@@ -285,10 +292,26 @@ def test_the_first_system_that_has_a_loader_wins(tmp_path: Path, system: Path) -
     newer = tmp_path / "debian13"
     grub = newer / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
     grub.parent.mkdir(parents=True)
-    grub.write_text("with HTTP")
+    grub.write_bytes(b"newer HTTP/1.1\r\nHost: ")
     place(tmp_path / "out", tmp_path / "tftp", BASE, lambda _: None, systems=[newer, system])
-    assert (tmp_path / "tftp/loaders/grubx64.efi").read_text() == "with HTTP"
+    assert (tmp_path / "tftp/loaders/grubx64.efi").read_bytes() == grub.read_bytes()
     assert (tmp_path / "tftp/loaders/shimx64.efi").read_text().startswith("contents of ")
+
+
+def test_a_signed_grub_without_http_is_not_placed(tmp_path: Path, system: Path) -> None:
+    older = packages(tmp_path / "debian12")
+    grub = older / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
+    grub.write_text("the GRUB of Debian 12")
+    told = placed(tmp_path / "out", older, tmp_path / "tftp")["loaders/grubx64.efi"]
+    assert told.outcome is Placement.MISSING
+    assert told.message == (
+        f"{grub} cannot fetch by HTTP: unpack grub-efi-amd64-signed of Debian 13 or newer, and name its folder with "
+        "--system"
+    )
+    assert not list(tmp_path.glob("*/**/grubx64.efi"))
+    place(tmp_path / "out", None, BASE, lambda _: None, systems=[older, system])  # a later system has it
+    newer = system / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
+    assert at(tmp_path / "out", "loaders/grubx64.efi").read_bytes() == newer.read_bytes()
 
 
 def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:

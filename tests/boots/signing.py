@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 from tests.boots.programs import program
 
-PAGE: Final = Path(__file__).parents[2] / "docs/loaders.md"
+PAGE: Final = Path(__file__).parents[2] / "docs/how-to/secure-boot.md"
 
 
 def _find_commands(start: str) -> list[str]:
-    section = PAGE.read_text().partition("### A UKI with your own key\n")[2]
+    section = PAGE.read_text().partition("## A UKI with your own key\n")[2]
     found = [line.strip() for line in section.splitlines() if line.strip().startswith(start)]
     assert found, f"the page has no command that starts with {start}"
     return found

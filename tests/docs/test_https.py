@@ -57,7 +57,7 @@ def test_doctor_accepts_the_certificate_of_the_page(folder: Path) -> None:
 def test_the_signatures_of_the_page_are_valid_for_their_files_alone(folder: Path) -> None:
     for name in ("vmlinuz", "initrd.img"):
         (folder / name).write_text(f"the content of {name}")
-    type_blocks("loaders.md", "## iPXE that verifies its files", "openssl", folder)
+    type_blocks("how-to/verify-files-with-ipxe.md", "# Verify files with iPXE", "openssl", folder)
 
     def verifies(content: str, signature: str) -> bool:
         how = ("-binary", "-inform", "DER", "-CAfile", "ca.pem", "-purpose", "any")

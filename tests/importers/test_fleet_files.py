@@ -619,6 +619,31 @@ def test_all_facts_of_a_machine_are_imported_except_secrets(system: str, fleets:
     assert [name for name, content in written(fleet).items() if PASSWORD.encode() in content] == []
 
 
+TINKERBELL = "tinkerbell v1alpha2"
+
+
+@pytest.mark.parametrize(
+    ("system", "files", "old", "new"),
+    [
+        ("metal3", SOURCES["metal3"], "bootMode: legacy", "bootMode: UEFISecureBoot"),
+        ("tinkerbell", FORMS[TINKERBELL][1], "bootMode: UEFI", "bootMode: UEFISecureBoot"),
+        ("ironic", SOURCES["ironic"], "boot_mode:bios", "boot_mode:uefi,secure_boot:true"),
+        ("foreman", SOURCES["foreman"], "Grub2 UEFI", "Grub2 UEFI SecureBoot"),
+    ],
+)
+def test_secure_boot_of_the_source_is_imported(
+    tmp_path: Path, system: str, files: dict[str, str], old: str, new: str
+) -> None:
+    assert any(old in text for text in files.values())
+    for turned_on in (False, True):
+        changed = {name: text.replace(old, new) if turned_on else text for name, text in files.items()}
+        folder = tmp_path / str(turned_on)
+        folder.mkdir()
+        spec = server_of(imported(folder, system, *make_known_options(folder), files=changed), system)
+        assert spec.get("secureBoot") == ("true" if turned_on else None)
+    assert spec["firmware"] == "UEFI"
+
+
 OTHER = "52:54:00:12:34:99"  # of the second interface of a bond
 BONDS = {
     "cobbler": {

@@ -178,6 +178,6 @@ def test_the_image_has_the_programs_that_other_commands_need(image: Image, tmp_p
     place = ("gitboot", "artifacts", "loaders", "--out=/mnt/boot", "--tftp=/mnt/tftp", "--path=/mnt/fleet")
     image.debian.run(*place, user=image.user, volumes=volumes)
     placed = {path.name for path in (tmp_path / "boot" / "assets" / "loaders").iterdir()}
-    assert {"ipxe-x86_64.efi", "grub-x86_64.efi", "shimx64.efi", "lpxelinux.0"} <= placed
+    assert {"ipxe-x86_64.efi", "grub-x86_64.efi", "shimx64.efi", "grubx64.efi", "lpxelinux.0"} <= placed
     for each in ("gpg", "ipmitool", "minisign", "ssh-keygen"):
         image.debian.run("which", each)

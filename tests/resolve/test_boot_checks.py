@@ -240,6 +240,96 @@ def test_p4_a_server_that_cannot_boot_under_secure_boot_is_a_warning(
     assert {each.severity for each in found} <= {Severity.WARNING}
 
 
+@for_each(
+    ("case", "settings", "spec", "hint"),
+    [
+        ("the Server", "baseURL: 'http://boot.test'", "secureBoot: true", "remove secureBoot from Server/web01"),
+        (
+            "the Fleet",
+            SECURE.format(""),
+            "",
+            "hardware of Fleet/test sets secureBoot: write secureBoot: false in Server/web01, or let that entry of "
+            "hardware select fewer servers",
+        ),
+        ("both", SECURE.format(""), "secureBoot: true", "remove secureBoot from Server/web01"),
+    ],
+)
+def test_the_hint_for_bios_names_the_document_that_sets_secure_boot(
+    case: str, settings: str, spec: str, hint: str
+) -> None:
+    documents = (fleet(settings), server("web01", "role: web", spec, firmware="BIOS"), *SEED[2:])
+    [found] = [each for each in decided(*documents).warnings if each.code == Code.SECURE_BOOT]
+    assert found.hint == hint, case
+
+
+ROOT_URL = "baseURL: 'http://boot.test'"
+BY_GRUB = "BootImage/live-1 has a loaderSignature, but GRUB does not verify it (web01)"
+BY_PXELINUX = BY_GRUB.replace("GRUB", "PXELINUX")
+BY_TEMPLATE = BY_GRUB.replace("GRUB", "the template for iPXE")
+BY_FIRMWARE = BY_GRUB.replace("GRUB", "the firmware, which boots the uki")
+BY_ISO = BY_GRUB.replace("GRUB", "the firmware, which boots the iso")
+VERIFIES = "kernel http://boot.test/k\nimgverify vmlinuz http://boot.test/k.sig\nboot\n"
+
+
+@for_each(
+    ("case", "settings", "spec", "firmware", "how", "template", "expected"),
+    [
+        ("iPXE", ROOT_URL, "", "UEFI", "Pxe", "", []),
+        ("iPXE for BIOS, for which gitboot has no GRUB", ROOT_URL, "loader: GRUB", "BIOS", "Pxe", "", []),
+        ("GRUB of the Server", ROOT_URL, "loader: GRUB", "UEFI", "Pxe", "", [("server.yaml", BY_GRUB)]),
+        ("Shim of the Server", ROOT_URL, "loader: Shim", "UEFI", "Pxe", "", [("server.yaml", BY_GRUB)]),
+        ("Secure Boot of the Server", ROOT_URL, "secureBoot: true", "UEFI", "Pxe", "", [("server.yaml", BY_GRUB)]),
+        ("Secure Boot of the hardware", SECURE.format(""), "", "UEFI", "Pxe", "", [("fleet.yaml", BY_GRUB)]),
+        ("Secure Boot and a signed iPXE", SECURE.format(""), "loader: iPXE", "UEFI", "Pxe", "", []),
+        ("only GRUB", f"{ROOT_URL}, outputs: [grub]", "", "UEFI", "Pxe", "", [("fleet.yaml", BY_GRUB)]),
+        ("only PXELINUX", f"{ROOT_URL}, outputs: [pxelinux]", "", "BIOS", "Pxe", "", [("fleet.yaml", BY_PXELINUX)]),
+        ("a template", ROOT_URL, "", "UEFI", "Pxe", "boot\n", [("profile.yaml", BY_TEMPLATE)]),
+        ("a template that verifies", ROOT_URL, "", "UEFI", "Pxe", VERIFIES, []),
+        ("a UKI by firmware", ROOT_URL, "", "UEFI", "uki", "", [("profile.yaml", BY_FIRMWARE)]),
+        ("a UKI by firmware with Secure Boot", SECURE.format(""), "", "UEFI", "uki", "", []),
+        ("an ISO by firmware", ROOT_URL, "", "UEFI", "iso", "", [("profile.yaml", BY_ISO)]),
+    ],
+)
+def test_a_loader_signature_that_the_booting_program_ignores_is_a_warning(
+    case: str, settings: str, spec: str, firmware: str, how: str, template: str, expected: list[tuple[str, str]]
+) -> None:
+    written = profile("live", "live-1", "templates: {ipxe: live.ipxe}" if template else "")
+    if how != "Pxe":
+        written = profile("live", "live-1", f"httpBoot: {how}", method="UefiHttp")
+    files = {
+        "fleet.yaml": fleet(settings),
+        "server.yaml": server("web01", "role: web", spec, firmware=firmware),
+        "image.yaml": _signed(image("live-1", "writesDisk: false", "kernel, uki, iso")),
+        "profile.yaml": written,
+        "live.ipxe": template,
+    }
+    warnings = decided(policy("live", boots="live"), files=files).warnings
+    found = [each for each in warnings if each.code == Code.LOADER_SIGNATURE]
+    assert [(each.path, each.message) for each in found] == expected, case
+    assert all(each.severity is Severity.WARNING and "remove loaderSignature" in each.hint for each in found)
+    files["image.yaml"] = image("live-1", "writesDisk: false", "kernel, uki, iso")
+    warnings = decided(policy("live", boots="live"), files=files).warnings
+    assert not [each for each in warnings if each.code == Code.LOADER_SIGNATURE], f"{case}, without a signature"
+
+
+def test_unknown_machines_that_boot_by_grub_ignore_a_loader_signature() -> None:
+    boots = (_signed(image("live-1", "writesDisk: false", "kernel")), profile("live", "live-1"))
+    for outputs in ("grub", "ipxe"):
+        settings = f"{ROOT_URL}, outputs: [{outputs}], unknownServers: {{profile: live}}"
+        warnings = decided(fleet(settings), *boots).warnings
+        found = [each.message for each in warnings if each.code == Code.LOADER_SIGNATURE]
+        assert found == ([BY_GRUB.replace("web01", "unknown x86_64 machines")] if outputs == "grub" else [])
+
+
+def _signed(image: str) -> str:
+    """Add a loaderSignature to the kernel and the uki of an image."""
+    for name in ("kernel", "uki"):
+        image = image.replace(
+            f'{name}", sha256: {SHA}', f'{name}", sha256: {SHA}, loaderSignature: "assets:{name}.sig"'
+        )
+    return image
+
+
 def test_p4_validate_and_diff_warn_of_a_server_that_cannot_boot_under_secure_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

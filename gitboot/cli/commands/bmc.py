@@ -366,9 +366,9 @@ def _inspect(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    def has_signature(url: str, base_url: str) -> bool | None:
-        """Return whether the program at a URL is signed, or None if ``assets`` lacks it or it is not an EFI program."""
-        from gitboot.artifacts.boot_loaders import HEAD, is_signed
+    def find_fault(url: str, base_url: str) -> str | None:
+        """Return why firmware with Secure Boot rejects the program at a URL, or None. Skip files outside ``assets``."""
+        from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
 
         served = f"{base_url}/assets/"
         if assets is None or not url.startswith(served):
@@ -376,7 +376,7 @@ def _inspect(
         with suppress(OSError):
             if (file := find_file_below(assets.resolve(), url.removeprefix(served))) is not None:
                 with file.open("rb") as content:
-                    return is_signed(content.read(HEAD))
+                    return find_program_fault(content.read(HEAD))
         return None
 
     raise_limits()  # each BMC needs a connection
@@ -388,7 +388,7 @@ def _inspect(
         if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
             raise UsageError(f"{', '.join(without)}: has no BMC; add spec.bmc to the Server document")
         with show_progress("BMCs", len(asked)) as advance:
-            return inspect_bmcs(asked, kept, at, on_read=advance, has_signature=has_signature)
+            return inspect_bmcs(asked, kept, at, on_read=advance, find_fault=find_fault)
 
 
 def _format_json(inspections: list[Inspection]) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 import click
 from msgspec import Struct, structs
 
-from gitboot.artifacts.boot_loaders import HEAD, is_signed
+from gitboot.artifacts.boot_loaders import HEAD, SIGNED_GRUBS, find_program_fault, has_http
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, credential_use
 from gitboot.cli.endpoint_options import machines_tls_option
@@ -456,12 +456,13 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
 
 
 def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Examination:
-    """Check that the programs that servers with Secure Boot start have signatures.
+    """Check that the programs that servers with Secure Boot start have signatures, and that the signed GRUB has HTTP.
 
     gitboot does not verify the signatures, because only the firmware knows which keys it trusts. ``authority`` is a
     certificate authority to trust in addition to those of this machine.
     """
     servers_by_url: dict[str, set[str]] = {}
+    base_urls: dict[str, set[str]] = {}  # the servers that boot by shim, by base URL
     for host in decisions.hosts:
         if not host.secure_boot or host.lifecycle is Lifecycle.RETIRED:
             continue
@@ -469,28 +470,64 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
         urls = {file.url for boot in decision.boots for file in boot.verified_programs}
         if not decision.boots or any(boot.method is Method.PXE for boot in decision.boots):
             urls |= {f"{decision.base_url}/assets/{path}" for path in _list_verified_loaders(decisions, host)}
-            if host.loader is Loader.SHIM:  # whose GRUB loads this path, whatever the path of the base URL is
-                urls.add(urljoin(decision.base_url, f"/{SIGNED_GRUB.removeprefix(BOOT)}"))
+            if host.loader is Loader.SHIM:
+                base_urls.setdefault(decision.base_url, set()).add(host.server)
         for url in urls:
             servers_by_url.setdefault(url, set()).add(host.server)
     fetcher, signed, faults = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=authority), 0, 0
+    fetch = f"curl {f'--cacert {quote_words(authority)} ' if authority is not None else ''}-fsSo program.efi "
     for url, servers in sorted(servers_by_url.items()):
-        of_servers = f"{format_count(len(servers), 'server')} ({format_names(sorted(servers), 3)})"
+        of_servers = _format_servers(servers)
         try:
-            has_signature = _read_signature(fetcher, url)
+            fault = _find_fault(fetcher, url)
         except GitbootError as error:
             needs = "needs" if len(servers) == 1 else "need"
             message = f"{url} cannot be read: {error}; {of_servers} with Secure Boot {needs} it"
             yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
             faults += 1
             continue
-        signed += has_signature is True
-        faults += has_signature is False
-        if has_signature is False:
-            message = f"{url} has no signature, so the firmware of {of_servers} rejects it"
-            yield _doubtful("Secure Boot", message, f"sbverify --list {quote_words(url.rpartition('/')[2])}")
+        signed += fault is None
+        faults += fault is not None
+        if fault == _NO_HTTP:
+            hint = (
+                "gitboot artifacts loaders … --system DIR  # with grub-efi-amd64-signed of Debian 13, unpacked in DIR"
+            )
+            yield _doubtful("Secure Boot", f"{url} {fault}, so it cannot boot {of_servers}", hint)
+        elif fault is not None:
+            message = f"{url} {fault}, so the firmware of {of_servers} rejects it"
+            yield _doubtful("Secure Boot", message, f"{fetch}{quote_words(url)} && sbverify --list program.efi")
     if signed and not faults:
         yield fine("Secure Boot", f"{format_count(signed, 'program')} for servers with Secure Boot have signatures")
+    for base_url, servers in sorted(base_urls.items()):
+        yield from _of_signed_grub_script(fetcher, base_url, servers)
+
+
+def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]) -> Examination:
+    """Check the script that the signed GRUB loads from the root of its web server if it came by HTTP.
+
+    The output tree contains the script, so it is at the root if the base URL has no path. Otherwise only machines that
+    load shim by HTTP need a copy at the root. Those that load shim by TFTP find the script in the TFTP root.
+    """
+    path = SIGNED_GRUB.removeprefix(BOOT)
+    url = urljoin(base_url, f"/{path}")
+    try:
+        fetcher.head(url)
+    except GitbootError as error:
+        if urlsplit(base_url).path.strip("/"):
+            loads = "loads" if len(servers) == 1 else "load"
+            message = f"{url} is missing; copy it if {_format_servers(servers)} {loads} shim by HTTP instead of TFTP"
+            hint = f"curl -fsSO {quote_words(f'{base_url}/{path}')}  # then put the file at {url}"
+            yield Examined(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
+            return
+        message = f"{url} cannot be read: {error}; GRUB needs it if shim came by HTTP ({_format_servers(servers)})"
+        yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
+
+
+def _format_servers(names: set[str]) -> str:
+    return f"{format_count(len(names), 'server')} ({format_names(sorted(names), 3)})"
+
+
+_NO_HTTP: Final = "has no module http"
 
 
 def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
@@ -503,15 +540,20 @@ def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
                 yield offer.path.replace("shim", "grub")
 
 
-def _read_signature(fetcher: WebFetcher, url: str) -> bool | None:
-    """Return whether the program at a URL has a signature, or None if the file is not an EFI program."""
+def _find_fault(fetcher: WebFetcher, url: str) -> str | None:
+    """Return why the program at a URL cannot boot under Secure Boot, or None."""
+    is_grub = url.endswith(tuple(f"/assets/{path}" for path in SIGNED_GRUBS))
     with fetcher.read(url) as content:
-        head = b""
+        program = b""
         for chunk in content.chunks:
-            head += chunk
-            if len(head) >= HEAD:
+            program += chunk
+            if len(program) >= (_LONGEST_GRUB if is_grub else HEAD):
                 break
-    return is_signed(head[:HEAD])
+    fault = find_program_fault(program[:HEAD])
+    return _NO_HTTP if fault is None and is_grub and not has_http(program) else fault
+
+
+_LONGEST_GRUB: Final = 16 * 2**20  # bytes
 
 
 def of_proxy(decisions: Decisions) -> Examination:

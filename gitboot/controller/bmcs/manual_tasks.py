@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
-HasSignature = Callable[[str, str], bool | None]
+FindFault = Callable[[str, str], str | None]
 _NO_LEDGER_NAMED: Final = "the Fleet does not name a ledger, so another instance may change the same BMC"
 _SET_BY_ANOTHER: Final = "was set by another instance, so this instance does not set it"
 _FAILURE_TEXTS: Final = {
@@ -137,7 +137,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     observed: BmcObservation | None = None  # None: the BMC could not be read
     step: Step | None = None
     failure: Failure | None = None
-    unsigned_urls: tuple[str, ...] = ()  # URLs of unsigned programs that the firmware would start
+    # The URL of each program that firmware with Secure Boot would reject, with the reason.
+    rejected_programs: tuple[str, ...] = ()
     # The next step of the power change, assuming that the machine is in the power wave; None: no step is due.
     switch: PowerChangeStep | None = None
 
@@ -146,9 +147,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         """The problems that will prevent the planned boot."""
         if self.observed is None or not self.observed.secure_boot:
             return ()
-        return tuple(
-            f"Secure Boot is on and {url} has no signature, so firmware will reject it" for url in self.unsigned_urls
-        )
+        return tuple(f"Secure Boot is on and {each}, so firmware will reject it" for each in self.rejected_programs)
 
     @property
     def needs_operator(self) -> bool:
@@ -342,12 +341,12 @@ def inspect_bmcs(
     at: datetime,
     *,
     on_read: Callable[[int], None] = lambda _: None,
-    has_signature: HasSignature = lambda _url, _base_url: None,
+    find_fault: FindFault = lambda _url, _base_url: None,
 ) -> list[Inspection]:
     """Read each BMC once, with many reads in parallel.
 
     The result begins with the BMCs that need an operator, and then lists unreadable BMCs and BMCs that differ from
-    their plans. ``on_read`` is called with the number of BMCs read since its last call. ``has_signature`` is called
+    their plans. ``on_read`` is called with the number of BMCs read since its last call. ``find_fault`` is called
     with the URL of a program and the base URL of its server.
     """
 
@@ -357,7 +356,7 @@ def inspect_bmcs(
     found = _run_at_each_bmc(
         subjects,
         connections,
-        partial(_inspect_bmc, at=at, has_signature=has_signature),
+        partial(_inspect_bmc, at=at, find_fault=find_fault),
         build_failed_inspection,
         on_read,
     )
@@ -402,9 +401,10 @@ def _run_at_each_bmc(
     return found
 
 
-def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterator[str]:
-    """Yield the URLs of unsigned programs that the firmware would start for the plan, directly or through a boot
-    loader.
+def _find_rejected_programs(subject: Subject, find_fault: FindFault) -> Iterator[str]:
+    """Yield the URL of each program of the plan that the firmware would reject, with the reason.
+
+    The firmware starts a program directly or through a boot loader.
 
     The programs inside an ISO are not checked.
     """
@@ -412,11 +412,11 @@ def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterat
     if boot is None or decision is None:
         return
     for file in boot.verified_programs:
-        if has_signature(file.url, decision.base_url) is False:
-            yield file.url
+        if (fault := find_fault(file.url, decision.base_url)) is not None:
+            yield f"{file.url} {fault}"
 
 
-def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: HasSignature) -> Inspection:
+def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, find_fault: FindFault) -> Inspection:
     """Read a BMC, and determine the next steps for its override and for its power.
 
     The machine is assumed to be in the power wave.
@@ -456,7 +456,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: 
         observed=observed,
         step=step,
         switch=switch,
-        unsigned_urls=tuple(_find_unsigned_urls(subject, has_signature)),
+        rejected_programs=tuple(_find_rejected_programs(subject, find_fault)),
     )
 
 

@@ -146,6 +146,7 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
         serial=as_text(get_nested(_parse_mapping(node.get("extra")), "serial_number")),
         architecture=parse_architecture(properties.get("cpu_arch")),
         firmware=parse_firmware(capabilities.get("boot_mode")),
+        secure_boot=True if capabilities.get("secure_boot", "").lower() == "true" else None,
         nics=tuple(sorted(nics, key=lambda nic: nic.mac)),
         bmc=bmc,
         labels={key: value for key in ("profile",) if (value := capabilities.get(key))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import ssl
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,32 +184,89 @@ def test_finding_r13_a_check_is_printed_once_and_fits_the_terminal(
     assert max(map(len, printed)) <= columns
 
 
-@pytest.mark.parametrize("kernel", ["signed", "unsigned", "missing"])
+@pytest.mark.parametrize("kernel", ["signed", "unsigned", "compressed", "missing"])
 def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_path: Path, kernel: str) -> None:
     assets = tmp_path / "output/boot/assets"
-    programs = [assets / f"loaders/{name}64.efi" for name in ("shimx", "grubx")]
-    programs += [assets / "flatcar-1/kernel"] if kernel != "missing" else []
+    contents = {
+        "signed": efi_program(signed=True),
+        "unsigned": efi_program(signed=False),
+        "compressed": b"\x1f\x8b a compressed kernel",
+    }
     with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         rack.add("web01")
         rack.push()
         rack.once(*rack.spooling, records="fresh")
-        for file in programs:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(efi_program(signed=file.name != "kernel" or kernel == "signed"))
+        place_signed_loaders(assets)
         if kernel == "missing":
             shutil.rmtree(rack.output / "boot/grub")
+        else:
+            (assets / "flatcar-1").mkdir()
+            (assets / "flatcar-1/kernel").write_bytes(contents[kernel])
         _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
+        hints = [each["hint"] for each in items["Secure Boot"]]
+        if kernel == "unsigned":  # type the hint: the user has no copy of the file
+            done = subprocess.run(["sh", "-euc", hints[0]], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert (tmp_path / "program.efi").read_bytes() == contents[kernel], done
+            assert hints[0].endswith(" && sbverify --list program.efi")
     found = {each["message"].replace(url, "URL"): each["health"] for each in items["Secure Boot"]}
-    absent = f"cannot be read: {url.removeprefix('http://')} answers 404; 1 server (web01) with Secure Boot needs it"
-    unsigned = "URL/assets/flatcar-1/kernel has no signature, so the firmware of 1 server (web01) rejects it"
+    absent = f"cannot be read: {url.removeprefix('http://')} answers 404; "
+    kernel_url, of_server = "URL/assets/flatcar-1/kernel", "the firmware of 1 server (web01) rejects it"
     assert (
         found
         == {
             "signed": {"3 programs for servers with Secure Boot have signatures": "ok"},
-            "unsigned": {unsigned: "warning"},
-            "missing": {f"URL/{path} {absent}": "warning" for path in ("assets/flatcar-1/kernel", "grub/grub.cfg")},
+            "unsigned": {f"{kernel_url} has no signature, so {of_server}": "warning"},
+            "compressed": {f"{kernel_url} is not an EFI program, so {of_server}": "warning"},
+            "missing": {
+                f"{kernel_url} {absent}1 server (web01) with Secure Boot needs it": "warning",
+                f"URL/grub/grub.cfg {absent}GRUB needs it if shim came by HTTP (1 server (web01))": "warning",
+            },
         }[kernel]
     )
+
+
+def place_signed_loaders(assets: Path, request: bytes = b" HTTP/1.1\r\nHost: ") -> None:
+    """Write signed programs as shim and GRUB. ``request`` is what the module http of GRUB sends."""
+    (assets / "loaders").mkdir(parents=True, exist_ok=True)
+    for name, more in (("shimx64.efi", b""), ("grubx64.efi", request)):
+        (assets / "loaders" / name).write_bytes(efi_program(signed=True) + more)
+
+
+def find_secure_boot(rack: Rack) -> list[tuple[str, str]]:
+    _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
+    return [(each["health"], each["message"]) for each in items["Secure Boot"]]
+
+
+def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tftp(tmp_path: Path) -> None:
+    web = tmp_path / "web"
+    web.mkdir()
+    (web / "boot").symlink_to(tmp_path / "output/boot")
+    with _serving(web) as url, Rack(tmp_path, settings=_SECURE.format(f"{url}/boot")) as rack:
+        rack.add("web01")
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        assets = rack.output / "boot/assets"
+        place_signed_loaders(assets)
+        (assets / "flatcar-1").mkdir()
+        (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+        signed = ("ok", "3 programs for servers with Secure Boot have signatures")
+        missing = f"{url}/grub/grub.cfg is missing; copy it if 1 server (web01) loads shim by HTTP instead of TFTP"
+        assert find_secure_boot(rack) == [signed, ("ok", missing)]
+        shutil.copytree(rack.output / "boot/grub", web / "grub")
+        assert find_secure_boot(rack) == [signed]
+
+
+def test_a_signed_grub_without_http_is_a_warning(tmp_path: Path) -> None:
+    with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
+        rack.add("web01")
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        assets = rack.output / "boot/assets"
+        place_signed_loaders(assets, request=b"tftp")
+        (assets / "flatcar-1").mkdir()
+        (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+        message = f"{url}/assets/loaders/grubx64.efi has no module http, so it cannot boot 1 server (web01)"
+        assert find_secure_boot(rack) == [("warning", message)]
 
 
 _SECURE = "baseURL: '{}', hardware: [{{select: All, secureBoot: true}}]"
