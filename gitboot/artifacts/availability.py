@@ -144,14 +144,14 @@ def check_artifact(
 ) -> Sighting:
     """Check an artifact, but do not reread a version whose result is in ``before`` or ``results``.
 
-    Without ``read``, check only the existence and the size, with a HEAD request. If ``is_stopped`` returns True while
-    the file is being read, the artifact counts as unknown.
+    Without ``read``, or if no document states the digest, check only the existence and the size, with a HEAD request.
+    If ``is_stopped`` returns True while the file is being read, the artifact counts as unknown.
     """
     try:
         found = compare_head(file, fetcher.head(file.url), before)
         if found.presence is Presence.FOUND:
             found = results.find(file, found.head) or found
-        if read and found.presence is Presence.FOUND:
+        if read and found.presence is Presence.FOUND and file.sha256 is not None:
             found = _read_artifact(fetcher, file, is_stopped)
             results.store(file, found)
         return found
@@ -239,7 +239,7 @@ def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Need
             servers=len({server for _, _, server, _ in uses[file]} - {None}),
             by_firmware=any(by_firmware for *_, by_firmware in uses[file]),
         )
-        for file in sorted(uses, key=lambda each: (each.url, each.sha256, each.size or 0))
+        for file in sorted(uses, key=lambda each: (each.url, each.sha256 or "", each.size or 0))
     )
 
 
@@ -262,7 +262,7 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
                 servers=each.servers + other.servers,
             )
         found[each.file] = each
-    return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
+    return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256 or "", each.file.size or 0)))
 
 
 LARGEST_ARTIFACT: Final = 32 << 30  # bytes; applies if the image states no size. An installer DVD has up to 16 GiB

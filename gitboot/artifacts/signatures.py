@@ -270,7 +270,7 @@ class BootFileVerifier:
 
         A ``known`` signer stays valid until its key is removed or changes, so the file is read only once.
         """
-        if (proof := file.proof) is None:
+        if (proof := file.proof) is None or file.sha256 is None:
             return _NO_SIGNATURE
         try:
             keys = self._load_keys()

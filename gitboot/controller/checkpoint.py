@@ -368,7 +368,7 @@ def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict
                 name,
                 _StoredServer(
                     record=each.record,
-                    absent=tuple(sorted(each.absent, key=lambda file: (file.url, file.sha256))),
+                    absent=tuple(sorted(each.absent, key=lambda file: (file.url, file.sha256 or ""))),
                     at=each.at,
                     plan=each.plan,
                     later=each.later,

@@ -115,6 +115,8 @@ _METHODS: Final = ("GET", "HEAD")
 _SLASHES: Final = re.compile("/{2,}")
 _OPERATOR_PATHS: Final = ("/api/", "/metrics", PAGE_PATH)
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz")
+# A proxy in front of the endpoint may filter these paths by their prefix, so they have only one spelling.
+_EXACT_PATHS: Final = (*_OPERATOR_PATHS, *_PUBLIC_PATHS, WEBHOOK_PATH)
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
 _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
@@ -196,7 +198,9 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "//" in scope["path"]:  # shim requests loaders//grubx64.efi; nginx and Caddy merge slashes too
-            scope["path"] = _SLASHES.sub("/", scope["path"])
+            merged = _SLASHES.sub("/", scope["path"])
+            if merged not in PAGE_REDIRECTS and not merged.startswith(_EXACT_PATHS):
+                scope["path"] = merged
         if (proxy := find_untrusted_proxy(scope, self._is_trusted)) is not None:
             self.denials.add_proxy(proxy, self._clock())
         try:

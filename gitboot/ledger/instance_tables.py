@@ -266,7 +266,7 @@ _KEY_BYTES: Final = 32
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
     """Store the results of the artifact checks by the instance at ``place``. Unknown results are not stored."""
     known = [(file, each) for file, each in sightings.items() if each.is_known]
-    known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0, str(item[0].proof)))
+    known.sort(key=lambda item: (item[0].url, item[0].sha256 or "", item[0].size or 0, str(item[0].proof)))
     items = [
         {
             **to_json_value(file),
@@ -295,7 +295,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
     return {
         BootFile(
             url=item["url"],
-            sha256=Digest(item["sha256"]),
+            sha256=Digest(item["sha256"]) if item["sha256"] is not None else None,
             size=item["size"],
             proof=convert(item["proof"], FileProof) if "proof" in item else None,
         ): Sighting(

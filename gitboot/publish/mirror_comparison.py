@@ -358,7 +358,7 @@ class WebMirror:
         first = self._request("GET", UNKNOWN_MACHINE, most_bytes=2)  # one byte more than the body #
         if first.trouble:
             raise HostUnreachable(first.trouble)
-        found = [check_unknown_machine(first)]
+        found = [check_unknown_machine(first), _check_empty_body(first)]
         found += [check_absence(path, self._request("HEAD", path), why) for path, why in PRIVATE.items()]
         absent = find_leftover_paths(files)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
@@ -527,6 +527,17 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
         return found
     message = f"a cache may store this {answer.status}, so a new machine stays unknown: Cache-Control lacks no-store"
     return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
+
+
+def _check_empty_body(answer: MirrorAnswer) -> MirrorFinding | None:
+    """Return the fault of a response to a GET for an absent path if its body is empty, or None."""
+    if answer.has_body or answer.status not in _GONE:
+        return None
+    message = (
+        f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with error_page in "
+        "nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of the CDN"
+    )
+    return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.WRONG, message=message)
 
 
 def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:

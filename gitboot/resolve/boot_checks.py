@@ -307,11 +307,23 @@ def _authority_expiry(certificates: bytes) -> datetime | None:
 
 
 def check_policy(
-    server: Server, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
+    fleet: FleetSettings, server: Server, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
     """Yield problems that a server would have with the boot of its policy."""
     policy = Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
+    counts_fetches = fleet.accepts_fetches and pool.network_boot in INSTALL_MODES
+    verifies = boot is not None and boot.signature_files and not IPXE_OUTPUTS.isdisjoint(fleet.outputs)
+    if counts_fetches and boot is not None and verifies and not boot.shows_its_start:
+        yield DecisionFinding(
+            Code.COMBINATION,
+            f"iPXE verifies the files of BootImage/{boot.image}, but with evidence Fetched, the fetch of the boot "
+            "script counts as the end of the installation, even if iPXE then rejects a file",
+            "set provisioning.evidence: Reported in the Fleet, and let the installer report its end, or let the system "
+            "fetch user data",
+            (Id("BootImage", boot.image), ("spec", "architectures")),
+            Severity.WARNING,
+        )
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
         message = f"power On is only for one-time boots, but networkBoot is {pool.network_boot}"
         yield DecisionFinding(
@@ -481,6 +493,16 @@ def select_artifacts(source: BootSource) -> Artifacts:
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),
         )
+    for at, artifact in artifacts.files() if source.mirrors else ():
+        if artifact.loader_signature is not None and not artifact.loader_signature.startswith("assets:"):
+            raise Unbootable(
+                Code.COMBINATION,
+                f"the Fleet has the output mirror, but gitboot does not copy the loaderSignature of BootImage/{image}, "
+                f"{artifact.loader_signature}, because the image does not state its digest",
+                "store the signature in the directory that is served at baseURL/assets/, and write assets:PATH",
+                Id("BootImage", image),
+                *("spec", "architectures", str(source.architecture), *at, "loaderSignature"),
+            )
     return artifacts
 
 

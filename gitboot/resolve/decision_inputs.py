@@ -40,6 +40,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
     serving: Serving
     is_stopped: bool
     is_declared: bool  # a server counts as provisioned if an annotation declares it
+    accepts_fetches: bool  # a fetch of all files proves that a server was provisioned
     attempts: int
     requires_policy: bool
     unknown_not_found: bool  # whether unknown machines get a 404 response
@@ -256,6 +257,7 @@ class FleetView:
             serving=spec.serving,
             is_stopped=spec.stopped is not None,
             is_declared=spec.provisioning.evidence is Evidence.DECLARED,
+            accepts_fetches=spec.provisioning.evidence is Evidence.FETCHED,
             attempts=spec.provisioning.attempts,
             requires_policy=spec.require_policy,
             unknown_not_found=spec.unknown_servers == UNKNOWN_NOT_FOUND,

@@ -231,7 +231,7 @@ def _decide_policy(
     if boots.image is not None:
         boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
     override = pool.override or _default_override(pool.network_boot, boot)
-    findings += check_policy(inputs.server, pool, boots, boot, override)
+    findings += check_policy(inputs.shared.fleet, inputs.server, pool, boots, boot, override)
     return PolicyDecision(
         policy=pool.name,
         network_boot=pool.network_boot,

@@ -106,7 +106,7 @@ class BootFile:
     """A file that a machine fetches, with the URL from which the machine fetches it."""
 
     url: str
-    sha256: Digest
+    sha256: Digest | None  # None: a signature for iPXE, whose digest no document states
     size: int | None
     # The URL from which the mirror downloads the file. None: the file is not mirrored.
     source: str | None = field(default=None, compare=False, metadata=OMITTED)
@@ -285,7 +285,16 @@ class Boot:
             started = {files.kernel, *files.initrds, files.loader if self.http_boot is HttpBoot.LOADER else None}
         data = self.user_data.files.values() if self.user_data is not None else ()
         texts = (*self.kernel_arguments, *self.entries.values(), *data)
-        return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
+        found = tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
+        return (*found, *self.signature_files) if files.loader_signatures else found
+
+    @property
+    def signature_files(self) -> tuple[BootFile, ...]:
+        """The signatures that iPXE fetches. Firmware and GRUB fetch no signatures."""
+        if self.http_boot not in (None, HttpBoot.LOADER) or self.medium is not None:
+            return ()
+        text, urls = self.entries.get("ipxe"), dict.fromkeys(self.files.loader_signatures.values())
+        return tuple(BootFile(url=url, sha256=None, size=None) for url in urls if text is None or url in text)
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
         return bool(absent) and any(each in absent for each in self.fetched_files)

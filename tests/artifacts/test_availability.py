@@ -346,6 +346,19 @@ def test_a_boot_of_a_mirrored_artifact_is_offered_after_a_check_finds_it(bench: 
     assert summarize_plan(bench.reconcile()) == OFFERED
 
 
+def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench: Bench, told: Told) -> None:
+    signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
+    documents = (*ONCE[:2], signed, *ONCE[3:])
+    assert summarize_plan(bench.decide(*documents).reconcile()) == OFFERED
+    signature = BootFile(url=f"{ASSETS}/flatcar-1/any.sig", sha256=None, size=None)
+    assert signature in told.wanted
+    told.sightings = {signature: ABSENT}
+    assert summarize_plan(bench.reconcile()) == DISK
+    assert f"{signature.url}: boot.test answers 404" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+    told.sightings = {signature: THERE}
+    assert summarize_plan(bench.reconcile()) == OFFERED
+
+
 def test_reconciling_once_checks_artifacts_before_it_offers_boots(bench: Bench, told: Told) -> None:
     file = BootFile(url=f"{ASSETS}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}
@@ -460,6 +473,13 @@ def test_an_upgrade_keeps_the_results_of_an_earlier_version_until_the_ledger_has
         instance_tables.write_sightings(tx, seen, "")
     assert read_sightings(settings(tmp_path), ledger) == seen
     assert not file.exists()
+
+
+def test_the_ledger_keeps_the_result_for_a_signature_without_a_digest(ledger: Store) -> None:
+    seen = {BootFile(url="http://boot.test/kernel.sig", sha256=None, size=None): ABSENT}
+    with ledger.writing() as tx:
+        instance_tables.write_sightings(tx, seen, "")
+    assert instance_tables.read_sightings(ledger, "") == seen
 
 
 @pytest.fixture

@@ -23,14 +23,18 @@ import pytest
 
 from gitboot.endpoint import connections
 from gitboot.endpoint.access_control import LOOPBACK, Tokens, build_network_matcher, find_client_address
+from gitboot.endpoint.app import ClientRules, Endpoint
 from gitboot.endpoint.connections import ClientQuota
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
+from gitboot.endpoint.webhooks import WEBHOOK_PATH, PushSecret, Webhooks
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import SUFFIX, read_reports
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import read
-from tests.helpers.endpoints import ENTRY, LOADER, Site, connect, get, site
+from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, Site, connect, exchange, get, site, undated
 from tests.helpers.fleets import configured
 from tests.helpers.forked_commands import Heard, captured, join
 from tests.helpers.git_repositories import program
@@ -189,6 +193,80 @@ def test_t12_operators_have_their_own_socket(made: Site, tmp_path: Path, workers
         assert get(operators + ENTRY).status_code == 404
         assert [get(f"{url}/").status_code for url in (operators, machines)] == [200, 404]
         assert get(f"{operators}/healthz").status_code == 200
+
+
+OTHER_SPELLINGS: Final = (
+    ("/{0}{1}", "a slash before the path"),
+    ("/%2f{1}", "an encoded slash before the path"),
+    ("/%2F{0}{1}", "both"),
+    ("//{0}.{0}{1}", "a dot between slashes"),
+    ("/.{0}{1}", "a dot"),
+    ("/%2e{0}{1}", "an encoded dot"),
+    ("/nothing/..{0}{1}", "a folder above"),
+)
+
+
+@pytest.mark.parametrize(
+    "path", [*PAGES, "/api/v1/servers/web01/plan", "/page/", "/page", "/", "/healthz", WEBHOOK_PATH]
+)
+@for_each("socket", ["machines", "operators", "both"])
+def test_a_path_of_operators_has_only_one_spelling_at_every_socket(
+    made: Site, tmp_path: Path, path: str, socket: str
+) -> None:
+    with two_sockets(made, tmp_path, shared=socket == "both") as (machines, operators, woken):
+        url = machines if socket == "machines" else operators
+        nothing = ask_raw(url, "GET", "/nothing")
+        assert nothing.startswith(b"HTTP/1.1 404 ")
+        assert nothing.endswith(b"\r\n\r\n#")
+        for spelling, case in OTHER_SPELLINGS:
+            if (other := spelling.format("/", path.removeprefix("/"))) != "//":
+                assert ask_raw(url, "GET", other) == nothing, case
+            assert ask_raw(url, "POST", other).startswith(b"HTTP/1.1 405 "), case
+        assert ask_raw(url, "GET", f"/{path}/") == nothing
+        if path != "/":
+            encoded = f"/%{ord(path[1]):x}{path[2:]}"
+            assert ask_raw(url, "GET", encoded).split(b"\r\n")[0] == ask_raw(url, "GET", path).split(b"\r\n")[0]
+        if socket == "machines" and path != "/healthz":
+            assert ask_raw(url, "GET", path) == nothing
+        assert woken == []
+
+
+def test_a_webhook_is_accepted_at_its_own_path_only(made: Site, tmp_path: Path) -> None:
+    with two_sockets(made, tmp_path) as (machines, operators, woken):
+        for url, path, expected in (
+            (operators, f"/{WEBHOOK_PATH}", 405),
+            (operators, f"/.{WEBHOOK_PATH}", 405),
+            (machines, f"/{WEBHOOK_PATH}", 405),
+            (machines, WEBHOOK_PATH, 405),
+            (operators, WEBHOOK_PATH, 204),
+        ):
+            found = ask_raw(url, "POST", path, f"X-Gitlab-Token: {TOKEN}\r\n")
+            assert found.startswith(f"HTTP/1.1 {expected} ".encode()), (url, path)
+            assert bool(woken) == (expected == 204)
+
+
+@contextmanager
+def two_sockets(made: Site, folder: Path, *, shared: bool = False) -> Iterator[tuple[str, str, list[int]]]:
+    """The URLs of the machines and of operators at one endpoint, and the fetches that webhooks triggered."""
+    (folder / "secret").write_text(TOKEN)
+    woken: list[int] = []
+    with ExitStack() as stack:
+        machines, operators = (stack.enter_context(open_listening_socket("127.0.0.1:0")) for _ in range(2))
+        rules = ClientRules(
+            operators_socket=None if shared else operators.getsockname(),
+            webhooks=Webhooks(PushSecret(folder / "secret"), lambda: woken.append(1)),
+        )
+        tree = PublishedTree(made.root, lambda: BEFORE)
+        stack.enter_context(
+            EndpointServer(Endpoint(made.root, tree, lambda: BEFORE, clients=rules), machines, operators)
+        )
+        yield build_url("127.0.0.1:0", machines), build_url("127.0.0.1:0", operators), woken
+
+
+def ask_raw(url: str, method: str, path: str, headers: str = "") -> bytes:
+    """Send a path as it is written, and return the response without its date."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
+    return undated(exchange(url, head.encode()))
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,7 @@ def key_after_edit(part: str, old: str, new: str) -> bytes:
         ("fleet", "sites:", "unknownServers: NotFound, sites:"),
         ("fleet", "sites:", "requirePolicy: false, sites:"),
         ("fleet", "evidence: Reported", "evidence: Declared"),
+        ("fleet", "evidence: Reported", "evidence: Fetched"),
         ("fleet", "evidence: Reported", "evidence: Reported, attempts: 2"),
         ("fleet", "sites:", "outputs: [ipxe], sites:"),
         ("fleet", "sites:", "outputs: [ipxe, grub, mirror], sites:"),
@@ -227,7 +228,7 @@ def test_a_key_changes_with_each_input_of_the_decision(part: str, old: str, new:
         ("fleet", "sites:", "guards: {maxReinstalls: 3}, sites:"),
         ("fleet", "sites:", "outputs: [ipxe, grub, pages, inventory], sites:"),
         ("fleet", "sites:", "unknownServers: {profile: repair}, sites:"),
-        ("fleet", "evidence: Reported", "evidence: Fetched"),
+        ("fleet", "evidence: Reported", "evidence: Progress"),
         ("fleet", "evidence: Reported", "evidence: Reported, monitors: [10.0.0.0/8], clients: [10.0.0.0/8]"),
         ("fleet", "select: All}", "select: All}, {name: fra, baseURL: 'http://fra.test', select: None}"),
         ("profile", "spec:", "# gitboot:allow-secret because\nspec:"),  # of no field

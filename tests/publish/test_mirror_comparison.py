@@ -75,7 +75,7 @@ class CopyServer:
     url: str = ""
     headers: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    otherwise: tuple[int, bytes] = (404, b"")
+    otherwise: tuple[int, bytes] = (404, b"#")
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     connections: int = 0
 
@@ -283,10 +283,28 @@ def test_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, verify: Ver
     assert (code, found[NOBODY]) == (8, "Wrong")
 
 
-@pytest.mark.parametrize("body", [b"#", b""], ids=["as gitboot sends it", "of an earlier configuration"])
-def test_p3_a_404_with_a_comment_or_without_a_body_is_accepted(mirror: CopyServer, verify: Verify, body: bytes) -> None:
-    mirror.otherwise = (404, body)
+@pytest.mark.parametrize("status", [404, 410])
+def test_p3_a_404_with_an_empty_body_is_a_finding_because_shim_waits_for_it(
+    mirror: CopyServer, output: Path, verify: Verify, status: int
+) -> None:
+    mirror.otherwise = (status, b"")
+    assert verify(mirror.url) == (8, {NOBODY: "Wrong"})
+    (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
+    assert finding["message"] == (
+        f"the {status} response has an empty body, so shim waits forever: send the body #, with error_page in nginx or "
+        "handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of the CDN"
+    )
+    mirror.otherwise = (status, b"#")
     assert verify(mirror.url) == (0, {})
+
+
+def test_p3_a_bucket_that_answers_with_xml_has_the_finding_for_grub_only(
+    mirror: CopyServer, output: Path, verify: Verify
+) -> None:
+    mirror.otherwise = (404, b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>")
+    assert verify(mirror.url) == (8, {NOBODY: "Wrong"})
+    (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
+    assert finding["message"] == "the 404 response has a body other than #, which GRUB runs as a configuration"
 
 
 def test_removed_files_must_be_absent(mirror: CopyServer, copy: Path, verify: Verify) -> None:

@@ -12,7 +12,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.fleet.validation import load, load_revision
 from gitboot.jsonio import to_json_value
-from gitboot.problems import Problem
+from gitboot.problems import Problem, Severity
 from gitboot.resolve.fleet_decisions import decide, decide_all, decide_loaded
 from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.policy_selection import is_in_rollout
@@ -570,6 +570,10 @@ def declaring(number: str) -> tuple[str, ...]:
 MIRRORS = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
 IN_REGISTRY = image("flatcar-1").replace("assets:flatcar-1/kernel", f"oci://registry.test/os/linux@sha256:{SHA}")
 IN_ARCHIVE = image("flatcar-1").replace("assets:flatcar-1/kernel", "https://vendor.test/a.tar.gz#boot/vmlinuz")
+SIGNED_AT_VENDOR, SIGNED_IN_ASSETS = (
+    image("flatcar-1", "", "kernel").replace(f"{SHA}}}", f"{SHA}, loaderSignature: '{url}'}}", 1)
+    for url in ("https://vendor.test/kernel.sig", "assets:flatcar-1/kernel.sig")
+)
 BMC = "bmc: {address: 'https://bmc.test', credentials: rack}"
 NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="broken")
 
@@ -631,6 +635,9 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
         ("an archive has to be mirrored", (*SEED[:2], IN_ARCHIVE, *SEED[3:]), ["GB4007"]),
         ("an archive is mirrored", (MIRRORS, SEED[1], IN_ARCHIVE, *SEED[3:]), []),
         ("a registry is mirrored", (MIRRORS, SEED[1], IN_REGISTRY, *SEED[3:]), []),
+        ("a signature for iPXE is not mirrored", (MIRRORS, SEED[1], SIGNED_AT_VENDOR, *SEED[3:]), ["GB1044"]),
+        ("a signature for iPXE below assets", (MIRRORS, SEED[1], SIGNED_IN_ASSETS, *SEED[3:]), []),
+        ("a signature for iPXE without a mirror", (*SEED[:2], SIGNED_AT_VENDOR, *SEED[3:]), []),
         ("it cannot be observed to be off", seed(spec="waitFor: PowerOff", often=ONCE), ["GB1044"]),
         ("its BMC can", seed(BMC, "waitFor: PowerOff", often=ONCE), []),
         ("a policy switches on for an installation", seed(spec="power: On", often=ONCE), []),
@@ -676,6 +683,44 @@ def test_a_fault_in_a_templated_argument_is_reported_at_the_argument() -> None:
     (problem,) = problems(*documents)
     assert (problem.path, problem.line) == ("004.yaml", 4)
     assert documents[4].splitlines()[3][problem.column - 1 :].startswith("'{{ nothing }}'")
+
+
+def test_a_signature_that_a_mirror_would_lack_is_reported_at_its_field() -> None:
+    (problem,) = problems(MIRRORS, SEED[1], SIGNED_AT_VENDOR, *SEED[3:])
+    line = SIGNED_AT_VENDOR.splitlines()[problem.line - 1]
+    assert (problem.path, line[problem.column - 1 :].startswith("'https://vendor.test/kernel.sig'")) == (
+        "002.yaml",
+        True,
+    )
+    assert "gitboot does not copy the loaderSignature of BootImage/flatcar-1" in problem.message
+    assert problem.hint.endswith("write assets:PATH")
+
+
+@for_each(
+    ("spec", "of_image", "often", "user_data", "expected"),
+    [
+        ("", SIGNED_AT_VENDOR, ONCE, "", ["GB1044"]),
+        (", provisioning: {evidence: Fetched}", SIGNED_IN_ASSETS, CHANGE, "", ["GB1044"]),
+        (", provisioning: {evidence: Reported}", SIGNED_AT_VENDOR, ONCE, "", []),
+        (", provisioning: {evidence: Declared}", SIGNED_AT_VENDOR, ONCE, "", []),
+        (", outputs: [grub]", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", SIGNED_AT_VENDOR, "Always", "", []),
+        ("", SIGNED_AT_VENDOR, ONCE, "userData: {format: CloudInit, template: t.j2}", []),
+        ("", SEED[2], ONCE, "", []),
+    ],
+)
+def test_a_boot_that_ipxe_may_reject_needs_a_report_or_user_data(
+    spec: str, of_image: str, often: str, user_data: str, expected: list[str]
+) -> None:
+    """Without user data, the fetch of the boot script would count as the end of the installation."""
+    settings = fleet(f"baseURL: 'http://boot.test'{spec}")
+    if user_data:
+        of_image = of_image.replace("version:", "userData: CloudInit, version:", 1)
+        user_data += ", kernelArguments: ['ds=nocloud;s={{ urls.user_data }}']"
+    documents = (settings, SEED[1], of_image, profile("web", "flatcar-1", user_data), policy("web", often=often))
+    found = problems(*documents, files={"t.j2": "#cloud-config\n{}\n"})
+    assert [str(each.code) for each in found] == expected
+    assert all(each.severity is Severity.WARNING and "iPXE then rejects a file" in each.message for each in found)
 
 
 # Decisions

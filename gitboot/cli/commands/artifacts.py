@@ -151,7 +151,7 @@ def download(
     )
     refused = {}
     if image_keys is not None:
-        new = {file.sha256 for path, file in files.items() if not (out / path).is_file()}
+        new = {file.sha256 for path, file in files.items() if file.sha256 is not None and not (out / path).is_file()}
         refused = find_unsigned_files(path, rev, image_keys, fetchers, new)
     done = [
         MirroredArtifact(path=at, source=file.source or "", outcome=Mirroring.FAILED, message=refused[file.sha256])

@@ -428,6 +428,14 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
             for each in list_loader_offers(decisions, loader)
         }
     )
+    by_firmware = {
+        file.url
+        for boot in (
+            *(decisions.unknown or {}).values(),
+            *(boot for each in decisions.servers.values() for boot in each.boots),
+        )
+        if (file := boot.http_boot_file) is not None
+    }
     for mirror in list_mirrors(decisions):
         url = mirror.url(first)
         try:
@@ -438,7 +446,8 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
             )
             continue
         yield fine("DHCP", f"{url} can be fetched")
-        if url.startswith("https:") and tls.firmware_ciphers:
+        is_needed = any(each.startswith(f"{mirror.base_url}/") for each in by_firmware)
+        if is_needed and url.startswith("https:") and tls.firmware_ciphers:
             yield from of_firmware_suites(mirror.base_url)
         missing = []
         for path in loaders:

@@ -173,6 +173,23 @@ def test_a_missing_or_wrong_artifact_is_reported_with_its_image_and_the_number_o
     assert items(out).keys() == {f"{web.url}/fra/assets/vmlinuz", f"{web.url}/fra/assets/initrd"}
 
 
+def test_the_signatures_that_ipxe_fetches_must_exist(work: Work, web: ArtifactServer) -> None:
+    text = (work.path / "04.yaml").read_text()
+    for name in ("vmlinuz", "initrd"):
+        text = text.replace(f"'assets:{name}',", f"'assets:{name}', loaderSignature: 'assets:{name}.sig',")
+        web.put(f"/assets/{name}.sig", b"signature")
+        web.put(f"/fra/assets/{name}.sig", b"signature")
+    work.commit({"04.yaml": text}, "Sign")
+    code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")
+    found = items(out)[f"{web.url}/fra/assets/vmlinuz.sig"]
+    assert (code, found["presence"], found["sha256"], found["servers"]) == (0, "Found", None, 2)
+    assert web.asked["GET", "/fra/assets/vmlinuz.sig"] == 0
+    del web.files["/fra/assets/vmlinuz.sig"]
+    code, out, _ = typed("artifacts", "verify", work.path)
+    rows = [line.split() for line in out.splitlines()]
+    assert (code, ["Missing", "linux-1", "2", f"{web.url}/fra/assets/vmlinuz.sig"] in rows) == (8, True)
+
+
 def test_an_artifact_that_firmware_would_not_boot_is_reported(work: Work, web: ArtifactServer) -> None:
     web.put("/disc.iso", DISC, "text/plain")
     code, out, _ = typed("artifacts", "verify", work.path)

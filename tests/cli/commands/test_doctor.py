@@ -25,7 +25,7 @@ from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
 from tests.helpers.http_peers import Authority, Issued
-from tests.helpers.instance_with_bmcs import Rack, typed
+from tests.helpers.instance_with_bmcs import POOL, Rack, typed
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -295,7 +295,12 @@ class Https(NamedTuple):
 
 @pytest.fixture(scope="module")
 def https(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Https]:
-    folder = tmp_path_factory.mktemp("https")
+    with serve_https(tmp_path_factory.mktemp("https"), authority) as made:
+        yield made
+
+
+@contextmanager
+def serve_https(folder: Path, authority: Authority, pool: tuple[str, ...] = POOL) -> Iterator[Https]:
     issued = authority.issue(rsa_bits=2048)
     context = issued.context
     (folder / "ca.pem").write_text(authority.pem)
@@ -303,7 +308,7 @@ def https(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Ite
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        with Rack(folder, settings=f"baseURL: 'https://127.0.0.1:{server.server_port}'") as made:
+        with Rack(folder, settings=f"baseURL: 'https://127.0.0.1:{server.server_port}'", pool=pool) as made:
             made.add("web01")
             made.push()
             made.once(*made.spooling, records="fresh")
@@ -314,7 +319,7 @@ def https(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Ite
 
 
 def find_certificates(*options: object) -> list[tuple[str, str]]:
-    return [(each["health"], each["message"]) for each in run_doctor(*options)[1]["certificate"]]
+    return [(each["health"], each["message"]) for each in run_doctor(*options)[1].get("certificate", [])]
 
 
 def serving(issued: Issued) -> tuple[object, ...]:
@@ -331,9 +336,19 @@ def test_a_certificate_that_firmware_can_use_is_reported(https: Https, authority
     assert code == Exit.PARTIAL  # there are no loaders
 
 
-def test_a_server_without_suites_of_firmware_is_a_warning(https: Https) -> None:
+def test_a_server_without_suites_of_firmware_is_no_warning_without_uefi_http_boot(https: Https) -> None:
     https.context.set_ciphers(Suites.MACHINES)
-    [(health, message)] = find_certificates(*https.options)
+    assert find_certificates(*https.options) == []
+
+
+def test_a_server_without_suites_of_firmware_is_a_warning_with_uefi_http_boot(
+    tmp_path: Path, authority: Authority
+) -> None:
+    http_boot = profile("web", "flatcar-1", "httpBoot: loader", method="UefiHttp")
+    pool = (image("flatcar-1", "", "kernel, initrd, loader"), http_boot, POOL[-1])
+    with serve_https(tmp_path, authority, pool) as https:
+        https.context.set_ciphers(Suites.MACHINES)
+        [(health, message)] = find_certificates(*https.options)
     assert (health, "has no cipher suite of firmware, so UEFI HTTPS boot fails" in message) == ("warning", True)
 
 
