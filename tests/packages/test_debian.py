@@ -70,9 +70,11 @@ def release(base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     """What `scripts/release` writes in a clone of this repository."""
     program("dh", "debhelper")
     root = clone(tmp_path_factory.mktemp("clone") / "gitboot")
-    run_script(root / "scripts" / "release", BASE=base, LINKS=LINKS)
-    yield root / "build" / "release"
-    podman("image", "rm", "--force", f"localhost/gitboot:{__version__}")
+    try:
+        run_script(root / "scripts" / "release", IMAGE_BASE=base, NOTES_LINKS=LINKS)
+        yield root / "build" / "release"
+    finally:
+        podman("image", "rm", "--force", f"localhost/gitboot:{__version__}")
 
 
 @pytest.fixture(scope="module")
