@@ -526,6 +526,8 @@ def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_cond
 def installing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
     with take_over(request.param, tmp_path, make.INSTALLING) as taken:
         yield taken
+
+
 def boots_by_server(left: Path) -> dict[str, list[int]]:
     """Return the number of fetches of the install boot that each attempt of a server counts."""
     items = typed("records", "show", "--state", left / "state", "-o", "json").json["items"]
@@ -542,7 +544,6 @@ def count_observations(left: Path, server: str) -> int:
 
 
 def test_each_unread_fetch_is_counted_once(installing: Taken) -> None:
-    """An endpoint of the earlier version and two runs of the present one do not count a fetch again."""
     has_steps = wrote_steps(installing.folder)
     assert count_observations(installing.folder, "start01") == 0
     before = boots_by_server(installing.folder)
@@ -560,7 +561,7 @@ def test_each_unread_fetch_is_counted_once(installing: Taken) -> None:
 
 
 def test_an_override_stays_if_its_boot_was_not_served_and_is_cleared_if_it_was(installing: Taken) -> None:
-    """The BMC of kept01 would start the loader again at the next reset."""
+    """The BMC of kept01 would start the loader again. The first run only reads that BMC, to judge the fetch."""
     for _ in range(3):
         assert installing.once().code in ENDED
     assert installing.writes == {
@@ -574,7 +575,7 @@ def test_an_override_stays_if_its_boot_was_not_served_and_is_cleared_if_it_was(i
 
 
 def test_an_install_in_progress_is_not_started_again(installing: Taken) -> None:
-    """The machine starts its loader again, then its installer reports its completion at the URL of the earlier version."""
+    """The machine starts its loader again. Then its installer reports its completion."""
     path = user_data_path(installing.folder, "start01")
     for _ in range(2):
         assert installing.once().code in ENDED
