@@ -98,7 +98,7 @@ def image(release: Path) -> Image:
     """The image of the release, loaded from its archive."""
     name = f"localhost/gitboot:{__version__}"
     podman("image", "rm", "--force", name)
-    podman("load", "--quiet", "--input", str(release / f"gitboot-image-{__version__}.tar.gz"))
+    podman("load", "--quiet", "--input", str(release / f"gitboot-image-{__version__}.tar"))
     (found,) = json.loads(podman("image", "inspect", name))
     environment = dict(each.split("=", 1) for each in found["Config"]["Env"])
     return Image(Debian(Path(podman("image", "mount", name).strip()), environment), found)
@@ -144,7 +144,7 @@ def test_a_release_has_each_file_and_its_digest(release: Path) -> None:
         f"gitboot-{__version__}.cdx.json",
         f"gitboot-{__version__}.tar.gz",
         f"gitboot-docs-{__version__}.tar.gz",
-        f"gitboot-image-{__version__}.tar.gz",
+        f"gitboot-image-{__version__}.tar",
         "RELEASE_NOTES.md",
         "SHA256SUMS",
     }
