@@ -13,7 +13,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-boot test-mutations test-packages bench flows check docs audit reference format clean
+.PHONY: help run test test-boot test-mutations test-packages bench flows check docs release audit reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
@@ -58,6 +58,10 @@ check: $(READY) ## all else that CI checks: style, types, architecture, dependen
 docs: $(READY) ## build the documentation as a site, strictly: build/site
 	@scripts/install '.[docs]'
 	$(BIN)/python scripts/site.py
+
+release: ## build all files of a release in build/release, of what is committed; needs Debian and root
+	scripts/install-packages packaging/packages.txt
+	scripts/release
 
 audit: $(READY) ## ask for known vulnerabilities of what gitboot stands on; needs a network
 	$(BIN)/python scripts/audit.py

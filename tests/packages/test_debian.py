@@ -1,7 +1,8 @@
-"""The Debian package and the image that is built from it, each from nothing to a machine that boots."""
+"""The files of a release. The Debian package and the image are used from nothing to a machine that boots."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any, Final
 import click
 import httpx
 import pytest
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
 
 from gitboot import __version__
 from gitboot.cli.main import Exit, cli
@@ -27,13 +30,19 @@ ROOT: Final = Path(__file__).parent.parent.parent
 ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
 PLACES: Final = ("/var/lib/gitboot", "/srv/gitboot", "/var/spool/gitboot")
 KERNEL: Final = "flatcar_production_pxe.vmlinuz"
+LINKS: Final = "https://forge.test/gitboot/blob/main/"
 HERE: Final = tuple(f"--accept-filesystem={name}" for name in ("overlay", "tmpfs"))  # of the machine that tests
 
 
 @dataclass(frozen=True)
 class Image:
     debian: Debian
-    settings: dict[str, Any]  # as `podman image inspect` has them
+    inspected: dict[str, Any]  # as `podman image inspect` prints it
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = self.inspected["Config"]
+        return settings
 
     @property
     def user(self) -> str:
@@ -41,20 +50,37 @@ class Image:
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program("dh", "debhelper")
-    out = tmp_path_factory.mktemp("dist")
-    done = subprocess.run([ROOT / "scripts" / "build-deb", out], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    (built,) = out.glob("*.deb")
-    return built
-
-
-@pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("debian") / "root.tar"
     fresh(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def base(archive: Path) -> Iterator[str]:
+    """The fresh Debian as an image, which the image of the Containerfile is built on instead of one from a registry."""
+    name = f"localhost/gitboot-{os.getpid()}-base"
+    podman("import", "--quiet", str(archive), name)
+    yield name
+    podman("image", "rm", "--force", name)
+
+
+@pytest.fixture(scope="module")
+def release(base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What `scripts/release` writes in a clone of this repository."""
+    program("dh", "debhelper")
+    root = clone(tmp_path_factory.mktemp("clone") / "gitboot")
+    try:
+        run_script(root / "scripts" / "release", IMAGE_BASE=base, NOTES_LINKS=LINKS)
+        yield root / "build" / "release"
+    finally:
+        podman("image", "rm", "--force", f"localhost/gitboot:{__version__}")
+
+
+@pytest.fixture(scope="module")
+def package(release: Path) -> Path:
+    (built,) = release.glob("*.deb")
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -68,23 +94,26 @@ def debian(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def image(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """The image of the Containerfile, built on the fresh Debian instead of one from a registry."""
-    context = tmp_path_factory.mktemp("context")
-    (context / "dist").mkdir()
-    (context / "dist" / package.name).write_bytes(package.read_bytes())
-    for name in ("Containerfile", ".dockerignore"):
-        (context / name).write_bytes((ROOT / name).read_bytes())
-    base, made = (f"localhost/gitboot-{os.getpid()}-{name}" for name in ("base", "made"))
-    build = ("--quiet", "--isolation=chroot", "--network=host", "--format=docker", f"--build-arg=BASE={base}")
-    podman("import", "--quiet", str(archive), base)
-    try:
-        podman("build", *build, f"--tag={made}", str(context))
-        (found,) = json.loads(podman("image", "inspect", made))
-        environment = dict(each.split("=", 1) for each in found["Config"]["Env"])
-        yield Image(Debian(Path(podman("image", "mount", made).strip()), environment), found["Config"])
-    finally:
-        podman("image", "rm", "--force", made, base)
+def image(release: Path) -> Image:
+    """The image of the release, loaded from its archive."""
+    name = f"localhost/gitboot:{__version__}"
+    podman("image", "rm", "--force", name)
+    podman("load", "--quiet", "--input", str(release / f"gitboot-image-{__version__}.tar"))
+    (found,) = json.loads(podman("image", "inspect", name))
+    environment = dict(each.split("=", 1) for each in found["Config"]["Env"])
+    return Image(Debian(Path(podman("image", "mount", name).strip()), environment), found)
+
+
+def clone(root: Path) -> Path:
+    subprocess.run(["git", "clone", "--quiet", "--no-tags", ROOT, root], check=True)
+    return root
+
+
+def run_script(*command: str | Path, umask: int = -1, **environment: str) -> None:
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, umask=umask, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def podman(*arguments: str) -> str:
@@ -104,6 +133,57 @@ def started_by(debian: Debian, unit: str) -> tuple[list[str], str]:
     settings = dict(re.findall(r"^(\w+)=(.+)$", text, re.MULTILINE))
     more = f":{settings['SupplementaryGroups']}" if "SupplementaryGroups" in settings else ""
     return shlex.split(settings["ExecStart"]), f"{settings['User']}:{settings['Group']}{more}"
+
+
+def test_a_release_has_each_file_and_its_digest(release: Path) -> None:
+    names = {path.name for path in release.iterdir()}
+    (package,) = (name for name in names if re.fullmatch(rf"gitboot_{__version__}_\w+\.deb", name))
+    assert names == {
+        package,
+        f"gitboot-{__version__}-py3-none-any.whl",
+        f"gitboot-{__version__}.cdx.json",
+        f"gitboot-{__version__}.tar.gz",
+        f"gitboot-docs-{__version__}.tar.gz",
+        f"gitboot-image-{__version__}.tar",
+        "RELEASE_NOTES.md",
+        "SHA256SUMS",
+    }
+    lines = [line.split("  ") for line in (release / "SHA256SUMS").read_text().splitlines()]
+    assert {name: digest for digest, name in lines} == {
+        name: hashlib.sha256((release / name).read_bytes()).hexdigest() for name in names - {"SHA256SUMS"}
+    }
+
+
+def test_the_notes_of_a_release_are_its_section_of_the_changelog(release: Path) -> None:
+    notes = (release / "RELEASE_NOTES.md").read_text()
+    (section,) = re.findall(
+        rf"^## {re.escape(__version__)}\n\n(.*?)(?=\n## |\Z)",
+        (release.parents[1] / "CHANGELOG.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert notes.replace(LINKS, "").strip() == section.strip()
+    assert "](docs/" not in notes
+
+
+def test_the_bill_of_materials_has_each_library_of_the_package(release: Path) -> None:
+    bill = json.loads((release / f"gitboot-{__version__}.cdx.json").read_text())
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "gitboot")
+    assert bill["metadata"]["component"]["version"] == __version__
+    found = {canonicalize_name(each["name"]): each["version"] for each in bill["components"]}
+    text = (ROOT / "gitboot/cli/commands/requirements.txt").read_text()
+    locked = re.findall(r"^([\w.-]+)==([\w.]+)(?: ; (.+?))? \\$", text, re.MULTILINE)
+    assert found == {
+        canonicalize_name(name): version for name, version, marker in locked if not marker or Marker(marker).evaluate()
+    }
+
+
+def test_two_builds_of_a_commit_have_the_same_bytes(release: Path, tmp_path: Path) -> None:
+    other = clone(tmp_path / "another folder")
+    strange = {"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7", "LC_ALL": "C", "SOURCE_DATE_EPOCH": "1"}
+    run_script(other / "scripts" / "build-python", tmp_path / "out", umask=0o077, **strange)
+    built = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert len(built) == 2
+    assert [name for name, content in built.items() if content != (release / name).read_bytes()] == []
 
 
 def test_lintian_finds_no_problem(package: Path) -> None:
@@ -169,6 +249,10 @@ def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path:
     port = free_port()
     with image.debian.running(*run, f"--listen=127.0.0.1:{port}", user=image.user, volumes=inside):
         eventually(lambda: KERNEL in (fetch_script(f"http://127.0.0.1:{port}/{ENTRY}") or ""))
+
+
+def test_the_image_states_how_its_health_is_checked(image: Image) -> None:
+    assert "/healthz" in " ".join(image.inspected["Healthcheck"]["Test"])
 
 
 def test_the_image_has_the_programs_that_other_commands_need(image: Image, tmp_path: Path) -> None:

@@ -92,12 +92,16 @@ def test_a_configuration_has_only_existing_settings(name: str, folder: str) -> N
     assert found and found <= {option.removeprefix("--") for option in options(name)}
 
 
-@pytest.mark.parametrize("path", ["gitboot/cli/commands/requirements.txt", "packaging/python/build.txt"])
+@pytest.mark.parametrize(
+    "path",
+    ["gitboot/cli/commands/requirements.txt", "packaging/python/build.txt", "packaging/python/release.txt"],
+)
 def test_each_locked_library_has_its_digests(path: str) -> None:
     """`scripts/lock` writes these files; what gitboot requires of each library is what is locked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = {
         "build": project["build-system"]["requires"],
+        "release": project["project"]["optional-dependencies"]["docs"],
         "requirements": [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["s3"]],
     }[Path(path).stem]
     text = (ROOT / path).read_text()
@@ -113,5 +117,12 @@ def test_the_release_workflow_is_valid_for_github() -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
     done = subprocess.run([*check, str(workflow)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    named = set(re.findall(r"(?<!python )scripts/[\w-]+", workflow.read_text()))
-    assert named and all(os.access(ROOT / each, os.X_OK) for each in named)
+
+
+def test_the_release_workflow_runs_the_command_that_everybody_runs() -> None:
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["build"]["steps"]
+    assert [step["run"] for step in steps if "make" in step.get("run", "").split()[:1]] == ["make release"]
+    dry = subprocess.run(["make", "--dry-run", "release"], cwd=ROOT, capture_output=True, text=True, check=True)
+    commands = dry.stdout.splitlines()
+    assert commands[-1] == "scripts/release"
+    assert all(os.access(ROOT / command.split()[0], os.X_OK) for command in commands)

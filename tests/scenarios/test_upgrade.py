@@ -16,7 +16,7 @@ import sqlite3
 import stat
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -298,16 +298,23 @@ def _has_spool_positions(ledger: sqlite3.Connection) -> bool:
 BEFORE_FIRST_RUN: Final = {"0.1.0-bmcs": 503, "2fefe59": 200}  # what an endpoint answers over the tree
 
 
-@pytest.fixture(params=BEFORE_FIRST_RUN)
-def taken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
-    give_credentials(tmp_path / "credentials", user=make.USER, password=make.PASSWORD)
-    machines = make.machines()
+@contextmanager
+def take_over(version: str, folder: Path, overrides: Mapping[str, str]) -> Iterator[Taken]:
+    """Extract an archive, and start BMCs with the overrides that the earlier version left them."""
+    give_credentials(folder / "credentials", user=make.USER, password=make.PASSWORD)
+    machines = make.machines(overrides)
     for name, machine in machines.items():
         machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
-        if make.OVERRIDES[name] == "Disabled":
+        if overrides[name] == "Disabled":
             machine.run_through()
     with make.bmcs(machines):
-        yield Taken(fetched_now(extracted(request.param, tmp_path)), machines, request.param)
+        yield Taken(fetched_now(extracted(version, folder)), machines, version)
+
+
+@pytest.fixture(params=BEFORE_FIRST_RUN)
+def taken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
+    with take_over(request.param, tmp_path, make.OVERRIDES) as taken:
+        yield taken
 
 
 def test_a_fetch_that_the_earlier_version_had_not_read_changes_the_records(taken: Taken) -> None:
@@ -510,3 +517,86 @@ def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_cond
     git(work, "push", "--quiet", "--force", "origin", "HEAD:main")
     assert once(reporting).code in ENDED
     assert progress(reporting)["old01"].is_offered
+
+
+# Servers with BMCs, whose installers report
+
+
+@pytest.fixture(params=["0.1.0-installing", "2fefe59-installing"])
+def installing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
+    with take_over(request.param, tmp_path, make.INSTALLING) as taken:
+        yield taken
+
+
+def boots_by_server(left: Path) -> dict[str, list[int]]:
+    """Return the number of fetches of the install boot that each attempt of a server counts."""
+    items = typed("records", "show", "--state", left / "state", "-o", "json").json["items"]
+    return {each["server"]: [len(attempt["boots"]) for attempt in each["record"]["attempts"]] for each in items}
+
+
+def count_observations(left: Path, server: str) -> int:
+    """Return how many fetches and reports of a server the ledger has counted."""
+    with closing(sqlite3.connect(left / "state/ledger.sqlite")) as ledger:
+        (found,) = ledger.execute(
+            "SELECT count(*) FROM observations WHERE json_extract(facts, '$.server') = ?", (server,)
+        )
+    return int(found[0])
+
+
+def test_each_unread_fetch_is_counted_once(installing: Taken) -> None:
+    has_steps = wrote_steps(installing.folder)
+    assert count_observations(installing.folder, "start01") == 0
+    before = boots_by_server(installing.folder)
+    for _ in range(3):
+        assert installing.once().code in ENDED
+        found = boots_by_server(installing.folder)
+        assert {name: found[name] for name in ("kept01", "set01", "start01")} == {
+            "kept01": [1],
+            "set01": [],
+            "start01": [1],
+        }
+        assert found["done01"] == before["done01"]
+        assert count_observations(installing.folder, "kept01") == 1
+        assert count_observations(installing.folder, "start01") == (2 if has_steps else 1)  # with its user data
+
+
+def test_an_override_stays_if_its_boot_was_not_served_and_is_cleared_if_it_was(installing: Taken) -> None:
+    """The BMC of kept01 would start the loader again. The first run only reads that BMC, to judge the fetch."""
+    for _ in range(3):
+        assert installing.once().code in ENDED
+    assert installing.writes == {
+        "done01": [],
+        "kept01": [{"Boot": {ENABLED: "Disabled"}}],
+        "set01": [],
+        "start01": [],
+    }
+    shown = {name: machine.override[ENABLED] for name, machine in installing.machines.items()}
+    assert shown == {**make.INSTALLING, "kept01": "Disabled"}
+
+
+def test_an_install_in_progress_is_not_started_again(installing: Taken) -> None:
+    """The machine starts its loader again. Then its installer reports its completion."""
+    path = user_data_path(installing.folder, "start01")
+    for _ in range(2):
+        assert installing.once().code in ENDED
+    with endpoint(installing.folder) as serving:
+        for name in ("kept01", "start01"):
+            installing.machines[name].run_through()
+            again = serving.get(make.format_script_path(name))
+            assert (again.status_code, make.installs(again.text)) == (200, False)
+        report = serving.get(path).json()["report"].removeprefix("http://boot.test")
+        assert serving.get(report).is_success
+        eventually(lambda: "/provisioned/" in read_spool(installing.folder))
+    for _ in range(2):
+        assert installing.once().code in ENDED
+    assert installing.provisions() == {"done01": 1, "kept01": None, "set01": None, "start01": 1}
+    found = progress(installing.folder)
+    assert {name: each.is_offered for name, each in found.items()} == {
+        "done01": False,
+        "kept01": False,
+        "set01": True,
+        "start01": False,
+    }
+    assert boots_by_server(installing.folder)["kept01"] == [1]
+    assert installing.writes["start01"] == []
+    assert installing.machines["start01"].override[ENABLED] == "Disabled"

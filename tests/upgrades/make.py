@@ -4,7 +4,7 @@
     python -m tests.upgrades.make /tmp/checkout bmcs tests/upgrades/2fefe59.tar.xz
     python -m tests.upgrades.make /tmp/checkout reports tests/upgrades/2fefe59-reports.tar.xz
 
-0.1.0 is commit dec10da. Its archives are `0.1.0-bmcs.tar.xz` and `0.1.0-reports.tar.xz`.
+0.1.0 is commit dec10da. Its archives are `0.1.0-bmcs.tar.xz`, `0.1.0-reports.tar.xz` and `0.1.0-installing.tar.xz`.
 
 The script runs the commands of that version in processes of their own, with the packages of the present environment.
 The BMCs are the Redfish double of these tests. An archive of `bmcs` contains three servers:
@@ -29,6 +29,15 @@ The instance has not read the last fetch or report of each server, except for ol
 newest commits either. Both install old01 again, and their messages have the acknowledgement that this version computes:
 `main`, and the branch `void`, whose digest the present version computes in another way.
 
+An archive of `installing` contains servers with BMCs, whose installers report:
+
+- done01 was installed, and the ledger has recorded it;
+- start01 consumed its override, fetched its install boot, and its installer fetched the user data;
+- kept01 fetched its install boot, and its BMC has not consumed the override;
+- set01 has an override that its BMC has not consumed, and it has fetched nothing.
+
+The instance has not read the fetches of start01 and kept01.
+
 Two archives differ in identities and times only. All files in an archive have the same owner and time.
 """
 
@@ -42,7 +51,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +71,7 @@ HOST, PORT = "127.59.0.1", 8443  # of the BMCs: the ledger has recorded the addr
 _PATIENCE_S: Final = 120
 USER, PASSWORD = "root", "correct-horse-staple"
 OVERRIDES: Final = {"web01": "Disabled", "web02": "Once", "web03": "Disabled"}  # that the BMCs are left with
+INSTALLING: Final = {"done01": "Disabled", "kept01": "Once", "set01": "Once", "start01": "Disabled"}  # with overrides
 REPORTING: Final = ("boot01", "done01", "fail01", "new01", "old01", "once01", "start01")
 PARTS: Final = ("fleet.git", "output", "spool", "state")
 
@@ -119,6 +129,7 @@ spec:
   window: {start: "2026-01-01T00:00:00Z", end: "2100-01-01T00:00:00Z"}
 """
 
+_USER_DATA_URL: Final = r"http://boot\.test(/\S+\.ign)"
 _USER_DATA: Final = """\
 {"ignition": {"version": "3.4.0"}, "report": "{{ urls.provisioned }}"}
 """
@@ -149,9 +160,9 @@ spec:
 """
 
 
-def machines() -> dict[str, Machine]:
+def machines(names: Iterable[str] = NAMES) -> dict[str, Machine]:
     """Return the machines as they were before gitboot first read their BMCs."""
-    return {name: Machine(name, uuid=uuid_of(name), system=name, post_s=1) for name in NAMES}
+    return {name: Machine(name, uuid=uuid_of(name), system=name, post_s=1) for name in names}
 
 
 def bmcs(machines: dict[str, Machine]) -> RedfishServer:
@@ -171,7 +182,7 @@ def bmcs(machines: dict[str, Machine]) -> RedfishServer:
 
 def server(name: str) -> str:
     """Return the document of a server."""
-    system = machines()[name].path
+    system = machines([name])[name].path
     return _SERVER.format(name=name, uuid=uuid_of(name), mac=mac_of(name), host=HOST, port=PORT, system=system)
 
 
@@ -204,11 +215,16 @@ def installs(script: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.upgrades.make")
     parser.add_argument("checkout", type=Path, help="the version that writes")
-    parser.add_argument("scene", choices=("bmcs", "reports"))
+    parser.add_argument("scene", choices=("bmcs", "reports", "installing"))
     parser.add_argument("archive", type=Path, help="the file to write: NAME.tar.xz")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="upgrade-") as folder, ExitStack() as stack:
-        leave: Callable[[_Version, ExitStack], None] = {"bmcs": _leave_bmcs, "reports": _leave_reports}[arguments.scene]
+        scenes: dict[str, Callable[[_Version, ExitStack], None]] = {
+            "bmcs": _leave_bmcs,
+            "reports": _leave_reports,
+            "installing": _leave_installing,
+        }
+        leave = scenes[arguments.scene]
         leave(_Version(arguments.checkout.resolve(), Path(folder)), stack)
         _pack(Path(folder), arguments.archive)
 
@@ -308,6 +324,32 @@ def _leave_bmcs(version: _Version, stack: ExitStack) -> None:
     assert {name: each.override[ENABLED] for name, each in rack.items()} == OVERRIDES
 
 
+def _leave_installing(version: _Version, stack: ExitStack) -> None:
+    folder, rack = version.folder, machines(INSTALLING)
+    repository = Repository.create(folder)
+    give_credentials(folder / "credentials", user=USER, password=PASSWORD)
+    (folder / "spool").mkdir()
+    stack.enter_context(bmcs(rack))
+    documents = {f"{name}.yaml": server(name) for name in INSTALLING}
+    repository.push({**documents, "fleet.yaml": _reporting_fleet(), "web.ign.j2": _USER_DATA})
+    version.begin()
+    repository.push({"fleet.yaml": _reporting_fleet(f", ledger: {_ledger(folder)}")})
+    version.once()
+    with version.endpoint() as url:
+        for name in ("done01", "start01", "kept01"):
+            if INSTALLING[name] == "Disabled":
+                rack[name].run_through()
+            script = _fetch(url, format_script_path(name))
+            assert installs(script)
+            if name != "kept01":
+                (data,) = re.findall(_USER_DATA_URL, script)
+                report = _report(_fetch(url, data))
+            if name == "done01":
+                _fetch(url, report)
+                version.once()
+    assert {name: each.override[ENABLED] for name, each in rack.items()} == INSTALLING
+
+
 def _ledger(folder: Path) -> str:
     return str(json.loads((folder / "output/ops/manifest.json").read_bytes())["ledger"])
 
@@ -330,7 +372,7 @@ def _leave_reports(version: _Version, stack: ExitStack) -> None:
         for name in ("done01", "fail01", "old01", "start01"):
             script = _fetch(url, format_script_path(name))
             assert installs(script)
-            (data,) = re.findall(r"http://boot\.test(/\S+\.ign)", script)
+            (data,) = re.findall(_USER_DATA_URL, script)
             if name != "start01":
                 reports[name] = _report(_fetch(url, data))
         _fetch(url, reports["old01"])
