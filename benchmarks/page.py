@@ -258,7 +258,7 @@ make bench BENCH='--page build/benchmarks.json'     # write this page from an ea
 
 `benchmarks/fleet.py` makes the fleet from a seed: sites of 2,000 servers, racks of 40, three network interfaces a
 server, 20 policies, a rollout, maintenances, pins and parked servers. Half of the servers have Ignition, a tenth have
-autoinstall, and a fifth have cloud-init. The C programs in `benchmarks/floors/` do only the work that nobody can avoid.
+autoinstall, and a fifth have cloud-init. The C programs in `benchmarks/floors/` do only the necessary work.
 
 Other programs measure [copies of the tree](publishing.md#what-copies-cost) and the [modules of three
 flows](../../CONTRIBUTING.md#flows).
