@@ -16,7 +16,6 @@ ADVICE: Final = {
     "Change the workflow file",
     "Change what a machine boots",
     "Read and change what goes to an `rsync://` target",
-    "Read who fetched",
     "Send a machine another boot file",
     "Use memory",
 }
@@ -72,6 +71,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Operators' pages": (
         "endpoint/test_app.py::test_a_client_that_is_not_an_operator_cannot_distinguish_pages_from_missing_paths",
         "endpoint/test_access_control.py::test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host",
+        "scenarios/test_ordinary_days.py::"
+        "test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop",
     ),
     "Invented addresses": (
         "endpoint/test_access_control.py::test_the_client_address_is_the_one_before_the_last_trusted_proxy",
@@ -85,21 +86,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served",
         "endpoint/test_access_control.py::test_t5_a_machine_is_served_while_another_client_holds_many_connections",
         "endpoint/test_access_control.py::test_t5_a_request_head_must_arrive_in_time",
-    ),
-    "A full ledger": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
         "controller/records/test_provisioning_installations.py::"
         "test_finding_s5_a_repeated_report_is_one_event_for_each_address",
+        "scenarios/test_installer_reports.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",
     ),
     "Terminal escapes": (
         "scenarios/test_hostile_text.py::test_finding_s7_no_machine_controls_the_terminal_that_shows_events",
         "scenarios/test_hostile_text.py::test_no_bmc_controls_the_terminal_that_shows_it",
-    ),
-    "Long logs": ("scenarios/test_installer_reports.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",),
-    "Reasons in `/readyz`": (
-        "scenarios/test_ordinary_days.py::"
-        "test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop",
     ),
     "Webhooks": ("endpoint/test_webhooks.py::test_a_push_without_the_secret_does_nothing",),
     # The author of a pull request
@@ -139,6 +134,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_file_in_the_branch_is_not_posted",
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_the_comment_of_a_failed_review_replaces_the_earlier_one",
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
+        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
     ),
     "Text that acts": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system",
@@ -188,11 +186,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_init.py::test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request",
         "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_its_input",
     ),
-    "Edited comments": (
-        "cli/commands/test_init_ci_hostile.py::"
-        "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
-        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
-    ),
     "Confused names": (
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
@@ -233,8 +226,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it",
         "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_if_approvals_are_required",
     ),
-    "Expired keys": ("git/test_signatures.py::test_an_expired_key_does_not_count_even_for_an_old_commit_date",),
-    "The forge's key as a person's": (
+    "Expired keys": (
+        "git/test_signatures.py::test_an_expired_key_does_not_count_even_for_an_old_commit_date",
         "git/test_signatures.py::test_the_key_of_a_forge_counts_for_merges_only",
         "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request",
