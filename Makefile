@@ -37,7 +37,7 @@ test-packages: $(READY) ## build the Debian package and the image, and install t
 	scripts/install-packages packaging/packages.txt
 	$(PYTEST) --packages tests/packages
 
-bench: $(READY) ## measure what gitboot costs, and write docs/benchmarks.md; installs Debian packages; `make bench BENCH='first-pass --sizes 1000'`
+bench: $(READY) ## measure what gitboot costs, and write docs/explanation/benchmarks.md; installs Debian packages; `make bench BENCH='first-pass --sizes 1000'`
 	scripts/install-packages benchmarks/packages.txt
 	$(BIN)/python -m benchmarks $(BENCH)
 

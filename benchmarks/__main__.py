@@ -1,4 +1,4 @@
-"""Measure gitboot, print each row, and write the page docs/benchmarks.md."""
+"""Measure gitboot, print each row, and write the page docs/explanation/benchmarks.md."""
 
 from __future__ import annotations
 

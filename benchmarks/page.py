@@ -1,4 +1,4 @@
-"""The page docs/benchmarks.md: tables and plots of one run."""
+"""The page docs/explanation/benchmarks.md: tables and plots of one run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from benchmarks.plot import COLOURS, Line, draw
 from benchmarks.rows import ROWS
 from benchmarks.run import LARGEST, Result, Run
 
-_DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+_FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "explanation"
 _SHOWN_PROCESSES: Final = 3
 _TITLES: Final = {row.name: row.title for row in ROWS}
 
 
-def write_page(run: Run, docs: Path = _DOCS) -> None:
+def write_page(run: Run, folder: Path = _FOLDER) -> None:
     """Write the page and its plots, and remove plots that the page no longer has."""
-    (plots := docs / "benchmarks").mkdir(exist_ok=True)
+    (plots := folder / "benchmarks").mkdir(exist_ok=True)
     drawn = {f"{name}.svg": svg for name, svg in draw_plots(run).items()}
     for path in plots.iterdir():
         if path.name not in drawn:
             path.unlink()
     for name, svg in drawn.items():
         (plots / name).write_text(svg)
-    (docs / "benchmarks.md").write_text(render_page(run))
+    (folder / "benchmarks.md").write_text(render_page(run))
 
 
 # Cells
@@ -244,27 +244,24 @@ SECTIONS: Final = (
 _MEASURE_AGAIN: Final = """\
 ## Measure again
 
-`make bench` installs the Debian packages that it needs, measures every row and writes this page. It needs root for
-Cobbler. One run at three sizes takes some hours and 8 GiB of memory. A row that this machine cannot measure gives the
-reason.
+`make bench` installs the Debian packages that it needs, measures every row, and writes this page. It needs root for
+Cobbler, 8 GiB of memory and some hours. If a row cannot be measured, the page gives the reason.
 
 ```
 make bench                                          # all rows, for 1,000, 10,000 and 100,000 servers
-make bench BENCH='first-pass --sizes 1000'          # one row; prints it, and leaves this page as it is
-make bench BENCH='--python ../old/.venv/bin/python' # the gitboot of another checkout as well
-make bench BENCH='--page build/benchmarks.json'     # write this page from an earlier run, and measure nothing
+make bench BENCH='first-pass --sizes 1000'          # one row; prints it, and does not change this page
+make bench BENCH='--python ../old/.venv/bin/python' # also the gitboot of another checkout
+make bench BENCH='--page build/benchmarks.json'     # write this page from an earlier run
 ```
 
 `make bench BENCH=--help` lists the rows and the options. A run writes all rounds to `build/benchmarks.json`.
 
-**The fleet** (`benchmarks/fleet.py`) comes from a seed. It has sites of 2,000 servers, racks of 40, and three network
-interfaces a server. It has 20 policies, a stream in rollout, maintenances, pins and parked servers. Half of the servers
-have Ignition, a tenth have autoinstall, and a fifth have cloud-init. Each server has a file of its own.
+`benchmarks/fleet.py` makes the fleet from a seed: sites of 2,000 servers, racks of 40, three network interfaces a
+server, 20 policies, a rollout, maintenances, pins and parked servers. Half of the servers have Ignition, a tenth have
+autoinstall, and a fifth have cloud-init. The C programs in `benchmarks/floors/` do only the necessary work.
 
-**The floors** (`benchmarks/floors/`) are C programs that do only the work that cannot be left out.
-
-[Copies of the tree](explanation/publishing.md#what-copies-cost) and the [modules that three flows
-call](../CONTRIBUTING.md#flows) are measured by programs of their own.
+Other programs measure [copies of the tree](publishing.md#what-copies-cost) and the [modules of three
+flows](../../CONTRIBUTING.md#flows).
 """
 
 

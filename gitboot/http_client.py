@@ -1,7 +1,7 @@
 """HTTP requests with a deadline, size limits, and a rule for credentials.
 
 Every HTTP request that gitboot makes itself uses `HttpClient`. Redfish requests use sushy, whose connections obey the
-same `RequestLimits` (`gitboot.bmc.redfish.transport`). For other libraries see docs/adr/0067-http-client.md.
+same `RequestLimits` (`gitboot.bmc.redfish.transport`). For other libraries see docs/reference/limits.md.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE_FILES = ROOT / "gitboot" / "render" / "page_files"
 
 
-_GLOSSARY = "The [glossary](../glossary.md) defines the terms."
+_GLOSSARY = "The [glossary](glossary.md) defines the terms."
 
 
 def fields_page() -> str:

@@ -70,7 +70,7 @@ BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 
 
 
 class Stage(StrEnum):
-    """A stage whose duration gitboot measures. `docs/architecture.md` describes the stages of a reconcile."""
+    """A stage whose duration gitboot measures. docs/explanation/architecture.md describes the stages."""
 
     FETCH = "fetch"  # runs in another thread
     EVALUATE = "evaluate"  # evaluates one commit, in another process

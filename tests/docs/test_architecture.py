@@ -1,4 +1,4 @@
-"""docs/architecture.md: each path and name in it exists, and its picture has the layers that import-linter enforces."""
+"""The pages about modules: each path and name exists, and the picture has the layers that import-linter enforces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gitboot.status.work_progress import Stage
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import ROOT
 
-TEXT: Final = (ROOT / "docs" / "architecture.md").read_text()
+PAGES: Final = ("docs/explanation/architecture.md", "docs/reference/modules.md")
+TEXT: Final = "\n".join((ROOT / page).read_text() for page in PAGES)
 PICTURE: Final = re.search(r"^```\n(.*?)^```$", TEXT, re.M | re.S)
 PROSE: Final = re.sub(r"^```\n.*?^```$", "", TEXT, flags=re.M | re.S)
 # In backquotes, and neither a path nor a name in the code.
@@ -94,7 +95,7 @@ def wrong_names(text: str, stages: Sequence[str]) -> list[str]:
     return [each for block in blocks(without) for each in complaints(block)]
 
 
-def test_each_path_and_each_name_on_the_page_exists() -> None:
+def test_each_path_and_each_name_on_the_pages_exists() -> None:
     assert len(re.findall(r"`[^`]+`", PROSE)) > 200
     assert wrong_names(PROSE, stage_items()) == []
 

@@ -1,4 +1,4 @@
-"""docs/from/, walked: the commands of each page, on a source of its system, and a web server in its place."""
+"""docs/how-to/move-from-*.md: the commands and outputs of each page, with a web server in place of the old system."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -25,7 +26,10 @@ from tests.importers.test_fleet_files import (
     make_known_options,
 )
 
-PAGES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "docs" / "from").glob("[!R]*.md"))}
+PAGES = {
+    path.stem.removeprefix("move-from-"): path
+    for path in sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("move-from-*.md"))
+}
 HEXHYP = MAC.replace(":", "-")
 
 # The request to the old system, and its response: the arguments are those of its source.
@@ -44,9 +48,20 @@ ASKED = {
 }
 
 
+def steps(page: Path) -> list[tuple[list[str], str]]:
+    """Return the gitboot commands in the blocks of a page, each with the output that the page shows."""
+    blocks = re.findall(r"^ *```console$(.*?)^ *```$", page.read_text(), re.M | re.S)
+    shown = [re.split(r"^\$ ", dedent(block).strip("\n"), flags=re.M)[1:] for block in blocks]
+    return [
+        (shlex.split(command.partition("\n")[0])[1:], command.partition("\n")[2].strip())
+        for block in shown
+        for command in block
+        if command.startswith("gitboot ")
+    ]
+
+
 def commands(page: Path) -> list[list[str]]:
-    (block,) = re.findall(r"^```sh$(.*?)^```$", page.read_text(), re.M | re.S)
-    return [shlex.split(line)[1:] for line in block.strip().splitlines()]
+    return [words for words, _ in steps(page)]
 
 
 def test_every_system_that_can_be_compared_has_a_page() -> None:
@@ -64,12 +79,14 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
     make_known_options(tmp_path)
     lay(tmp_path / "source", SOURCES[name])
     monkeypatch.chdir(tmp_path)
-    imported, validated, asks = commands(PAGES[name])
+    (imported, import_output), (validated, validate_output), (asks, compare_output) = steps(PAGES[name])
     assert (imported[0], validated[0], asks[0]) == ("import", "validate", "compare-old-system")
     imported[2] = str(tmp_path / "source")
     done = typed(*imported)
     assert done.code == 0 and "pending" not in done.err, done
-    assert typed(*validated).code == 0
+    assert import_output and import_output in done.out + done.err
+    done = typed(*validated)
+    assert done.code == 0 and validate_output and validate_output in done.out + done.err
     with artifact_server() as old:
         path, arguments = ASKED[name]
         kernel, initrd = KERNELS.get(name, KERNEL), INITRDS.get(name, INITRD)
@@ -78,7 +95,7 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
         old.put("/data", b'{"ignition": {"version": "3.3.0"}}')
         asks[asks.index("--old") + 1] = old.url
         done = typed(*asks)
-        assert (done.code, done.out) == (0, "1 server: 1 equal\n"), done
+        assert (done.code, done.out) == (0, f"{compare_output}\n"), done
         old.put(path, script.replace(" quiet", "").replace("vmlinuz", "vmlinux").replace("exit", "kernel /k").encode())
         assert typed(*asks).code == 2
         assert set(old.asked) <= {("GET", path), ("GET", "/data")}

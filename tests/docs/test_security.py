@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.helpers.documentation import ROOT
 
-PAGE: Final = (ROOT / "docs/security.md").read_text()
+PAGE: Final = (ROOT / "docs/explanation/security.md").read_text()
 END: Final = "## Set up a real site"  # after the strangers
 
 # Advice that only a person, a network or a forge can follow. It names no behaviour of gitboot that a test could show.
@@ -16,7 +16,6 @@ ADVICE: Final = {
     "Change the workflow file",
     "Change what a machine boots",
     "Read and change what goes to an `rsync://` target",
-    "Read who fetched",
     "Send a machine another boot file",
     "Use memory",
 }
@@ -72,6 +71,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Operators' pages": (
         "endpoint/test_app.py::test_a_client_that_is_not_an_operator_cannot_distinguish_pages_from_missing_paths",
         "endpoint/test_access_control.py::test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host",
+        "scenarios/test_ordinary_days.py::"
+        "test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop",
     ),
     "Invented addresses": (
         "endpoint/test_access_control.py::test_the_client_address_is_the_one_before_the_last_trusted_proxy",
@@ -85,21 +86,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served",
         "endpoint/test_access_control.py::test_t5_a_machine_is_served_while_another_client_holds_many_connections",
         "endpoint/test_access_control.py::test_t5_a_request_head_must_arrive_in_time",
-    ),
-    "A full ledger": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
         "controller/records/test_provisioning_installations.py::"
         "test_finding_s5_a_repeated_report_is_one_event_for_each_address",
+        "scenarios/test_installer_reports.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",
     ),
     "Terminal escapes": (
         "scenarios/test_hostile_text.py::test_finding_s7_no_machine_controls_the_terminal_that_shows_events",
         "scenarios/test_hostile_text.py::test_no_bmc_controls_the_terminal_that_shows_it",
-    ),
-    "Long logs": ("scenarios/test_installer_reports.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",),
-    "Reasons in `/readyz`": (
-        "scenarios/test_ordinary_days.py::"
-        "test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop",
     ),
     "Webhooks": ("endpoint/test_webhooks.py::test_a_push_without_the_secret_does_nothing",),
     # The author of a pull request
@@ -139,14 +134,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_file_in_the_branch_is_not_posted",
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_the_comment_of_a_failed_review_replaces_the_earlier_one",
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
+        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
     ),
     "Text that acts": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system",
         "scenarios/test_hostile_text.py::test_finding_s14_no_file_name_begins_a_command_of_a_ci_system",
         "scenarios/test_hostile_text.py::test_finding_s17_no_name_of_an_author_ends_explain_or_controls_a_terminal",
         "scenarios/test_hostile_text.py::test_no_format_contains_terminal_commands",
-    ),
-    "Markup in the comment": (
         "review/formats/test_markdown.py::test_no_text_from_yaml_is_markdown_or_html",
         "review/formats/test_markdown.py::test_the_path_of_a_file_mentions_no_account",
     ),
@@ -190,20 +186,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_init.py::test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request",
         "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_its_input",
     ),
-    "Edited comments": (
-        "cli/commands/test_init_ci_hostile.py::"
-        "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
-        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
-    ),
     "Confused names": (
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
     ),
     # The owner of an action, an image or a package that CI uses
     "Publish a new version": ("cli/commands/test_init.py::test_t13_only_the_job_without_the_branch_may_write",),
-    "Moved tags": ("cli/commands/test_init_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",),
     "Replaced packages": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",
     ),
     # An attacker who may push to the followed branch
     "Decide what machines boot": (
@@ -235,8 +226,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it",
         "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_if_approvals_are_required",
     ),
-    "Expired keys": ("git/test_signatures.py::test_an_expired_key_does_not_count_even_for_an_old_commit_date",),
-    "The forge's key as a person's": (
+    "Expired keys": (
+        "git/test_signatures.py::test_an_expired_key_does_not_count_even_for_an_old_commit_date",
         "git/test_signatures.py::test_the_key_of_a_forge_counts_for_merges_only",
         "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request",
@@ -245,8 +236,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Cause a warning": (
         "controller/records/test_ledger_trust.py::"
         "test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unverified",
-    ),
-    "Hide a proof": (
         "controller/test_forge.py::test_many_statuses_without_proof_do_not_hide_the_proof_of_an_earlier_commit",
     ),
     "A ledger in doubt": (
@@ -260,6 +249,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Open folders": (
         "controller/instance/test_state_directory_permissions.py::test_t7_a_state_directory_that_others_may_write_is_rejected",
         "controller/instance/test_state_directory_permissions.py::test_t7_a_fetch_log_that_everybody_may_write_is_rejected",
+        "controller/instance/test_state_directory_permissions.py::"
+        "test_finding_s6_another_user_of_the_host_cannot_read_the_output",
     ),
     "A false database": (
         "ledger/test_postgresql.py::test_over_a_network_the_connection_is_encrypted_and_verified_and_the_password_is_in_a_file",
@@ -268,8 +259,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Read OUTPUT": (
         "controller/instance/test_state_directory_permissions.py::"
         "test_finding_s6_nginx_serves_output_as_another_user_by_its_group",
-    ),
-    "Read OUTPUT of an earlier version's ledger": (
         "scenarios/test_upgrade.py::test_output_stays_readable_by_everybody_until_a_group_is_named",
         "scenarios/test_upgrade.py::test_output_that_is_created_again_for_an_earlier_ledger_stays_readable_by_everybody",
     ),
@@ -279,10 +268,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Pretend to be any client": (
         "scenarios/test_ordinary_days.py::test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_address",
-    ),
-    "Tokens for every login": (
-        "controller/instance/test_state_directory_permissions.py::"
-        "test_finding_s6_another_user_of_the_host_cannot_read_the_output",
     ),
     # A server to which gitboot connects
     "Withhold boots": (
@@ -302,16 +287,14 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_finding_s16_a_slow_response_ends_at_the_deadline",
         "test_http_client.py::test_a_response_without_end_is_cut_at_its_size",
         "test_http_client.py::test_finding_s16_a_slow_bmc_ends_at_the_deadline",
-    ),
-    "Slow downloads": (
         "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
         "git/test_fetch.py::test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next",
-    ),
-    "Large downloads": (
         "git/test_fetch.py::test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected",
         "artifacts/test_downloads_copies.py::test_a_file_of_an_image_without_a_size_is_read_to_a_limit",
+        "publish/targets/test_s3.py::test_finding_s8_an_object_without_an_end_is_read_to_its_limit",
+        "image_sources/test_find_releases.py::test_an_index_that_is_wrong_in_any_way_lists_no_release",
+        "artifacts/test_archives.py::test_an_archive_that_unpacks_to_far_more_is_refused",
     ),
-    "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_an_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_do_not_follow_a_redirect_to_another_server",
@@ -349,10 +332,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_init_update_images.py::test_the_second_job_refuses_results_of_a_hostile_first_job",
         "cli/commands/test_init_update_images.py::test_only_the_job_that_does_not_read_vendors_may_write",
     ),
-    "Large indexes and archives": (
-        "image_sources/test_find_releases.py::test_an_index_that_is_wrong_in_any_way_lists_no_release",
-        "artifacts/test_archives.py::test_an_archive_that_unpacks_to_far_more_is_refused",
-    ),
     # The operator of a mirror
     "List the machines": ("render/test_server_files.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
@@ -383,12 +362,10 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Crack a BMC's password": (
         "bmc/test_ipmi.py::test_credentials_are_sent_by_ipmi_only_if_the_access_file_allows_it",
     ),
-    "Tokens in the clear": (
+    "Passwords in the clear": (
         "test_http_client.py::test_finding_s16_tokens_are_sent_only_by_https_or_to_this_machine",
         "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed",
-    ),
-    "Git passwords in the clear": ("git/test_remote.py::test_a_remote_that_cannot_work_is_a_usage_error",),
-    "BMC passwords in the clear": (
+        "git/test_remote.py::test_a_remote_that_cannot_work_is_a_usage_error",
         "bmc/test_credentials_access.py::test_t2_the_access_file_states_which_bmcs_get_the_credentials",
     ),
     "Unknown hosts": (
@@ -400,8 +377,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # The holder of a backup
     "Compute tokens": (
         "controller/instance/test_state_directory_token_keys.py::test_t6_an_earlier_token_key_counts_for_a_day",
-    ),
-    "Open secrets": (
         "cli/commands/test_secret.py::test_a_new_key_decrypts_its_secrets_and_a_fleet_is_checked_with_it",
     ),
     "Forge a commit status": (

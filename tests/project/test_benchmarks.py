@@ -184,7 +184,7 @@ def test_the_gitboot_of_this_checkout_gets_a_file_with_its_settings(tmp_path: Pa
 
 def test_a_row_runs_alone_and_leaves_the_page_as_it_is(tmp_path: Path) -> None:
     """A real instance publishes a small fleet and a commit."""
-    page = Path("docs/benchmarks.md")
+    page = Path("docs/explanation/benchmarks.md")
     before = page.read_bytes()
     output = tmp_path / "run.json"
     command = [sys.executable, "-m", "benchmarks", "readme", "--sizes", "40", "--rounds", "1", "--output", str(output)]

@@ -14,7 +14,7 @@ from gitboot.resolve.kernel_arguments import REPEATED, add_user_data_arguments, 
 from gitboot.resolve.server_decision import UserDataFiles
 from tests.helpers.cases import for_each
 
-RESOLUTION = Path(__file__).parents[2] / "docs" / "resolution.md"
+KERNEL_ARGUMENTS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kernel-arguments.md"
 
 
 @for_each(
@@ -125,7 +125,6 @@ def test_finding_p9_arguments_for_the_user_data_stand_before_the_first_separator
 
 
 def test_the_documentation_lists_the_arguments_that_may_repeat() -> None:
-    listed = re.findall(
-        r"`([a-z][\w.-]*)`", RESOLUTION.read_text().partition("take several times")[2].partition("\n\n**")[0]
-    )
+    text = KERNEL_ARGUMENTS_PAGE.read_text().partition("These are the arguments that programs take several times: ")[2]
+    listed = re.findall(r"`([a-z][\w.-]*)`", text)
     assert sorted(listed) == sorted(REPEATED)

@@ -73,7 +73,7 @@ class Bucket:
             "checksum_algorithm": "SHA256",
             "disable_tagging": True,
         }
-        # The timeout applies to a whole request with its body. Retries start within the retry timeout (ADR 0067).
+        # The timeout applies to a whole request. Retries start within the retry timeout (docs/reference/limits.md).
         client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=timeout_s)}
         retry: RetryConfig = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=60)}
         if address.endpoint is not None:
