@@ -431,3 +431,18 @@ def test_the_page_of_commands_describes_each_option_of_each_command_once() -> No
 
 def test_the_page_of_commands_has_at_most_26_kilobytes() -> None:
     assert (ROOT / "docs/reference/commands.md").stat().st_size <= 26_250
+
+
+@for_each(
+    ("word", "page"),
+    [
+        ("stuck", "docs/how-to/something-is-wrong.md"),
+        ("troubleshoot", "docs/how-to/something-is-wrong.md"),
+        ("rollback", "docs/how-to/roll-back.md"),
+        ("reinstall", "docs/how-to/reinstall-a-server.md"),
+    ],
+)
+def test_a_page_begins_with_the_words_that_operators_search_for(word: str, page: str) -> None:
+    """The search of the site finds a page by the beginning of a word in its text."""
+    opening = "\n".join((ROOT / page).read_text().splitlines()[:8])
+    assert re.search(rf"(?<!\w){word}", opening, re.IGNORECASE), opening
