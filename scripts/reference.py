@@ -41,6 +41,7 @@ def fields_page() -> str:
     lines = [
         "# Every field of every kind",
         "",
+        "Look up the type, the default and the meaning of each field here.",
         "`scripts/reference.py` generates this page from the models. You may omit a field that is not *required*. Its",
         "description has the default. `[]` is a list, and `{}` is a mapping with arbitrary keys.",
         _GLOSSARY,
@@ -61,6 +62,7 @@ def codes_page() -> str:
     lines = [
         "# Every problem code",
         "",
+        "Look up what a problem code means and how to fix the problem here.",
         "`gitboot explain CODE` prints the same text. Codes are stable.",
         _GLOSSARY,
         "",
@@ -239,7 +241,8 @@ def configuration_page() -> str:
     lines = [
         "# The configuration file",
         "",
-        "`scripts/reference.py` generates this page from the code.",
+        "Look up the keys, defaults and variables of `gitboot run` and `gitboot serve` here. `scripts/reference.py`",
+        "generates this page from the code.",
         "",
         "`gitboot run` and `gitboot serve` read the TOML file that `--config` names:",
         "",
@@ -326,7 +329,8 @@ def metrics_page() -> str:
     lines = [
         "# Every metric",
         "",
-        "`/metrics` returns these metrics. `scripts/reference.py` generates this page from the code. For alerts and a",
+        "Look up the metrics of `/metrics`, their types and their labels here.",
+        "`scripts/reference.py` generates this page from the code. For alerts and a",
         "dashboard, see [Monitoring](../how-to/monitoring.md).",
         _GLOSSARY,
         "",
@@ -344,6 +348,7 @@ def bmcs_page() -> str:
     lines = [
         "# Every BMC that differs",
         "",
+        "Look up how gitboot treats the BMCs of each manufacturer here.",
         "`scripts/reference.py` generates this page from the table in `gitboot/bmc/redfish/quirks.py`. gitboot prefers",
         "what a BMC itself reports: see [BMCs](../bmcs.md).",
         _GLOSSARY,
@@ -361,6 +366,7 @@ def exits_page() -> str:
     lines = [
         "# Every exit code",
         "",
+        "Look up what an exit code means here.",
         "`scripts/reference.py` generates this page from the table in `gitboot/cli/main.py`. Scripts may rely on these",
         "codes. The help of [each command](commands.md) lists its own meanings.",
         _GLOSSARY,
@@ -377,7 +383,8 @@ def conditions_page() -> str:
     lines = [
         "# Every condition",
         "",
-        "`scripts/reference.py` generates this page from `scripts/conditions.toml` and from the remedies in the code.",
+        "Look up what a false condition means and how to resolve it here. `scripts/reference.py` generates this page",
+        "from `scripts/conditions.toml` and from the remedies in the code.",
         "",
         "A *condition* is false if gitboot waits for something, or if something failed. `gitboot status` prints the",
         "remedy with the names filled in, and the API returns it as `remedy`. Read the whole remedy before you run a",
