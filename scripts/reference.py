@@ -9,7 +9,9 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from html import escape
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +23,7 @@ import click
 
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.cli.commands.init import CI, build_seed_file
-from gitboot.cli.main import Exit, cli
+from gitboot.cli.main import SHARED_SECTIONS, Exit, cli
 from gitboot.cli.options import Setting, format_key, list_keys, list_variables
 from gitboot.endpoint.metrics import FAMILIES
 from gitboot.model.json_schema import KINDS, list_schema_fields
@@ -31,14 +33,15 @@ from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, ConditionType
 ROOT = Path(__file__).resolve().parent.parent
 PAGE_FILES = ROOT / "gitboot" / "render" / "page_files"
 
-
-_GLOSSARY = "The [glossary](glossary.md) defines the terms."
+GLOSSARY: Final = "glossary.md"  # from a page of docs/reference
+_GLOSSARY: Final = f"The [glossary]({GLOSSARY}) defines the terms."
 
 
 def fields_page() -> str:
     lines = [
         "# Every field of every kind",
         "",
+        "Look up the type, the default and the meaning of each field here.",
         "`scripts/reference.py` generates this page from the models. You may omit a field that is not *required*. Its",
         "description has the default. `[]` is a list, and `{}` is a mapping with arbitrary keys.",
         _GLOSSARY,
@@ -59,6 +62,7 @@ def codes_page() -> str:
     lines = [
         "# Every problem code",
         "",
+        "Look up what a problem code means and how to fix the problem here.",
         "`gitboot explain CODE` prints the same text. Codes are stable.",
         _GLOSSARY,
         "",
@@ -68,26 +72,177 @@ def codes_page() -> str:
     return "\n".join(lines)
 
 
+# Commands whose options the page about the configuration file describes
+_CONFIGURED: Final = ("run", "serve")
+_MIN_COMMANDS: Final = 2  # an option that so many commands share is described once
+_BUNDLES: Final = {"Registries": "Registries and TLS", "Limits": "Limits of the evaluation"}  # sections by short title
+
+
 def commands_page() -> str:
-    context = click.Context(cli, info_name="gitboot", max_content_width=100, terminal_width=100)
-    return "\n".join(["# Every command", "", _GLOSSARY, "", *_commands(cli, context)])
+    commands = list(_list_commands(cli, click.Context(cli, info_name="gitboot")))
+    shared = _shared_texts(commands)
+    bundles = {title: SHARED_SECTIONS[section] for title, section in _BUNDLES.items()}
+    bundled = {name for names in bundles.values() for name in names}
+    lines = [
+        "# Commands",
+        "",
+        "Look up the arguments, options and exit codes of each command here. `gitboot COMMAND --help` has more detail,",
+        "defaults and an example. `scripts/reference.py` generates this page. The help says what each of the",
+        "[exit codes](exits.md) means. Each command also exits with 0 or 64.",
+        _GLOSSARY,
+        "",
+        "## Shared options",
+        "",
+        "An option means the same in each command that lists it under *Shared*. Every command has `-h`, `--help`.",
+        "",
+        *(_option_line(each, text) for each, text in shared.items() if each.name not in bundled),
+        "",
+    ]
+    for heading, names in bundles.items():
+        found = {each.name: _option_line(each, text) for each, text in shared.items()}
+        lines += [f"### {heading}", "", *(found[name] for name in names), ""]
+    for command, context in commands:
+        level = "#" * min(len(context.command_path.split()), 3)
+        lines += [f"{level} {context.command_path}", "", *_command_lines(command, context, shared, bundles), ""]
+    return "\n".join(lines)
 
 
-def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
+def _list_commands(group: click.Group, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        shown = click.Context(command, info_name=name, parent=context, max_content_width=100, terminal_width=100)
-        yield from (f"## {shown.command_path}", "", "```", command.get_help(shown), "```", "")
+        shown = click.Context(command, info_name=name, parent=context)
+        yield command, shown
         if isinstance(command, click.Group):
-            yield from _commands(command, shown)
+            yield from _list_commands(command, shown)
+
+
+def _list_options(command: click.Command) -> Iterator[click.Option]:
+    """Yield the options that the help of a command shows."""
+    yield from (each for each in command.params if isinstance(each, click.Option) and not each.hidden)
+
+
+@cache
+def _list_run_options() -> frozenset[tuple[str, str | None]]:
+    """Return the names and the texts of the options of `gitboot run`, which have a page of their own."""
+    run = cli.get_command(click.Context(cli), "run")
+    assert run is not None
+    return frozenset((_names(each), each.help) for each in _list_options(run))
+
+
+def _shared_texts(commands: list[tuple[click.Command, click.Context]]) -> dict[click.Option, str]:
+    """Return one option of each name that many commands share, with the text that most of them have."""
+    found: dict[str, list[click.Option]] = {}
+    for command, context in commands:
+        if context.info_name not in _CONFIGURED:
+            for each in _list_options(command):
+                found.setdefault(_names(each), []).append(each)
+    shared = {}
+    for options in found.values():
+        texts = Counter(map(_common_text, options))
+        text, number = texts.most_common(1)[0]
+        if number >= _MIN_COMMANDS:
+            shared[next(each for each in options if _common_text(each) == text)] = text
+    return shared
+
+
+def _common_text(option: click.Option) -> str:
+    """Return the help of an option without the formats, which differ between commands."""
+    text = option.help or ""
+    return _FORMAT.sub(_FORMAT_TEXT, text)
+
+
+_FORMAT: Final = re.compile(r"The output format: ([a-z, ]+)\. Repeat the option for several formats\. Default: \w+\.$")
+_FORMAT_TEXT: Final = (
+    "The output format. The command lists its formats, the default first. With FILE, gitboot writes to that file. "
+    "Repeat the option for several formats."
+)
+
+
+def _names(option: click.Option) -> str:
+    return ", ".join(sorted((*option.opts, *option.secondary_opts), key=len))
+
+
+def _option_line(option: click.Option, text: str) -> str:
+    value = "" if option.is_flag or option.count else option.make_metavar(click.Context(cli))
+    names = f"{_names(option)} {value}".strip()
+    return f"- `{names}` {text.removesuffix(' Default: none.')}"
+
+
+def _command_lines(
+    command: click.Command,
+    context: click.Context,
+    shared: dict[click.Option, str],
+    bundles: Mapping[str, Sequence[str]],
+) -> Iterator[str]:
+    text = (command.help or "").split("\n\n")[0].replace("\n", " ")
+    if isinstance(command, click.Group):
+        yield text
+        return
+    pieces = [each for each in command.collect_usage_pieces(context) if each != "[OPTIONS]"]
+    codes = sorted({int(each) for each in getattr(command, "exit_codes", ())} - {int(Exit.FINE), int(Exit.USAGE)})
+    if pieces:
+        yield f"`{' '.join((context.command_path, *pieces))}`"
+        yield ""
+    yield text + (f" Exits {', '.join(map(str, codes))}." if codes else "")
+    options = list(_list_options(command))
+    if context.info_name in _CONFIGURED:
+        names = " ".join(_names(each) for each in options)
+        yield ""
+        yield f"[The configuration file](configuration.md#gitboot-{context.info_name}-options) describes its options:"
+        yield f"`{names}`."
+        return
+    texts = {_names(each): text for each, text in shared.items()}
+    common = [each for each in options if texts.get(_names(each)) == _common_text(each)]
+    of_run = [each for each in options if each not in common and (_names(each), each.help) in _list_run_options()]
+    own = [each for each in options if each not in (*common, *of_run)]
+    if own:
+        yield ""
+    for each in own:
+        yield _option_line(each, _summarize(each.help or ""))
+    if of_run:
+        names = " ".join(map(_short_name, of_run))
+        yield ""
+        yield f"As in [`gitboot run`](configuration.md#gitboot-run-options): `{names}`"
+    links = []
+    for heading, members in bundles.items():
+        if {each.name for each in common} >= {*members}:
+            common = [each for each in common if each.name not in members]
+            links.append(f"[{heading.lower()}](#{_slug(heading)})")
+    if common or links:
+        names = " ".join(map(_short_name, common))
+        yield ""
+        yield "Shared: " + ", ".join([*([f"`{names}`"] if names else []), *links])
+
+
+def _short_name(option: click.Option) -> str:
+    """Return how the list of shared options of a command names an option: with its formats, if it has some."""
+    found = _FORMAT.match(option.help or "")
+    name = min(option.opts, key=len)
+    return f"{name} {found[1].replace(', ', '|')}" if found else name
+
+
+def _summarize(text: str) -> str:
+    """Return the first sentence of a help text, without the details after a colon if the sentence is long."""
+    sentence = re.split(r"(?<=\.)\s+(?=[A-Z`]|gitboot )", text, maxsplit=1)[0]
+    if len(sentence) <= _MAX_SUMMARY:
+        return sentence
+    return re.sub(r"^([^:]{25,}):.*|^(.{25,}), (?:for example|such as) [^,]+$", _end_match, sentence)
+
+
+def _end_match(found: re.Match[str]) -> str:
+    return f"{found[1] or found[2]}."
+
+
+_MAX_SUMMARY: Final = 80  # characters
 
 
 def configuration_page() -> str:
     lines = [
         "# The configuration file",
         "",
-        "`scripts/reference.py` generates this page from the code.",
+        "Look up the keys, defaults and variables of `gitboot run` and `gitboot serve` here. `scripts/reference.py`",
+        "generates this page from the code.",
         "",
         "`gitboot run` and `gitboot serve` read the TOML file that `--config` names:",
         "",
@@ -174,7 +329,8 @@ def metrics_page() -> str:
     lines = [
         "# Every metric",
         "",
-        "`/metrics` returns these metrics. `scripts/reference.py` generates this page from the code. For alerts and a",
+        "Look up the metrics of `/metrics`, their types and their labels here.",
+        "`scripts/reference.py` generates this page from the code. For alerts and a",
         "dashboard, see [Monitoring](../how-to/monitoring.md).",
         _GLOSSARY,
         "",
@@ -192,6 +348,7 @@ def bmcs_page() -> str:
     lines = [
         "# Every BMC that differs",
         "",
+        "Look up how gitboot treats the BMCs of each manufacturer here.",
         "`scripts/reference.py` generates this page from the table in `gitboot/bmc/redfish/quirks.py`. gitboot prefers",
         "what a BMC itself reports: see [BMCs](../bmcs.md).",
         _GLOSSARY,
@@ -209,6 +366,7 @@ def exits_page() -> str:
     lines = [
         "# Every exit code",
         "",
+        "Look up what an exit code means here.",
         "`scripts/reference.py` generates this page from the table in `gitboot/cli/main.py`. Scripts may rely on these",
         "codes. The help of [each command](commands.md) lists its own meanings.",
         _GLOSSARY,
@@ -225,7 +383,8 @@ def conditions_page() -> str:
     lines = [
         "# Every condition",
         "",
-        "`scripts/reference.py` generates this page from `scripts/conditions.toml` and from the remedies in the code.",
+        "Look up what a false condition means and how to resolve it here. `scripts/reference.py` generates this page",
+        "from `scripts/conditions.toml` and from the remedies in the code.",
         "",
         "A *condition* is false if gitboot waits for something, or if something failed. `gitboot status` prints the",
         "remedy with the names filled in, and the API returns it as `remedy`. Read the whole remedy before you run a",

@@ -293,8 +293,7 @@ records_option = click.option(
     metavar="fresh|adopt|FILE",
     help="What is installed. With fresh, servers with provision 1 or more are not installed yet. With adopt, all "
     "servers are installed. FILE contains exported records, such as ops/records of an output tree. gitboot never "
-    "installs a server that is not in FILE. Default: every server is unknown, and gitboot never installs an unknown "
-    "server.",
+    "installs a server without a record. Default: no records, and no installations.",
 )
 
 

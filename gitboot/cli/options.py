@@ -402,8 +402,8 @@ at_option = click.option(
     "--at",
     type=InstantType(),
     metavar="TIME",
-    help="The time to use instead of the current time: a time with a UTC offset, for example "
-    "2026-01-31T08:00:00+01:00, or a duration from now, for example 2h, 1d12h or -30m. Default: now.",
+    help="The time to use instead of now: a time with a UTC offset, for example 2026-01-31T08:00:00+01:00, or a "
+    "duration from now, for example 2h or -30m.",
 )
 
 
@@ -442,8 +442,8 @@ def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Com
             "--commit-workers",
             "NUMBER",
             64,
-            "The number of processes that evaluate a commit in parallel. gitboot uses more than one process only when "
-            "it reads all files of a commit with 500 files or more. Default: one per CPU, at most 8.",
+            "The number of processes that evaluate a commit with 500 files or more in parallel. Default: one per CPU, "
+            "at most 8.",
         ),
     )
 

@@ -375,3 +375,74 @@ def test_a_folder_without_a_page_lists_its_files(site: ModuleType) -> None:
     assert '<a href="docs/">' in (site.SITE / "index.html").read_text()
     assert '<a href="a page.html">' in (site.SITE / "docs" / "index.html").read_text()
     assert list(site.faults()) == []
+
+
+# Reference pages
+
+
+_SECTION: Final = re.compile(r"^#{2,3} (?P<title>.+?)\n(?P<text>.*?)(?=^#{2,3} |\Z)", re.MULTILINE | re.DOTALL)
+_WORD: Final = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
+SHARED: Final = ("Shared options", "Registries", "Limits")  # sections that describe options of many commands
+
+
+def _read_sections(page: str) -> dict[str, str]:
+    return {found["title"]: found["text"] for found in _SECTION.finditer((ROOT / page).read_text())}
+
+
+def _list_commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+    yield command, context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found
+            yield from _list_commands(found, click.Context(found, info_name=name, parent=context))
+
+
+def test_the_page_of_commands_describes_each_option_of_each_command_once() -> None:
+    """In the command's section, in a section that its list of shared options names, or on the page of its keys."""
+    sections = _read_sections("docs/reference/commands.md")
+    keys = set(re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs/reference/configuration.md").read_text(), re.MULTILINE))
+    described = {title: re.findall(r"^- `(.+?)` \S", text, re.MULTILINE) for title, text in sections.items()}
+    missing, commands = [], 0
+    for command, context in _list_commands(cli, click.Context(cli, info_name="gitboot")):
+        if command is cli:
+            continue
+        commands += 1
+        text = sections.pop(context.command_path)
+        own = [name for line in described[context.command_path] for name in _WORD.findall(line)]
+        shared = [title for title in SHARED if f"(#{title.lower()})" in text]
+        listed = {name for line in text.splitlines() if not line.startswith("- ") for name in _WORD.findall(line)}
+        for option in (each for each in command.params if isinstance(each, click.Option) and not each.hidden):
+            names = {*option.opts, *option.secondary_opts}
+            places = [line for title in shared for line in described[title]]
+            if names & listed:
+                places += [line for title in SHARED for line in described[title]]
+            in_shared = any(names <= {*_WORD.findall(line)} for line in places)
+            in_keys = bool(names & listed) and "configuration.md#" in text
+            in_keys = in_keys and {max(names, key=len).removeprefix("--")} <= {*keys, "config"}
+            if not (names <= set(own) or in_shared or in_keys):
+                missing.append(f"{context.command_path} {option.opts}")
+            if names <= set(own) and names & listed:
+                missing.append(f"{context.command_path} {option.opts} twice")
+    assert missing == []
+    assert commands > 60
+    assert sections.keys() == {*SHARED}
+
+
+def test_the_page_of_commands_has_at_most_26_kilobytes() -> None:
+    assert (ROOT / "docs/reference/commands.md").stat().st_size <= 26_250
+
+
+@for_each(
+    ("word", "page"),
+    [
+        ("stuck", "docs/how-to/something-is-wrong.md"),
+        ("troubleshoot", "docs/how-to/something-is-wrong.md"),
+        ("rollback", "docs/how-to/roll-back.md"),
+        ("reinstall", "docs/how-to/reinstall-a-server.md"),
+    ],
+)
+def test_a_page_begins_with_the_words_that_operators_search_for(word: str, page: str) -> None:
+    """The search of the site finds a page by the beginning of a word in its text."""
+    opening = "\n".join((ROOT / page).read_text().splitlines()[:8])
+    assert re.search(rf"(?<!\w){word}", opening, re.IGNORECASE), opening

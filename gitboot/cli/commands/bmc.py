@@ -285,8 +285,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     "--back",
     "word",
     flag_value="back",
-    help="SERVER is in service again, although its BMC did not confirm this after gitboot reset the machine or "
-    "switched its power (condition PowerWavesRunning).",
+    help="SERVER is in service again, although its BMC did not confirm it (condition PowerWavesRunning).",
 )
 @click.option(
     "--certificate",

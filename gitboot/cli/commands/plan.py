@@ -77,8 +77,7 @@ from gitboot.text import did_you_mean, format_names, printable_lines
     "--timeline",
     metavar="SERVER",
     shell_complete=complete_servers,
-    help="Instead, list the times at which the plan of this server changes without a commit or a report, each with "
-    "the new plan.",
+    help="Instead, list the transitions of this server: each time at which its plan changes by itself, with the plan.",
 )
 @click.option(
     "--until",
