@@ -108,7 +108,11 @@ def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_pa
 
 
 def test_the_maintenance_of_the_example_is_removed_by_the_line_on_the_page(tmp_path: Path) -> None:
-    (line,) = (each for each in (ROOT / "docs" / "tutorials" / "first-server.md").read_text().split("`") if each.startswith("git rm"))
+    (line,) = (
+        each
+        for each in (ROOT / "docs" / "tutorials" / "first-server.md").read_text().split("`")
+        if each.startswith("git rm")
+    )
     captured("init", tmp_path / "fleet")
     work = Work(tmp_path / "fleet")
     work.commit(message="Begin")
