@@ -70,7 +70,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "unknown-machines": "Show machines that no document describes.",
         "reconcile": "Fetch and reconcile now.",
         "approve": "Approve a commit that a guard holds.",
-        "suspend": "Stop accepting commits and setting overrides for a while.",
+        "suspend": "Stop accepting commits and setting overrides.",
         "resume": "End a suspension.",
         "stop-installs": "Immediately withhold all boots that write a disk.",
         "allow-installs": "End a stop that gitboot stop-installs started.",

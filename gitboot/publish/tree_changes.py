@@ -306,7 +306,7 @@ class _Decision:
                 in_the_way.add(path)
         if in_the_way:
             shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], _MAX_SHOWN)
-            raise PublishError(f"expected a file from gitboot, or no file, found something else at {shown} (move it)")
+            raise PublishError(f"gitboot did not write {shown}, but must write a file there: move it away")
 
     # Remove files
 

@@ -230,6 +230,8 @@ def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | Non
 def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterator[Reason]:
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     decided = next(each for each in decision.maintenances if each.name == key.name)
+    if decided.before is None:
+        yield make_reason("before", None, "R2", "the maintenance needs no approval and no drain")
     by_it = "the maintenance sets it"
     for edge, bound in (("start", decided.start), ("end", decided.end)):
         if bound is None:
@@ -261,7 +263,8 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
     found: list[tuple[str, BootFile | None, tuple[Step, ...]]] = [
         (f"initrds[{number}]", each, ("initrds", number)) for number, each in enumerate(files.initrds)
     ]
-    found += [(each.name, getattr(files, each.name), (each.name,)) for each in fields(files) if each.name != "initrds"]
+    single = ("kernel", "rootfs", "uki", "iso", "loader")
+    found += [(name, getattr(files, name), (name,)) for name in single]
     if not files.initrds:
         found.append(("initrds", None, ()))
     for name, file, path in found:
@@ -272,6 +275,13 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
             why = "the image names it" if file.source is None else f"the mirror serves a copy of {file.source}"
             value = f"{file.url} sha256:{file.sha256}"
             yield make_reason(f"files.{name}", value, "R6", why, of_image, *at, *path)
+            if (signature := files.loader_signatures.get(file.url)) is not None:
+                place = (*at, *path, "loaderSignature")
+                yield make_reason(
+                    f"files.loaderSignatures[{name}]", signature, "R6", "iPXE verifies it", of_image, *place
+                )
+    if not files.loader_signatures:
+        yield make_reason("files.loaderSignatures", None, "R6", "the image has no signature that iPXE verifies")
     if not boot.kernel_arguments:
         yield make_reason("kernelArguments", None, "R7", "no document sets one")
     yield from _explain_user_data(boot, inputs, decision, profile)

@@ -179,8 +179,8 @@ def test_credentials_are_for_one_registry(rack: Rack, tmp_path: Path) -> None:
     ("text", "mode", "says"),
     [
         ("{}", 0o604, "all users can read it"),
-        ("[]", 0o600, "is not a file of registry credentials"),
-        ("\x00", 0o600, "is not a file of registry credentials"),
+        ("[]", 0o600, "is not a registry credentials file"),
+        ("\x00", 0o600, "is not a registry credentials file"),
         ('{"auths": {"h": {}}}', 0o600, "needs USER:PASSWORD"),
         ('{"auths": {"h": {"auth": "ü"}}}', 0o600, "needs USER:PASSWORD"),
         ('{"auths": {"h": {"identitytoken": "x"}}}', 0o600, "needs USER:PASSWORD"),
@@ -313,7 +313,11 @@ def test_the_tags_of_a_repository_are_listed_page_by_page() -> None:
 
 @for_each(
     ("body", "says"),
-    [(b"[]", "no list of tags"), (b'{"tags": [1]}', "no list of tags"), (b"x" * ((4 << 20) + 1), "larger than 4 MiB")],
+    [
+        (b"[]", "did not return a list of tags"),
+        (b'{"tags": [1]}', "did not return a list of tags"),
+        (b"x" * ((4 << 20) + 1), "larger than 4 MiB"),
+    ],
 )
 def test_a_malformed_list_of_tags_is_rejected(body: bytes, says: str) -> None:
     with hostile({"/v2/os/linux/tags/list": (200, {}, body)}) as asked, pytest.raises(RegistryRefused, match=says):

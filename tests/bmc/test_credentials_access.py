@@ -538,7 +538,7 @@ def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_pat
             assert machine.requests == [], "nothing was sent, not even a password"
             rack.once(*rack.spooling)
             assert machine.requests == []
-            shown = seen["why"].rpartition("and is ")[2].split()[0]
+            shown = seen["why"].rpartition("and is now ")[2].split()[0]
             wrong = rack.typed("bmc", "resolve", "web01", "--certificate", "abc", "--reason", "it is new")
             assert wrong.code == Exit.USAGE
             rack.said("bmc", "resolve", "web01", "--certificate", shown.upper(), "--reason", "it is new")

@@ -525,7 +525,7 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
         def not_evaluated(at: datetime, again: str) -> Condition | None:
             kill_evaluators()
             found = commit_accepted(at)
-            return found if found.reason == "NotEvaluated" and f"again at {again}" in found.message else None
+            return found if found.reason == "NotEvaluated" and f"retry at {again}" in found.message else None
 
         parts.source.fetch()
         first = newest(parts.source)

@@ -1142,6 +1142,6 @@ def test_the_space_for_many_servers_is_estimated_from_a_sample(small_disk: Path,
         if has_room:
             assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001
         else:
-            with pytest.raises(PublishError, match=r"publishing needs about 3,0\d\d inodes, and .* has 2,\d\d\d "):
+            with pytest.raises(PublishError, match=r"publishing needs about 3,0\d\d inodes, but .* has only 2,\d\d\d "):
                 directory.publish(servers, {}, complete=True, commit="1", at=AT)
             assert not (small_disk / "boot").exists()

@@ -245,7 +245,7 @@ def test_finding_r10_a_guard_that_a_line_cannot_acknowledge_leaves_the_others() 
     assert list(given) == [(DIGEST, "maxDeletes")]
     assert [each.why.partition(" (")[0] for each in unheeded] == [
         "reinstallations need a commit that is signed with a listed key",
-        "only gitboot approve acknowledges maxBmcChanges, not a line in a message",
+        "only gitboot approve acknowledges maxBmcChanges, not a line in a commit message",
     ]
 
 

@@ -337,7 +337,7 @@ def test_finding_p1_rotated_credentials_of_a_registry_are_sent_in_the_next_reque
     assert known.authorization("r.test") == "Basic YTpi"
     file.write_text(json.dumps({"auths": {"r.test": {"auth": "YTpj"}}}))
     assert known.authorization("r.test") == "Basic YTpj"
-    for content, cause in (("{", "is not a file of registry credentials"), (None, "cannot be read: No such file")):
+    for content, cause in (("{", "is not a registry credentials file"), (None, "cannot be read: No such file")):
         file.unlink() if content is None else file.write_text(content)
         with pytest.raises(UsageError, match=f"{file} {cause}"):
             known.authorization("r.test")

@@ -244,7 +244,7 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
         is_own = False
     if not is_own or (request.method not in _READ_METHODS and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
-        message = f"{response.status_code}: redirected to {location}, and gitboot does not follow this redirect"
+        message = f"{response.status_code}: redirected to {location}, but gitboot does not follow this redirect"
         raise RequestAborted(BmcRejected, message)
 
 

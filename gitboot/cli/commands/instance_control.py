@@ -342,7 +342,7 @@ _NOT_RUNNING: Final = (
     "UTC offset, for example 2026-12-24T08:00:00Z.",
 )
 def suspend_command(state: Path, reason: str, until: datetime) -> None:
-    """Stop accepting commits and setting overrides for a while.
+    """Stop accepting commits and setting overrides.
 
     The instance continues to reconcile: maintenance windows start and end, boot scripts change to the local disk after
     an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.

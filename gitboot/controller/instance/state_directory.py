@@ -344,7 +344,7 @@ def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
     others = mode & stat.S_IWOTH
     if others or (mode & stat.S_IWGRP and not _is_ours(status.st_gid)):
         who = "every user" if others else f"group {status.st_gid}, which does not include this process,"
-        raise UsageError(f"{who} may write {path}: chmod {'o' if others else 'g'}-w {quote_words(path)}")
+        raise UsageError(f"{who} can write to {path}: run chmod {'o' if others else 'g'}-w {quote_words(path)}")
 
 
 EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long reports with tokens from an earlier key are accepted

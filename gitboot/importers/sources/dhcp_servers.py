@@ -124,7 +124,7 @@ def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[I
             f"its MAC address is unknown, because its reservation has {host.identifier or 'no MAC address'}"
         )
     for address in host.addresses:
-        yield remark_lost(f"its address {address} was not imported, because no interface is known")
+        yield remark_lost(f"its address {address}, because no interface is known")
 
 
 def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:

@@ -69,7 +69,7 @@ def test_a_write_that_is_redirected_elsewhere_changes_nothing(
         bmc.set_override(ONCE.override, bmc.observe())
     assert str(raised.value) == (
         f"PATCH {rack.server.url}{rack.machine.path}: {status}: redirected to {location}, "
-        "and gitboot does not follow this redirect"
+        "but gitboot does not follow this redirect"
     )
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
 

@@ -408,7 +408,7 @@ def test_without_basic_authentication_after_a_rejected_token_no_other_is_request
         results = [read(fleet, rack) for _ in range(3)]
         assert take_requests(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {Outcome.STALLED}
-    assert all("the BMC rejects the token of its new session" in result.message for result in results)
+    assert all("the BMC refuses the token of its new session" in result.message for result in results)
 
 
 SESSION_7 = f"{SESSIONS}/7"

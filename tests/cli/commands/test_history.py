@@ -214,7 +214,7 @@ def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work
         ("ImageStream/flatcar", "no commit on the path to HEAD has a document ImageStream/flatcar"),
         ("Stream/flatcar", "'Stream/flatcar' names no document; use KIND/NAME with one of the kinds BootImage,"),
         ("Server/", "'Server/' names no document"),
-        ("web09", "no commit on the path to HEAD has a server 'web09'"),
+        ("web09", "the history of HEAD does not contain a server 'web09'"),
     ],
 )
 def test_a_subject_that_does_not_exist_is_a_usage_error(

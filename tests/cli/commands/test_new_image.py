@@ -132,7 +132,7 @@ def test_single_files_with_checksum_files_beside_them(path: Path, vendor: ImageV
     assert typed("validate", path).code == 0
     vendor.web.put("/files/vmlinuz", b"other")
     changed = new(path, "rescue", "7.3", "--kernel", f"{url}/vmlinuz")
-    assert (changed.code, f"and {url}/SHA256SUMS states {digest_of(KERNEL)}" in changed.err) == (Exit.SOURCE, True)
+    assert (changed.code, f"but {url}/SHA256SUMS states {digest_of(KERNEL)}" in changed.err) == (Exit.SOURCE, True)
 
 
 def test_the_url_of_an_iso_image_is_enough(path: Path, vendor: ImageVendor) -> None:
