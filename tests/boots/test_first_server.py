@@ -1,4 +1,4 @@
-"""The blocks of docs/first-server.md are run one after another, and a machine boots from the result."""
+"""The blocks of docs/tutorials/first-server.md are run one after another, and a machine boots from the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/first-hour.md, typed into a shell line by line: the output is the text on the page.
+"""docs/tutorials/first-hour.md, typed into a shell line by line: the output is the text on the page.
 
 If the output has changed, run ``pytest tests/docs/test_first_hour.py --write-first-hour`` and read the page.
 """
@@ -20,7 +20,7 @@ from tests.helpers.forked_commands import captured, for_shells
 from tests.helpers.git_repositories import ENVIRONMENT, Work, free_port
 from tests.helpers.running_instance import eventually
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "first-hour.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "tutorials" / "first-hour.md"
 
 _BLOCK: Final = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _TYPED: Final = re.compile(r"^(\$ .*)\n(?:(?!\$ ).*\n)*", re.MULTILINE)
@@ -73,7 +73,7 @@ def test_the_page_shows_the_printed_output(tmp_path: Path, request: pytest.Fixtu
     assert _OTHER.sub("…", now) == _OTHER.sub("…", text)
 
 
-# docs/first-server.md, followed to a machine that boots late: a fetch by a person does not consume its boot
+# docs/tutorials/first-server.md, followed to a machine that boots late: a fetch by a person does not consume its boot
 
 
 ROOT: Final = Path(__file__).parents[2]
@@ -108,7 +108,11 @@ def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_pa
 
 
 def test_the_maintenance_of_the_example_is_removed_by_the_line_on_the_page(tmp_path: Path) -> None:
-    (line,) = (each for each in (ROOT / "docs" / "first-server.md").read_text().split("`") if each.startswith("git rm"))
+    (line,) = (
+        each
+        for each in (ROOT / "docs" / "tutorials" / "first-server.md").read_text().split("`")
+        if each.startswith("git rm")
+    )
     captured("init", tmp_path / "fleet")
     work = Work(tmp_path / "fleet")
     work.commit(message="Begin")

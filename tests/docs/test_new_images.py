@@ -18,7 +18,7 @@ from tests.helpers.artifact_servers import ArtifactServer, artifact_server, dige
 from tests.helpers.documentation import ROOT, read
 from tests.helpers.git_repositories import by_gpg, find_fingerprint, gpg_people
 
-TEXT: Final = (ROOT / "docs" / "new-images.md").read_text()
+TEXT: Final = (ROOT / "docs" / "how-to" / "new-image.md").read_text()
 HOST: Final = "https://images.example.net"
 
 
@@ -49,8 +49,8 @@ def test_the_source_on_the_page_works_with_the_commands_on_the_page(
     variant: str, fleet: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the host and the fingerprint differ. The page states what to remove if the vendor signs nothing."""
-    (block,) = (each for each in read("docs/new-images.md").fenced if "kind: ImageSource" in each.text)
-    layout = next(each.text for each in read("docs/new-images.md").fenced if "SHA256SUMS.asc" in each.text)
+    (block,) = (each for each in read("docs/how-to/new-image.md").fenced if "kind: ImageSource" in each.text)
+    layout = next(each.text for each in read("docs/how-to/new-image.md").fenced if "SHA256SUMS.asc" in each.text)
     files = re.findall(r"1\.5\.0/(\S+-amd64\S*)", layout)
     assert len(files) == 2
     with artifact_server() as server, gpg_people("vendor") as people:

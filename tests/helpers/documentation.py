@@ -200,9 +200,9 @@ class CopyScript:
         return subprocess.Popen([self._script, source], env=environment, stderr=subprocess.DEVNULL)
 
 
-# docs/first-server.md as a script: its blocks in their order, below a folder instead of below /.
+# docs/tutorials/first-server.md as a script: its blocks in their order, below a folder instead of below /.
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "first-server.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "tutorials" / "first-server.md"
 DONE: Final = "echo the page is done"
 
 _SECTION: Final = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
