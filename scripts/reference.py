@@ -193,7 +193,7 @@ def bmcs_page() -> str:
         "# Every BMC that differs",
         "",
         "`scripts/reference.py` generates this page from the table in `gitboot/bmc/redfish/quirks.py`. gitboot prefers",
-        "what a BMC itself reports: see [BMCs](../bmcs.md).",
+        "what a BMC itself reports: see [BMCs](../how-to/bmcs.md).",
         _GLOSSARY,
         "",
         "| BMC | recognized by | difference | source |",

@@ -97,7 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--packages", action="store_true", help="Build packages, and install them (tests/packages).")
     parser.addoption("--write-hardware", action="store_true", help="Write what diff prints to docs/hardware.md.")
     parser.addoption("--write-first-hour", action="store_true", help="Write what is printed to docs/first-hour.md.")
-    parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
+    parser.addoption("--write-boots", action="store_true", help="Write what was booted to tests/boots/boots.md.")
 
 
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
