@@ -1,4 +1,4 @@
-"""tests/boots/boots.md: the matrix and the console of each boot, written by the tests that made it (`--write-boots`)."""
+"""boots.md: the matrix and the console of each boot, written by the tests that made it (`--write-boots`)."""
 
 from __future__ import annotations
 
