@@ -527,8 +527,8 @@ class Code(StrEnum):
         "GB3002",
         "The value looks like a secret",
         "Every client that can reach the published files can read the value, and Git keeps it in its history.",
-        "Remove the secret, replace it if it was valid, and let the machine fetch it (docs/secrets.md). If the value "
-        "is not a secret, add the comment gitboot:allow-secret REASON to its line.",
+        "Remove the secret, replace it if it was valid, and let the machine fetch it (docs/how-to/secrets.md). If the "
+        "value is not a secret, add the comment gitboot:allow-secret REASON to its line.",
     )
     RESERVED_ARGUMENT = (
         "GB3003",

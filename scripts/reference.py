@@ -350,7 +350,7 @@ def bmcs_page() -> str:
         "",
         "Look up how gitboot treats the BMCs of each manufacturer here.",
         "`scripts/reference.py` generates this page from the table in `gitboot/bmc/redfish/quirks.py`. gitboot prefers",
-        "what a BMC itself reports: see [BMCs](../bmcs.md).",
+        "what a BMC itself reports: see [BMCs](../how-to/bmcs.md).",
         _GLOSSARY,
         "",
         "| BMC | recognized by | difference | source |",

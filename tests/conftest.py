@@ -99,7 +99,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-first-hour", action="store_true", help="Write what is printed to docs/tutorials/first-hour.md."
     )
-    parser.addoption("--write-boots", action="store_true", help="Write what was booted to docs/boots.md.")
+    parser.addoption("--write-boots", action="store_true", help="Write what was booted to tests/boots/boots.md.")
 
 
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.

@@ -37,7 +37,7 @@ _FILE_NAME: Final = {
 # The kernel arguments with which the first boot finds its user data, by format. Sources: Ignition, "Kernel
 # parameters"; cloud-init, "NoCloud"; Ubuntu, "Autoinstall: providing configuration"; Anaconda, "inst.ks";
 # Debian installation guide, B.2.3; Talos, "Kernel arguments"; AutoYaST guide, "Invoking the installation"; Combustion's
-# README. docs/templates.md also contains this table.
+# README. docs/how-to/user-data.md also contains this table.
 _ARGUMENTS: Final = {
     UserDataFormat.IGNITION: ("ignition.config.url={url}",),
     UserDataFormat.CLOUD_INIT: ("ds=nocloud;s={url}",),

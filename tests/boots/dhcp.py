@@ -20,8 +20,7 @@ from tests.helpers.endpoints import eventually
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
-PAGE: Final = DOCS / "dhcp.md"
-HOW_TO: Final = DOCS / "how-to" / "dhcp-servers.md"
+PAGE: Final = DOCS / "how-to" / "dhcp.md"
 
 NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_IPV6: Final = "AdvDefaultLifetime 0;"  # for a router without IPv6
@@ -149,7 +148,7 @@ kea6: Final[Dhcp] = _kea6
 # dnsmasq as a proxy, beside a DHCP server that knows nothing of boots
 
 OTHER: Final = "192.0.2.9"  # the address of that server
-_PROXY: Final = re.compile(r"^    # /etc/dnsmasq\.d/gitboot\.conf\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
+_PROXY: Final = re.compile(r"^    # /etc/dnsmasq\.d/gitboot\.conf\n(.*?)^    ```$", re.MULTILINE | re.DOTALL)
 
 
 def beside(other: str, *more: str) -> Dhcp:
@@ -269,7 +268,7 @@ OTHERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[No
 }
 
 
-# The snippets of docs/how-to/dhcp-servers.md, without anything that gitboot generated
+# The snippets of docs/how-to/dhcp.md, without anything that gitboot generated
 
 
 @contextmanager
@@ -294,7 +293,7 @@ def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = N
 
 def _shown(server: str) -> str:
     """Return the configuration that the page shows for a server."""
-    section = HOW_TO.read_text().partition(f"\n## {server}\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition(f"\n## {server}\n")[2].partition("\n## ")[0]
     [block] = re.findall(r"^```\n(.*?)^```\n", section, re.MULTILINE | re.DOTALL)
     assert isinstance(block, str)
     return block
@@ -304,7 +303,7 @@ def _shown(server: str) -> str:
 def _one_boot_file(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     """Send the boot file that the page names for a server with only one."""
     lines = (f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative", *_RANGES[4])
-    assert "`loaders/grub-x86_64.efi`" in HOW_TO.read_text().partition("\n## UniFi")[2]
+    assert "`loaders/grub-x86_64.efi`" in PAGE.read_text().partition("\n## UniFi")[2]
     with _running_dnsmasq("dhcp", folder, (*lines, f"dhcp-boot=loaders/grub-x86_64.efi,,{HOST}")):
         yield
 

@@ -1,4 +1,4 @@
-"""docs/boots.md: the matrix and the console of each boot, written by the tests that made it (`--write-boots`)."""
+"""boots.md: the matrix and the console of each boot, written by the tests that made it (`--write-boots`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 PROPERTY: Final = "boot"  # of a test: its seconds and its console
-PAGE: Final = Path(__file__).parents[2] / "docs" / "boots.md"
+PAGE: Final = Path(__file__).parent / "boots.md"
 BEGINS: Final = "<!-- What follows is written by the tests: make test-boot BOOTS=--write-boots -->\n"
 
 _ROW: Final = re.compile(

@@ -1,4 +1,4 @@
-"""DHCP servers with the settings of docs/how-to/dhcp-servers.md, and nothing that gitboot generated."""
+"""DHCP servers with the settings of docs/how-to/dhcp.md, and nothing that gitboot generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/bmcs.md: the commands of "Enrol BMCs" take three BMCs to an accepted fleet, as a reader types them."""
+"""docs/how-to/bmcs.md: the commands of "Enrol BMCs" take three BMCs to an accepted fleet, as a reader types them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
+from tests.helpers.documentation import read
 from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.http_peers import Authority
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
 
-PAGE = Path(__file__).parents[2] / "docs" / "bmcs.md"
+PAGE = "docs/how-to/bmcs.md"
 ADDRESSES = {"web01": "10.112.0.13", "web02": "10.112.0.14", "web03": "10.112.0.15"}
 
 
 def _commands() -> str:
-    """Return the indented blocks of the numbered steps, in the order of the page."""
-    section = PAGE.read_text().partition("## Enrol BMCs\n")[2].partition("\nNothing boots")[0]
-    blocks = [""]
-    for line in section.splitlines():
-        if line.startswith("       ") or (not line and blocks[-1]):
-            blocks[-1] += f"{line}\n"
-        elif blocks[-1]:
-            blocks.append("")
-    return "".join(dedent(block) for block in blocks)
+    """Return the shell blocks of the numbered steps, in the order of the page."""
+    return "".join(block.text for block in read(PAGE).fenced if block.language == "sh")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""docs/boots.md has a row for every boot test, and no other."""
+"""tests/boots/boots.md has a row for every boot test, and no other."""
 
 from __future__ import annotations
 

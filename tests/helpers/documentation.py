@@ -18,10 +18,7 @@ from tests.helpers.git_repositories import ENVIRONMENT, program
 # The pages of the documentation: their blocks of code, and their scripts that copy or check out a tree.
 
 ROOT: Final = Path(__file__).parents[2]
-MADE: Final = (
-    "docs/boots.md",
-    "docs/reference/commands.md",
-)  # output of machines, and of the commands themselves
+MADE: Final = ("docs/reference/commands.md",)  # output of the commands themselves
 
 _FENCED: Final = re.compile(
     r"(?:^ *<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",

@@ -177,7 +177,7 @@ def test_kea_accepts_the_configuration_beside_an_existing_one(case: str, version
 
 
 def kea_configuration(folder: Path, version: int) -> str:
-    """Return the configuration of an operator, with the additions of docs/dhcp.md."""
+    """Return the configuration of an operator, with the additions of docs/how-to/dhcp.md."""
     return f"""{{"Dhcp{version}": {{
         "ip-reservations-unique": false,
         "lease-database": {{"type": "memfile", "persist": false}},

@@ -1,7 +1,7 @@
 """Differences between BMCs, as data: choices that Redfish leaves open, and deviations of firmware.
 
 gitboot first uses what a BMC advertises: allowable targets, HttpBootUri, @Redfish.Settings. A row contains only facts
-that a BMC does not advertise, or advertises wrongly. docs/bmcs.md lists both.
+that a BMC does not advertise, or advertises wrongly. docs/how-to/bmcs.md lists both.
 """
 
 from __future__ import annotations
