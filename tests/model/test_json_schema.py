@@ -95,7 +95,7 @@ SHOWN: Final = _list_documents()
 
 
 def test_pages_contain_documents() -> None:
-    assert [page for page, _ in SHOWN].count("README.md") >= 3
+    assert "README.md" in {page for page, _ in SHOWN}
 
 
 @for_each(("page", "text"), SHOWN, ids=[f"{page} {number}" for number, (page, _) in enumerate(SHOWN)])

@@ -271,17 +271,22 @@ INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
 def fetched_now(left: Path) -> Path:
-    """Date the fetches that the earlier version had not read five minutes back, and its heartbeat and offers too.
+    """Date the fetches that the earlier version had not read five minutes back.
 
+    Its heartbeat and offers get the same time, and its overrides an earlier time.
     After an hour, an installation would be overdue, and the ledger might be an older copy. The fetches come from
     another start of the machine, whose uptime says nothing of their dates.
     """
-    now = f"{datetime.now(UTC) - timedelta(minutes=5):%Y-%m-%dT%H:%M:%S.%fZ}"
+    at = datetime.now(UTC) - timedelta(minutes=5)
+    now, before = (f"{each:%Y-%m-%dT%H:%M:%S.%fZ}" for each in (at, at - timedelta(seconds=1)))
     with closing(sqlite3.connect(left / "state/ledger.sqlite", isolation_level=None)) as ledger:
-        read = dict(ledger.execute("SELECT file, taken FROM spool")) if _has_spool_positions(ledger) else {}
+        # 0.1.0 has no such table: it deletes the lines that it has read.
+        read = dict(ledger.execute("SELECT file, taken FROM spool")) if _has_table(ledger, "spool") else {}
         for name, value in ledger.execute("SELECT name, value FROM facts WHERE name = 'heartbeat'").fetchall():
             ledger.execute("UPDATE facts SET value = ? WHERE name = ?", (INSTANT.sub(now, value), name))
         ledger.execute("UPDATE offers SET at = ?", (now,))  # gitboot deletes old offers at the end of a day
+        overrides = "overrides" if _has_table(ledger, "overrides") else "armed"  # 0.1.0 calls the table so
+        ledger.execute(f"UPDATE {overrides} SET at = ?", (before,))  # gitboot set them before machines fetched
     for spool in (left / "spool").glob("*.jsonl"):
         text = spool.read_text()
         place = read.get(spool.name, 0)
@@ -290,9 +295,8 @@ def fetched_now(left: Path) -> Path:
     return left
 
 
-def _has_spool_positions(ledger: sqlite3.Connection) -> bool:
-    """Return whether the ledger has the table `spool`. 0.1.0 deletes the lines that it has read."""
-    return bool(ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'spool'").fetchall())
+def _has_table(ledger: sqlite3.Connection, name: str) -> bool:
+    return bool(ledger.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchall())
 
 
 BEFORE_FIRST_RUN: Final = {"0.1.0-bmcs": 503, "2fefe59": 200}  # what an endpoint answers over the tree
@@ -551,7 +555,7 @@ def test_each_unread_fetch_is_counted_once(installing: Taken) -> None:
         assert installing.once().code in ENDED
         found = boots_by_server(installing.folder)
         assert {name: found[name] for name in ("kept01", "set01", "start01")} == {
-            "kept01": [1],
+            "kept01": [],  # its BMC still has the override, so another client fetched the boot
             "set01": [],
             "start01": [1],
         }
@@ -560,18 +564,18 @@ def test_each_unread_fetch_is_counted_once(installing: Taken) -> None:
         assert count_observations(installing.folder, "start01") == (2 if has_steps else 1)  # with its user data
 
 
-def test_an_override_stays_if_its_boot_was_not_served_and_is_cleared_if_it_was(installing: Taken) -> None:
-    """The BMC of kept01 would start the loader again. The first run only reads that BMC, to judge the fetch."""
+def test_an_override_that_is_still_set_stays(installing: Taken) -> None:
+    """The BMC of kept01 still has its override, so gitboot ignores the fetch, and the boot is still offered."""
     for _ in range(3):
         assert installing.once().code in ENDED
     assert installing.writes == {
         "done01": [],
-        "kept01": [{"Boot": {ENABLED: "Disabled"}}],
+        "kept01": [],
         "set01": [],
         "start01": [],
     }
     shown = {name: machine.override[ENABLED] for name, machine in installing.machines.items()}
-    assert shown == {**make.INSTALLING, "kept01": "Disabled"}
+    assert shown == make.INSTALLING
 
 
 def test_an_install_in_progress_is_not_started_again(installing: Taken) -> None:
@@ -580,10 +584,9 @@ def test_an_install_in_progress_is_not_started_again(installing: Taken) -> None:
     for _ in range(2):
         assert installing.once().code in ENDED
     with endpoint(installing.folder) as serving:
-        for name in ("kept01", "start01"):
-            installing.machines[name].run_through()
-            again = serving.get(make.format_script_path(name))
-            assert (again.status_code, make.installs(again.text)) == (200, False)
+        installing.machines["start01"].run_through()
+        again = serving.get(make.format_script_path("start01"))
+        assert (again.status_code, make.installs(again.text)) == (200, False)
         report = serving.get(path).json()["report"].removeprefix("http://boot.test")
         assert serving.get(report).is_success
         eventually(lambda: "/provisioned/" in read_spool(installing.folder))
@@ -593,10 +596,9 @@ def test_an_install_in_progress_is_not_started_again(installing: Taken) -> None:
     found = progress(installing.folder)
     assert {name: each.is_offered for name, each in found.items()} == {
         "done01": False,
-        "kept01": False,
+        "kept01": True,
         "set01": True,
         "start01": False,
     }
-    assert boots_by_server(installing.folder)["kept01"] == [1]
     assert installing.writes["start01"] == []
     assert installing.machines["start01"].override[ENABLED] == "Disabled"

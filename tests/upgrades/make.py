@@ -33,7 +33,7 @@ An archive of `installing` contains servers with BMCs, whose installers report:
 
 - done01 was installed, and the ledger has recorded it;
 - start01 consumed its override, fetched its install boot, and its installer fetched the user data;
-- kept01 fetched its install boot, and its BMC has not consumed the override;
+- kept01's BMC has not consumed the override, although a client fetched its install boot;
 - set01 has an override that its BMC has not consumed, and it has fetched nothing.
 
 The instance has not read the fetches of start01 and kept01.
