@@ -245,7 +245,7 @@ _MEASURE_AGAIN: Final = """\
 ## Measure again
 
 `make bench` installs the Debian packages that it needs, measures every row, and writes this page. It needs root for
-Cobbler, 8 GiB of memory and some hours. If a row cannot be measured, the page gives the reason.
+Cobbler, 8 GiB of memory and some hours.
 
 ```
 make bench                                          # all rows, for 1,000, 10,000 and 100,000 servers
@@ -256,12 +256,9 @@ make bench BENCH='--page build/benchmarks.json'     # write this page from an ea
 
 `make bench BENCH=--help` lists the rows and the options. A run writes all rounds to `build/benchmarks.json`.
 
-`benchmarks/fleet.py` makes the fleet from a seed: sites of 2,000 servers, racks of 40, three network interfaces a
-server, 20 policies, a rollout, maintenances, pins and parked servers. Half of the servers have Ignition, a tenth have
-autoinstall, and a fifth have cloud-init. The C programs in `benchmarks/floors/` do only the necessary work.
-
-Other programs measure [copies of the tree](publishing.md#what-copies-cost) and the [modules of three
-flows](../../CONTRIBUTING.md#flows).
+`benchmarks/fleet.py` makes the fleet from a seed. Each server has three network interfaces. The C programs in
+`benchmarks/floors/` do only the necessary work. [Publishing](publishing.md#what-copies-cost) shows what copies of the
+tree cost.
 """
 
 
