@@ -421,6 +421,45 @@ def _conditions() -> Iterator[tuple[str, str, dict[str, tuple[str, str]]]]:
         raise SystemExit(f"scripts/conditions.toml: the conditions {sorted(declared)} are missing")
 
 
+def events_page() -> str:
+    """Return every event type with its meaning, its facts, and the condition or the page to read."""
+    lines = [
+        "# Every event",
+        "",
+        "Look up what an event means and which fields it has here. `scripts/reference.py` generates this page from",
+        "`scripts/events.toml`.",
+        "",
+        "[`gitboot events`](commands.md#gitboot-events) prints the events of an instance, and each process writes its",
+        "events to standard error. An event has the fields `at`, `type`, `message` and `level` (`info` or `warning`),",
+        "and the fields in the table, if they apply. If several servers have the same event, gitboot writes one event",
+        "with `servers` instead of `server`. *Log*: the event is only in the log of its process.",
+        _GLOSSARY,
+        "",
+    ]
+    conditions = {
+        type: name
+        for name, each in CONDITIONS.items()
+        for type in (each.event, *each.events.values())
+        if type is not None
+    }
+    for title, group in tomllib.loads((ROOT / "scripts" / "events.toml").read_text()).items():
+        shared = [f"All events have {_codes(facts)}."] if (facts := group.pop("facts", [])) else []
+        about = " ".join(filter(None, [*shared, group.pop("about", "")]))
+        lines += [f"## {title}", "", *([about, ""] if about else [])]
+        lines += ["| event | meaning | fields | see |", "|---|---|---|---|"]
+        for type, event in group.items():
+            link = f"[{conditions[type]}](conditions.md#{_slug(conditions[type])})" if type in conditions else ""
+            see = ", ".join(filter(None, [link, event.get("see", "")]))
+            log = " *Log*" if event.get("log") else ""
+            lines.append(f"| `{type}` | {_end(event['meaning'])}{log} | {_codes(event.get('facts', []))} | {see} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _codes(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _split_remedy(remedy: str) -> tuple[str, str]:
     """Return the command or setting of a remedy, and its comment as sentences."""
     command, _, comment = remedy.partition("  # ")
@@ -641,6 +680,7 @@ def files() -> Iterator[tuple[Path, str]]:
         ("bmcs", bmcs_page),
         ("exits", exits_page),
         ("conditions", conditions_page),
+        ("events", events_page),
     ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
     yield PAGE_FILES / "help.html", help_html()
