@@ -430,9 +430,9 @@ def events_page() -> str:
         "`scripts/events.toml`.",
         "",
         "[`gitboot events`](commands.md#gitboot-events) prints the events of an instance, and each process writes its",
-        "events to standard error. An event has the fields `at`, `type`, `message` and `level` (`info` or `warning`),",
-        "and the fields in the table, if they apply. If several servers have the same event, gitboot writes one event",
-        "with `servers` instead of `server`. *Log*: the event is only in the log of its process.",
+        "events to standard error. An event has the fields `at`, `type` and `message`, and the fields in the table, if",
+        "they apply. `level` is `warning` if you should look into the event. In the log, one event with `servers` stands",
+        "for the same event of several servers. *Log* marks an event that is only in the log of its process.",
         _GLOSSARY,
         "",
     ]
