@@ -431,8 +431,8 @@ def events_page() -> str:
         "",
         "[`gitboot events`](commands.md#gitboot-events) prints the events of an instance, and each process writes its",
         "events to standard error. An event has the fields `at`, `type` and `message`, and the fields in the table, if",
-        "they apply. `level` is `warning` if you should look into the event. In the log, one event with `servers` stands",
-        "for the same event of several servers. *Log* marks an event that is only in the log of its process.",
+        "they apply. `level` is `warning` if you should look into the event. In the log, one event with `servers`",
+        "stands for the same event of several servers. *Log* marks an event that is only in the log of its process.",
         _GLOSSARY,
         "",
     ]

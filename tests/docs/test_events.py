@@ -55,10 +55,7 @@ _COMPUTED: Final[dict[tuple[str, str], set[str]]] = {
     ("controller/records/ledger_changes.py", "f'Override{record.state}'"): overrides,
     ("controller/bmcs/schedule.py", "f'Power{record.state}'"): {f"Power{each}" for each in PowerRecordState},
     ("controller/condition_rules.py", "type"): {
-        type
-        for each in CONDITIONS.values()
-        for type in (each.event, *each.events.values())
-        if type is not None
+        type for each in CONDITIONS.values() for type in (each.event, *each.events.values()) if type is not None
     },
 }
 
