@@ -548,7 +548,28 @@ def help_html() -> str:
         blocks.append(f'<h3 id="conditions-{_slug(kind)}">{escape(kind)}</h3>')
         blocks += [f"<p>{_inline(about, 'conditions')}</p>"] if about else []
         blocks += [_section(kind, reason, *texts) for reason, texts in meanings.items()]
+    blocks.append('<h2 id="terms">Terms</h2>')
+    blocks += (f'<p id="terms-{_slug(term)}">{_inline(meaning, "glossary")}</p>' for term, meaning in _terms())
     return _HEAD + "\n".join(blocks) + "\n" + _TAIL
+
+
+# Terms of the glossary that headings of the page show, beside those of docs/explanation/concepts.md
+_TERMS_OF_THE_PAGE: Final = (
+    *("document", "BootImage", "BootPolicy", "BootProfile", "ImageStream", "Maintenance", "pool", "site", "digest"),
+    *("provenance", "phase", "transition", "install boot", "one-time boot", "pin", "hold", "rollout", "window"),
+    *("provision", "run", "installation steps", "drift", "held, rejected, accepted", "harmless change"),
+)
+
+
+def _terms() -> Iterator[tuple[str, str]]:
+    """Yield the core terms and the terms that the page shows, each with its meaning as a sentence."""
+    concepts = (ROOT / "docs" / "explanation" / "concepts.md").read_text()
+    for sentence, term in re.findall(r"^- ((?:An? |The )?\*\*(.+?)\*\* .+)$", concepts, re.MULTILINE):
+        yield term.lower(), sentence
+    glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| (.+?) \|$", glossary, re.MULTILINE))
+    for term in _TERMS_OF_THE_PAGE:
+        yield term, _end(f"**{term}**: {rows[term]}")
 
 
 def help_script() -> str:
@@ -651,7 +672,7 @@ def _inline(text: str, page: str) -> str:
         path, _, anchor = found[2].partition("#")
         stem = Path(path).stem or page
         if stem not in {*_HELP_PAGES, "conditions"}:
-            folder = "docs/reference" if page == "conditions" else "docs/how-to"
+            folder = "docs/reference" if page in ("conditions", "glossary") else "docs/how-to"
             return found[1] if "://" in path else f"{found[1]} ({normpath(f'{folder}/{path}')})"
         return f'<a href="#{stem}{f"-{anchor}" if anchor else ""}">{found[1]}</a>'
 
