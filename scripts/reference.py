@@ -590,7 +590,12 @@ def help_script() -> str:
 def _plain(text: str) -> str:
     """Return Markdown as a plain sentence with a capital letter."""
     plain = re.sub(r"[*`]", "", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)).strip()
-    return plain[:1].upper() + plain[1:]
+    return _capitalize(plain)
+
+
+def _capitalize(sentence: str) -> str:
+    """Return a sentence with a capital letter, unless it begins with the name gitboot."""
+    return sentence if sentence.startswith("gitboot") else sentence[:1].upper() + sentence[1:]
 
 
 def _blocks(lines: list[str], page: str) -> Iterator[str]:
@@ -656,7 +661,7 @@ def _list(lines: list[str], page: str) -> str:
 def _section(kind: str, reason: str, meaning: str, remedy: str) -> str:
     return (
         f'<section id="{kind.partition("/")[0]}-{reason}"><h4>{escape(f"{kind}: {reason}")}</h4>'
-        f"<p>{_inline(meaning[:1].upper() + meaning[1:], 'conditions')}</p>"
+        f"<p>{_inline(_capitalize(meaning), 'conditions')}</p>"
         f'<pre tabindex="0">{escape(remedy)}</pre></section>'
     )
 

@@ -64,7 +64,7 @@ const WAITS = {
 const TERMS = {
   "Accepted last": "held-rejected-accepted", Attempts: "installation-steps", "Claimed provenance": "provenance", "Digest of the plan": "digest",
   Document: "document", Drift: "drift", Evidence: "evidence", harmless: "harmless-change", Held: "held-rejected-accepted", Image: "bootimage",
-  Installs: "install-boot", Maintenance: "maintenance", "Next change": "transition", "One-time boots of maintenances": "one-time-boot",
+  Installation: "installation-steps", Installs: "install-boot", Maintenance: "maintenance", "Next change": "transition", "One-time boots of maintenances": "one-time-boot",
   "Override consumed": "override", "Override to set": "override", Phase: "phase", "Pin or hold": "pin", "Pins and holds": "hold",
   Policy: "bootpolicy", Pool: "pool", Profile: "bootprofile", "Provision number": "provision", Record: "record", "Required provenance": "provenance",
   Rollout: "rollout", Rollouts: "rollout", Run: "run", Site: "site", Step: "installation-steps", Stream: "imagestream", Streams: "imagestream",
