@@ -443,15 +443,17 @@ def events_page() -> str:
         if type is not None
     }
     for title, group in tomllib.loads((ROOT / "scripts" / "events.toml").read_text()).items():
-        shared = [f"All events have {_codes(facts)}."] if (facts := group.pop("facts", [])) else []
+        shared = [f"Fields of each event: {_codes(facts)}."] if (facts := group.pop("facts", [])) else []
         about = " ".join(filter(None, [*shared, group.pop("about", "")]))
         lines += [f"## {title}", "", *([about, ""] if about else [])]
-        lines += ["| event | meaning | fields | see |", "|---|---|---|---|"]
+        rows = [["event", "meaning", "fields", "see"], ["---"] * 4]
         for type, event in group.items():
             link = f"[{conditions[type]}](conditions.md#{_slug(conditions[type])})" if type in conditions else ""
             see = ", ".join(filter(None, [link, event.get("see", "")]))
             log = " *Log*" if event.get("log") else ""
-            lines.append(f"| `{type}` | {_end(event['meaning'])}{log} | {_codes(event.get('facts', []))} | {see} |")
+            rows.append([f"`{type}`", f"{_end(event['meaning'])}{log}", _codes(event.get("facts", [])), see])
+        used = [place for place in range(4) if any(row[place] for row in rows[2:])]
+        lines += [f"| {' | '.join(row[place] for place in used)} |" for row in rows]
         lines.append("")
     return "\n".join(lines)
 
