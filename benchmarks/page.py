@@ -248,8 +248,8 @@ _MEASURE_AGAIN: Final = """\
 Cobbler, 8 GiB of memory and some hours.
 
 ```
-make bench                                          # all rows, for 1,000, 10,000 and 100,000 servers
-make bench BENCH='first-pass --sizes 1000'          # one row; prints it, and does not change this page
+make bench                                          # all rows, for 1,000 to 100,000 servers
+make bench BENCH='first-pass --sizes 1000'          # one row, printed; this page does not change
 make bench BENCH='--python ../old/.venv/bin/python' # also the gitboot of another checkout
 make bench BENCH='--page build/benchmarks.json'     # write this page from an earlier run
 ```

@@ -421,6 +421,47 @@ def _conditions() -> Iterator[tuple[str, str, dict[str, tuple[str, str]]]]:
         raise SystemExit(f"scripts/conditions.toml: the conditions {sorted(declared)} are missing")
 
 
+def events_page() -> str:
+    """Return every event type with its meaning, its facts, and the condition or the page to read."""
+    lines = [
+        "# Every event",
+        "",
+        "Look up what an event means and which fields it has here. `scripts/reference.py` generates this page from",
+        "`scripts/events.toml`.",
+        "",
+        "[`gitboot events`](commands.md#gitboot-events) prints the events of an instance, and each process writes its",
+        "events to standard error. An event has the fields `at`, `type` and `message`, and the fields in the table, if",
+        "they apply. `level` is `warning` if you should look into the event. In the log, one event with `servers`",
+        "stands for the same event of several servers. *Log* marks an event that is only in the log of its process.",
+        _GLOSSARY,
+        "",
+    ]
+    conditions = {
+        type: name
+        for name, each in CONDITIONS.items()
+        for type in (each.event, *each.events.values())
+        if type is not None
+    }
+    for title, group in tomllib.loads((ROOT / "scripts" / "events.toml").read_text()).items():
+        shared = [f"Fields of each event: {_codes(facts)}."] if (facts := group.pop("facts", [])) else []
+        about = " ".join(filter(None, [*shared, group.pop("about", "")]))
+        lines += [f"## {title}", "", *([about, ""] if about else [])]
+        rows = [["event", "meaning", "fields", "see"], ["---"] * 4]
+        for type, event in group.items():
+            link = f"[{conditions[type]}](conditions.md#{_slug(conditions[type])})" if type in conditions else ""
+            see = ", ".join(filter(None, [link, event.get("see", "")]))
+            log = " *Log*" if event.get("log") else ""
+            rows.append([f"`{type}`", f"{_end(event['meaning'])}{log}", _codes(event.get("facts", [])), see])
+        used = [place for place in range(4) if any(row[place] for row in rows[2:])]
+        lines += [f"| {' | '.join(row[place] for place in used)} |" for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _codes(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _split_remedy(remedy: str) -> tuple[str, str]:
     """Return the command or setting of a remedy, and its comment as sentences."""
     command, _, comment = remedy.partition("  # ")
@@ -509,7 +550,28 @@ def help_html() -> str:
         blocks.append(f'<h3 id="conditions-{_slug(kind)}">{escape(kind)}</h3>')
         blocks += [f"<p>{_inline(about, 'conditions')}</p>"] if about else []
         blocks += [_section(kind, reason, *texts) for reason, texts in meanings.items()]
+    blocks.append('<h2 id="terms">Terms</h2>')
+    blocks += (f'<p id="terms-{_slug(term)}">{_inline(meaning, "glossary")}</p>' for term, meaning in _terms())
     return _HEAD + "\n".join(blocks) + "\n" + _TAIL
+
+
+# Terms of the glossary that headings of the page show, beside those of docs/explanation/concepts.md
+_TERMS_OF_THE_PAGE: Final = (
+    *("document", "BootImage", "BootPolicy", "BootProfile", "ImageStream", "Maintenance", "pool", "site", "digest"),
+    *("provenance", "phase", "transition", "install boot", "one-time boot", "pin", "hold", "rollout", "window"),
+    *("provision", "run", "installation steps", "drift", "held, rejected, accepted", "harmless change"),
+)
+
+
+def _terms() -> Iterator[tuple[str, str]]:
+    """Yield the core terms and the terms that the page shows, each with its meaning as a sentence."""
+    concepts = (ROOT / "docs" / "explanation" / "concepts.md").read_text()
+    for sentence, term in re.findall(r"^- ((?:An? |The )?\*\*(.+?)\*\* .+)$", concepts, re.MULTILINE):
+        yield term.lower(), sentence
+    glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+    meanings = dict(re.findall(r"^- \*\*(.+?)\*\*: (.+(?:\n  .+)*)$", glossary, re.MULTILINE))
+    for term in _TERMS_OF_THE_PAGE:
+        yield term, _end(f"**{term}**: {' '.join(meanings[term].split())}")
 
 
 def help_script() -> str:
@@ -530,7 +592,12 @@ def help_script() -> str:
 def _plain(text: str) -> str:
     """Return Markdown as a plain sentence with a capital letter."""
     plain = re.sub(r"[*`]", "", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)).strip()
-    return plain[:1].upper() + plain[1:]
+    return _capitalize(plain)
+
+
+def _capitalize(sentence: str) -> str:
+    """Return a sentence with a capital letter, unless it begins with the name gitboot."""
+    return sentence if sentence.startswith("gitboot") else sentence[:1].upper() + sentence[1:]
 
 
 def _blocks(lines: list[str], page: str) -> Iterator[str]:
@@ -596,7 +663,7 @@ def _list(lines: list[str], page: str) -> str:
 def _section(kind: str, reason: str, meaning: str, remedy: str) -> str:
     return (
         f'<section id="{kind.partition("/")[0]}-{reason}"><h4>{escape(f"{kind}: {reason}")}</h4>'
-        f"<p>{_inline(meaning[:1].upper() + meaning[1:], 'conditions')}</p>"
+        f"<p>{_inline(_capitalize(meaning), 'conditions')}</p>"
         f'<pre tabindex="0">{escape(remedy)}</pre></section>'
     )
 
@@ -612,7 +679,7 @@ def _inline(text: str, page: str) -> str:
         path, _, anchor = found[2].partition("#")
         stem = Path(path).stem or page
         if stem not in {*_HELP_PAGES, "conditions"}:
-            folder = "docs/reference" if page == "conditions" else "docs/how-to"
+            folder = "docs/reference" if page in ("conditions", "glossary") else "docs/how-to"
             return found[1] if "://" in path else f"{found[1]} ({normpath(f'{folder}/{path}')})"
         return f'<a href="#{stem}{f"-{anchor}" if anchor else ""}">{found[1]}</a>'
 
@@ -641,6 +708,7 @@ def files() -> Iterator[tuple[Path, str]]:
         ("bmcs", bmcs_page),
         ("exits", exits_page),
         ("conditions", conditions_page),
+        ("events", events_page),
     ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
     yield PAGE_FILES / "help.html", help_html()

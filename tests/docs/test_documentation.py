@@ -206,6 +206,31 @@ def test_the_page_about_audits_shows_the_output_of_images_for_the_example(monkey
 # YAML
 
 
+_MOST_COLUMNS: Final = 100  # of a block at 1280 px, without a scroll bar
+# The page of the first hour has the real output of its commands, with URLs and digests. gitboot does not wrap them.
+_PRINTED: Final = "docs/tutorials/first-hour.md"
+
+
+def test_each_line_of_a_block_fits_on_the_site() -> None:
+    lines = [
+        (f"{name}:{block.line + number}", line, name == _PRINTED and not is_typed)
+        for name, page in PAGES.items()
+        for block in page.shown
+        for number, (line, is_typed) in enumerate(_list_lines(block))
+    ]
+    assert [(place, line) for place, line, is_printed in lines if len(line) > _MOST_COLUMNS and not is_printed] == []
+    assert [line for _, line, is_printed in lines if len(line) > _MOST_COLUMNS and is_printed]  # else it needs no rule
+
+
+def _list_lines(block: Block) -> Iterator[tuple[str, bool]]:
+    """Yield each line of a block, and whether it is of a command. A backslash continues a command."""
+    continues = False
+    for line in block.text.splitlines():
+        is_typed = continues or line.startswith("$ ")
+        yield line, is_typed
+        continues = is_typed and line.endswith("\\")
+
+
 def fragment(of: str, text: str) -> str:
     """A part of a document: ``of`` is its kind and the field below which it belongs."""
     kind, _, path = of.partition(" ")

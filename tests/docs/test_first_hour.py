@@ -23,7 +23,7 @@ from tests.helpers.running_instance import eventually
 PAGE: Final = Path(__file__).parents[2] / "docs" / "tutorials" / "first-hour.md"
 
 _BLOCK: Final = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
-_TYPED: Final = re.compile(r"^(\$ .*)\n(?:(?!\$ ).*\n)*", re.MULTILINE)
+_TYPED: Final = re.compile(r"^\$ ((?:.*\\\n)*.*)\n(?:(?!\$ ).*\n)*", re.MULTILINE)
 _END: Final = "\x1e"
 # Text that differs each time, or with the rendered files: times, commits, digests.
 _OTHER: Final = re.compile(r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?|\b(?:[0-9a-f]{9}|[0-9a-f]{12}|[0-9a-f]{40}|[0-9a-f]{64})\b")
@@ -36,7 +36,7 @@ def played(text: str, folder: Path) -> str:
     program.write_text(for_shells())
     program.chmod(0o755)
     (folder / "hour").mkdir()
-    commands = [line[2:] for block in _BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ ")]
+    commands = [found[1] for block in _BLOCK.findall(text) for found in _TYPED.finditer(block)]
     ended = f"code=$?; [ $code = 0 ] || echo \"(exit code $code)\"; printf '{_END}'"
     typed = "\n".join(f"{command}\n{ended}" for command in commands)
     environment = {
@@ -55,7 +55,7 @@ def played(text: str, folder: Path) -> str:
         check=True,
     )
     shown = iter(done.stdout.replace(str(folder / "hour"), "~").split(_END))
-    return _BLOCK.sub(lambda block: _TYPED.sub(lambda line: f"{line[1]}\n{_tidy(next(shown))}", block[0]), text)
+    return _BLOCK.sub(lambda block: _TYPED.sub(lambda line: f"$ {line[1]}\n{_tidy(next(shown))}", block[0]), text)
 
 
 def _tidy(printed: str) -> str:

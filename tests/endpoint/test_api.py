@@ -523,7 +523,7 @@ def test_the_page_works_with_the_keyboard_alone_and_prints_its_whole_table(chrom
     chromium.run("document.querySelector('.skip').focus()")
     chromium.press("Enter")
     assert chromium.run("document.activeElement.id") == "main"
-    for _ in range(3 + 4 + 7 + 4 + 1 + 7 + 1):  # held, conditions, counters, filters, table, heads, a server
+    for _ in range(3 + 4 + 7 + 4 + 1 + 7 + 5 + 1):  # held, conditions, counters, filters, table, heads, terms, a server
         chromium.press("Tab")
     assert chromium.run("document.activeElement.textContent") == "web000"
     assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True
@@ -802,6 +802,34 @@ def test_finding_r12_each_false_condition_has_a_meaning_and_a_section_of_the_doc
     assert {kind: set(reasons) for kind, reasons in found.items()} == declared
     anchors = set(re.findall(r' id="([^"]+)"', read_page_file("help.html").decode()))
     assert {f"{kind}-{reason}" for kind, reasons in found.items() for reason in reasons} <= anchors
+
+
+def test_each_term_of_a_heading_has_an_entry_in_the_help() -> None:
+    words = read_page_file("words.js").decode().partition("const TERMS = {")[2].partition("};")[0]
+    terms = re.findall(r'(?:(\w+)|"([^"]+)"): "([\w-]+)"', words)
+    anchors = set(re.findall(r' id="terms-([^"]+)"', read_page_file("help.html").decode()))
+    assert len(terms) > 20 and {anchor for *_, anchor in terms} <= anchors
+    code = "".join(read_page_file(name).decode() for name in ("page.js", "rows.js"))
+    assert {name or quoted for name, quoted, _ in terms} <= set(re.findall(r'"([^"\n]+)"', code))
+
+
+@browsers
+def test_a_heading_of_the_page_leads_to_its_term(chromium: Browser, made: Site) -> None:
+    chromium.open(f"file://{made.root}/{FOLDER}index.html")
+    heads = chromium.run("[...document.querySelectorAll('#fleet th .term')].map((each) => [each.ariaLabel, each.href])")
+    assert [label for label, _ in heads] == [
+        f"{each}: meaning" for each in ("Site", "Phase", "Image", "Installs", "Next change")
+    ]
+    chromium.run("location.hash = '#/servers/web030'")
+    chromium.until("document.querySelector('#view h2')?.textContent === 'web030'")
+    terms = dict(
+        chromium.run("[...document.querySelectorAll('#view .term')].map((each) => [each.textContent, each.href])")
+    )
+    assert {"Policy", "Profile", "Next change", "Record"} <= terms.keys()
+    for there, text in ((terms["Record"], "A record is"), (heads[1][1], "phase: ")):
+        chromium.open(there, "document.querySelector(':target') !== null")
+        assert chromium.run("document.querySelector(':target').innerText").startswith(text)
+    assert chromium.faults == []
 
 
 @browsers

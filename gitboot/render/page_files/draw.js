@@ -21,7 +21,9 @@ function toServer(name) {
 // A section with a heading.
 function part(title, ...content) {
   const made = element("section");
-  made.append(element("h3", title), ...content);
+  const heading = element("h3");
+  heading.append(termed(title));
+  made.append(heading, ...content);
   return made;
 }
 
@@ -35,11 +37,12 @@ function note(tone, word, text, ...more) {
 // A table. Cells are text, elements or null. A wide table scrolls by itself, also by keyboard.
 function table(caption, heads, rows) {
   const made = element("table");
-  made.append(element("caption", caption));
+  made.createCaption().append(termed(caption));
   const head = made.createTHead().insertRow();
   for (const each of heads) {
-    const cell = element("th", each);
+    const cell = element("th");
     cell.scope = "col";
+    cell.append(termed(each));
     head.append(cell);
   }
   const body = made.createTBody();

@@ -264,7 +264,9 @@ function described(pairs) {
     if (!value) continue;
     const said = element("dd");
     said.append(value);
-    list.append(element("dt", key), said);
+    const name = element("dt");
+    name.append(termed(key));
+    list.append(name, said);
   }
   return list;
 }

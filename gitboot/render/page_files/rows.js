@@ -154,6 +154,12 @@ function drawHead() {
         askAnew();
       });
       cell.append(button);
+      const help = termed(title);
+      if (help !== title) {
+        help.textContent = "?";
+        help.setAttribute("aria-label", `${title}: meaning`);
+        cell.append(help);
+      }
       row.append(cell);
     }
   }

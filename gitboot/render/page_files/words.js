@@ -60,6 +60,25 @@ const WAITS = {
   "the installation has failed": ["Look at the machine, then confirm what is installed with gitboot records set.", "InstallsCompleted-Failed"],
 };
 
+// The terms that headings show, by heading: the anchor of each in the help.
+const TERMS = {
+  "Accepted last": "held-rejected-accepted", Attempts: "installation-steps", "Claimed provenance": "provenance", "Digest of the plan": "digest",
+  Document: "document", Drift: "drift", Evidence: "evidence", harmless: "harmless-change", Held: "held-rejected-accepted", Image: "bootimage",
+  Installation: "installation-steps", Installs: "install-boot", Maintenance: "maintenance", "Next change": "transition", "One-time boots of maintenances": "one-time-boot",
+  "Override consumed": "override", "Override to set": "override", Phase: "phase", "Pin or hold": "pin", "Pins and holds": "hold",
+  Policy: "bootpolicy", Pool: "pool", Profile: "bootprofile", "Provision number": "provision", Record: "record", "Required provenance": "provenance",
+  Rollout: "rollout", Rollouts: "rollout", Run: "run", Site: "site", Step: "installation-steps", Stream: "imagestream", Streams: "imagestream",
+  Windows: "window",
+};
+
+// The text of a heading: a link to the help if it is a term.
+function termed(text) {
+  if (!Object.hasOwn(TERMS, text)) return text;
+  const made = link(text, `help.html#terms-${TERMS[text]}`);
+  made.className = "term";
+  return made;
+}
+
 // The sentence for a false condition, and the address of its section of the help.
 function meaning(type, reason) {
   const kind = type.split("/")[0];
