@@ -95,7 +95,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lives", type=int, default=1, help="How long is searched for what chance alone finds.")
     parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
     parser.addoption("--packages", action="store_true", help="Build packages, and install them (tests/packages).")
-    parser.addoption("--write-hardware", action="store_true", help="Write what diff prints to docs/hardware.md.")
+    parser.addoption(
+        "--write-hardware", action="store_true", help="Write what diff prints to docs/how-to/change-hardware.md."
+    )
     parser.addoption(
         "--write-first-hour", action="store_true", help="Write what is printed to docs/tutorials/first-hour.md."
     )

@@ -1,4 +1,4 @@
-"""docs/hardware.md, walked: each commit applied, what `diff` prints of it compared, and an instance with a BMC.
+"""docs/how-to/change-hardware.md, walked: each commit applied, what `diff` prints of it compared, and an instance with a BMC.
 
 If `diff` prints something else, run ``pytest tests/docs/test_hardware.py --write-hardware``, and read the page.
 """
@@ -37,7 +37,7 @@ from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import ledger_in
 from tests.scenarios.test_run import images_in
 
-PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "change-hardware.md"
 FLEET = Path(__file__).parents[1] / "hardware"
 OLD, NEW = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733")
 MAC, NEW_MAC = "52-54-00-12-34-56", "52-54-00-12-34-99"
