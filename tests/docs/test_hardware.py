@@ -1,4 +1,4 @@
-"""docs/how-to/change-hardware.md, walked: each commit applied, the output of `diff` compared, and an instance with a BMC.
+"""docs/how-to/change-hardware.md: each commit applied, the output of `diff` compared, and an instance with a BMC.
 
 If `diff` prints something else, run ``pytest tests/docs/test_hardware.py --write-hardware``, and read the page.
 """
