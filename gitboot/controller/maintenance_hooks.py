@@ -328,7 +328,7 @@ def find_clearances(
                 )
         elif known.drain != maintenance.drain_key:
             if uuid in next_drains:
-                begun = Clearance(approved=known.approved, drain=maintenance.drain_key)
+                begun = Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end)
                 message = f"{about} needs the server drained, so gitboot requests {before.drain_url}"
                 yield ClearanceChange(*where, begun, "DrainStarted", message, kept)
         elif known.drained_at is None and (done := drained.get(uuid)) is not None and done.url == before.drain_url:

@@ -199,6 +199,7 @@ def parse_clearances(items: Mapping[str, Any]) -> dict[str, Clearance]:
             approved=parse_text(each["approved"]),
             drain=parse_text(each["drain"]),
             drained_at=_parse_instant(each["drainedAt"]) if each["drainedAt"] is not None else None,
+            until=_parse_instant(each["until"]) if each.get("until") is not None else None,
         )
         for name, each in items.items()
     }
@@ -312,6 +313,16 @@ class Clearance(NamedTuple):
     approved: str | None = None  # the key of the approval that the URL gave
     drain: str | None = None  # the drain key of the run for which the server is, or was, drained
     drained_at: datetime | None = None  # when the drain URL answered 200; None: it has not
+    until: datetime | None = None  # the end of the window; None: there is no drain
+
+    def move_end(self, end: datetime | None, at: datetime) -> Clearance:
+        """Return the clearance after a commit that may have moved the end of the window.
+
+        If the window had already ended, the server may be in service again, so the drain does not count any more.
+        """
+        if self.until is None or self.until == end:
+            return self
+        return self._replace(until=end) if self.until > at else Clearance(approved=self.approved)
 
 
 class UnknownServe(NamedTuple):

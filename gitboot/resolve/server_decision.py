@@ -378,13 +378,9 @@ class MaintenanceDecision:
 
     @property
     def drain_key(self) -> str:
-        """The key of the run and the window for which a server is drained. Another run, window or URL drains again.
-
-        The end is part of the key: after the window has ended, the server may be in service again.
-        """
+        """The key of the run for which a server is drained. A new run, start or URL drains the server again."""
         url = self.before.drain_url if self.before is not None else None
-        edges = (format_instant(each) if each is not None else "-" for each in (self.start, self.end))
-        return "/".join((str(self.run), *edges, str(url)))
+        return f"{self.run}/{format_instant(self.start) if self.start is not None else '-'}/{url}"
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from threading import Event, Semaphore
 from typing import Any
@@ -360,6 +361,45 @@ def test_a_drain_does_not_count_after_its_window_even_if_a_commit_extends_the_wi
     hall.decide(check(drained_by(system), "20T11:00 21T18:00"))
     assert hall.resets_after(93) == [0, 0, 0]
     assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
+
+
+def test_a_commit_that_moves_the_end_of_an_open_window_keeps_the_drains(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    hall.decide(check(drained_by(system)))
+    hall.run(31)
+    hall.answer(system)
+    assert hall.resets_after(31) == [1, 0, 0]
+    for number in range(60):  # the first commit comes before web01 boots, the second one after web02 has booted
+        if number in (0, 30):
+            hall.decide(check(drained_by(system), f"20T11:00 20T{19 if number else 17}:00"))
+        hall.run(31)
+        hall.waits.wait()
+    assert hall.resets == [1, 1, 1]
+    assert [name for name, _ in groupby(each.body["server"] for each in system.calls)] == list(hall.names)
+    assert {each.type for each in hall.bench.events} & {"DrainStarted", "Drained"} == {"DrainStarted", "Drained"}
+    assert [each.type for each in hall.bench.events].count("DrainStarted") == 3
+
+
+def test_a_drain_ends_if_a_commit_ends_or_removes_the_maintenance(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    hall = HookedHall(tmp_path, stack, system.origin)
+    for other in (check(drained_by(system), "20T11:00 20T11:30"), ""):
+        hall.decide(check(drained_by(system)))
+        hall.run(31)
+        hall.bench.bmcs.takes = False  # so the drained server is not reset
+        hall.answer(system)
+        hall.run()
+        assert hall.causes() == [Cause.MAINTENANCE, *[Cause.WAITING_FOR_DRAIN] * 2]
+        system.status = 503
+        hall.decide(other)
+        hall.run()
+        hall.bench.bmcs.takes = True
+        hall.decide(check(drained_by(system)))
+        assert hall.resets_after(93) == [0, 0, 0]
+        assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
 
 
 @for_each(

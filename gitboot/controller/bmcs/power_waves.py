@@ -110,10 +110,9 @@ def _is_drained_and_not_back(schedule: Schedule, uuid: SystemUuid, decision: Dec
         return False
     maintenance = next((each for each in decision.maintenances if each.name == power.maintenance), None)
     clearance = record.clearances.get(power.maintenance)
-    own = next((each for each in task.power_records if each.reason == power.switching.reason), None)
     if maintenance is None or clearance is None or clearance.drain != maintenance.drain_key:
-        # For example after the window was extended: the machine may still boot after its reset.
-        return own is not None and own.state.is_open and not _is_back(power, seen, own)
+        return False
+    own = next((each for each in task.power_records if each.reason == power.switching.reason), None)
     return own is None or not (own.state is PowerRecordState.BACK or _is_back(power, seen, own))
 
 

@@ -188,6 +188,7 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
         provisioning.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
     if batch.changed or update.new_records:
         provisioning.extend_runs(update, commit, batch.changed)
+        _revise_drains(update, commit, batch.changed)
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
     if batch.changed and update.known_pairs:  # forget unused BMCs, which need a new approval if they come back
@@ -210,6 +211,23 @@ def _apply_clearances(update: KnowledgeUpdate, changes: Collection[ClearanceChan
         clearances = dict(sorted({**kept, each.maintenance: each.clearance}.items()))
         update.write_record(each.uuid, each.server, replace(record, clearances=clearances))
         update.add_event(each.event, each.message, server=each.server, maintenance=each.maintenance)
+
+
+def _revise_drains(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
+    """End the drains for windows that had ended before this commit, and for maintenances that it removes."""
+    for name in sorted(changed):
+        decision = commit.decisions.servers.get(name)
+        record = update.usable_record(decision.uuid) if decision is not None else None
+        if decision is None or record is None or not record.clearances:
+            continue
+        ends = {each.name: each.end for each in decision.maintenances}
+        clearances = {
+            maintenance: found.move_end(ends[maintenance], update.at)
+            for maintenance, found in record.clearances.items()
+            if maintenance in ends
+        }
+        if clearances != record.clearances:
+            update.write_record(decision.uuid, name, replace(record, clearances=clearances))
 
 
 def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
