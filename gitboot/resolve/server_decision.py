@@ -290,11 +290,15 @@ class Boot:
 
     @property
     def signature_files(self) -> tuple[BootFile, ...]:
-        """The signatures that iPXE fetches. Firmware and GRUB fetch no signatures."""
+        """The signatures that iPXE fetches: those of the files that it starts. Firmware and GRUB fetch none."""
         if self.http_boot not in (None, HttpBoot.LOADER) or self.medium is not None:
             return ()
-        text, urls = self.entries.get("ipxe"), dict.fromkeys(self.files.loader_signatures.values())
-        return tuple(BootFile(url=url, sha256=None, size=None) for url in urls if text is None or url in text)
+        text, signatures = self.entries.get("ipxe"), self.files.loader_signatures
+        started = (self.direct_uki,) if self.direct else (self.files.kernel, *self.files.initrds)
+        urls = [signatures[each.url] for each in started if each is not None and each.url in signatures]
+        if text is not None:
+            urls = [url for url in signatures.values() if url in text]
+        return tuple(BootFile(url=url, sha256=None, size=None) for url in dict.fromkeys(urls))
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
         return bool(absent) and any(each in absent for each in self.fetched_files)

@@ -359,6 +359,13 @@ def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench
     assert summarize_plan(bench.reconcile()) == OFFERED
 
 
+def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: Told) -> None:
+    uki = f"uki: {{url: 'assets:flatcar-1/uki', sha256: {SHA}, loaderSignature: 'assets:flatcar-1/uki.sig'}}, "
+    signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
+    bench.decide(*ONCE[:2], signed.replace("kernel: {", f"{uki}kernel: {{", 1), *ONCE[3:]).reconcile()
+    assert {each.url for each in told.wanted if each.url.endswith(".sig")} == {f"{ASSETS}/flatcar-1/any.sig"}
+
+
 def test_reconciling_once_checks_artifacts_before_it_offers_boots(bench: Bench, told: Told) -> None:
     file = BootFile(url=f"{ASSETS}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}

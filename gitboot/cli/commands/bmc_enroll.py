@@ -265,10 +265,11 @@ def _restore_on_error(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if before is None:
-            file.unlink(missing_ok=True)
-        else:
-            write_output_file(file, [before])
+        with suppress(OSError, UsageError):  # the first error names the cause
+            if before is None:
+                file.unlink(missing_ok=True)
+            else:
+                write_output_file(file, [before])
         raise
 
 

@@ -498,9 +498,8 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
         signed += fault is None
         faults += fault is not None
         if fault == _NO_HTTP:
-            hint = (
-                "gitboot artifacts loaders … --system DIR  # with grub-efi-amd64-signed of Debian 13, unpacked in DIR"
-            )
+            command = "gitboot artifacts loaders --out OUTPUT/boot --path FLEET --system DIR --system /"
+            hint = f"{command}  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
             yield _doubtful("Secure Boot", f"{url} {fault}, so it cannot boot {of_servers}", hint)
         elif fault is not None:
             message = f"{url} {fault}, so the firmware of {of_servers} rejects it"
