@@ -474,7 +474,7 @@ def test_fetching_leaks_no_descriptors(work: Work, source: Source) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     before = fetch()
-    assert [fetch() for _ in range(10)] == [before] * 10
+    assert max(fetch() for _ in range(10)) <= before  # objects of earlier tests may be closed meanwhile
 
 
 def test_an_earlier_snapshot_still_reads_after_packs_were_merged(
