@@ -416,7 +416,9 @@ RECORDS = st.builds(
     version=st.none() | TEXTS,
     runs=st.dictionaries(TEXTS, RUNS, max_size=3),
     clearances=st.dictionaries(
-        TEXTS, st.builds(Clearance, st.none() | TEXTS, st.none() | TEXTS, st.none() | INSTANTS), max_size=2
+        TEXTS,
+        st.builds(Clearance, st.none() | TEXTS, st.none() | TEXTS, st.none() | INSTANTS, st.none() | INSTANTS),
+        max_size=2,
     ),
 )
 BMCS = st.builds(
