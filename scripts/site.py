@@ -6,6 +6,8 @@ on the site. It also checks every link: zensical checks pages and their anchors,
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,13 @@ SHOWN = (
     "NOTICE",
 )
 NOT_SHOWN = (":!gitboot", ":!tests/*.md")
+# What a person in trouble types into the search field, and the page that helps.
+SEARCHES = {
+    "stuck": "docs/how-to/something-is-wrong.html",
+    "troubleshoot": "docs/how-to/something-is-wrong.html",
+    "rollback": "docs/how-to/roll-back.html",
+    "reinstall": "docs/how-to/reinstall-a-server.html",
+}
 
 
 def gather() -> None:
@@ -87,11 +96,20 @@ def faults() -> Iterator[str]:
                 yield f"{where}: links to {each}, which is not there"
 
 
+def missing_from_search() -> Iterator[str]:
+    """Return each word of SEARCHES that the site's search index does not have on its page."""
+    items = json.loads((SITE / "search.json").read_text())["items"]
+    for word, page in SEARCHES.items():
+        texts = [f"{item['title']} {item['text']}" for item in items if item["location"].split("#")[0] == page]
+        if not any(re.search(rf"(?<!\w){word}", text, re.IGNORECASE) for text in texts):
+            yield f"search: {word} does not find {page}"
+
+
 def main() -> int:
     gather()
     build()
     list_folders()
-    found = list(faults())
+    found = [*faults(), *missing_from_search()]
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 
