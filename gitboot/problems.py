@@ -792,16 +792,3 @@ def find_next_change(dated_problems: Iterable[DatedProblem], at: datetime) -> da
     """Return the first instant after ``at`` at which a problem begins or ends, or None."""
     bounds = (bound for each in dated_problems for bound in (each.since, each.until) if bound is not None)
     return min((bound for bound in bounds if bound > at), default=None)
-
-
-_RANK = {severity: rank for rank, severity in enumerate(Severity)}  # in the order of their definition: errors first
-
-
-def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort errors before warnings, each by location."""
-    return sorted(problems, key=lambda problem: (_RANK[problem.severity], problem))
-
-
-def format_with_hint(problem: Problem) -> str:
-    """Format a problem's message, with its hint in parentheses."""
-    return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Final
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from msgspec import structs
 
 from gitboot import __version__
 from gitboot.jsonio import format_document
-from gitboot.problems import Code, Problem, Severity, format_with_hint, sort_by_severity
+from gitboot.problems import Code, Problem, Severity
 from gitboot.standard_streams import style
 from gitboot.text import format_count, printable
 
@@ -24,6 +24,16 @@ _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 _CODES: Final = {code.value: code for code in Code}
 _LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # a source location such as fleet.yaml:12 in a message
+
+
+def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort errors before warnings, each by location."""
+    return sorted(problems, key=lambda problem: (list(Severity).index(problem.severity), problem))
+
+
+def format_with_hint(problem: Problem) -> str:
+    """Format a problem's message, with its hint in parentheses."""
+    return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)
 
 
 def format_sarif(problems: Sequence[Problem]) -> str:
