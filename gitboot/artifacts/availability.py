@@ -102,7 +102,7 @@ class ArtifactHead(Struct, frozen=True, kw_only=True):
 class FileSigner(Struct, frozen=True, kw_only=True):
     """The trusted key that signed a file, as of its verification."""
 
-    key: str  # `gitboot.artifacts.image_keys.ImageSigner.key`
+    key: str  # `gitboot.artifacts.signatures.ImageSigner.key`
     name: str  # for people
     key_digest: Digest  # the digest of the trusted key, which changes if the key is revoked or extended
 

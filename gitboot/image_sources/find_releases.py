@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct, structs
 
 from gitboot.artifacts.availability import Fetcher
-from gitboot.artifacts.image_keys import SignatureKind, VendorKeys
 from gitboot.artifacts.oci import OciReference, Registries, resolve
+from gitboot.artifacts.signatures import SignatureKind, VendorKeys
 from gitboot.errors import (
     ArtifactMissing,
     HostUnreachable,

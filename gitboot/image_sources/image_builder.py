@@ -15,9 +15,8 @@ from msgspec import Struct
 from gitboot.artifacts.archives import ArchiveFetcher
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
 from gitboot.artifacts.downloads import CHUNK
-from gitboot.artifacts.image_keys import ImageSigner, VendorKeys
 from gitboot.artifacts.oci import Registries
-from gitboot.artifacts.signatures import SignatureCheck
+from gitboot.artifacts.signatures import ImageSigner, SignatureCheck, VendorKeys
 from gitboot.errors import (
     ArtifactMissing,
     AssetError,

@@ -275,7 +275,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
     ),
     "Serve another image": (
-        "artifacts/test_image_keys.py::test_other_openpgp_signatures_are_rejected",
+        "artifacts/test_signatures_keys.py::test_other_openpgp_signatures_are_rejected",
         "artifacts/test_downloads_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
     ),
     "Hold a fetch": (
@@ -318,7 +318,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Other keys": (
         "cli/commands/test_init_update_images.py::"
         "test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing",
-        "artifacts/test_image_keys.py::test_only_the_allowed_keys_may_sign",
+        "artifacts/test_signatures_keys.py::test_only_the_allowed_keys_may_sign",
     ),
     "Older versions": ("cli/commands/test_update_images.py::test_a_fault_of_the_vendor_changes_nothing_and_is_stated",),
     "Commands of a vendor": (

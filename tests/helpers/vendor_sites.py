@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from gitboot.artifacts.image_keys import VendorKeys
+from gitboot.artifacts.signatures import VendorKeys
 from gitboot.fleet.yaml import parse
 from gitboot.image_sources.find_releases import read_vendor_document
 from gitboot.model.fields import read

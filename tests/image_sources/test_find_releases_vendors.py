@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.image_keys import SHIPPED_KEYS
+from gitboot.artifacts.signatures import SHIPPED_KEYS
 from gitboot.fleet.documents import parse_blob
 from gitboot.image_sources.find_releases import list_vendor_sources, load_vendor_source, read_vendor_document
 from gitboot.image_sources.index_formats import FileRole

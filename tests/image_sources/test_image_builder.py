@@ -15,7 +15,7 @@ import yaml
 from msgspec import structs
 
 from gitboot.artifacts.downloads import WebFetcher
-from gitboot.artifacts.image_keys import VendorKeys
+from gitboot.artifacts.signatures import VendorKeys
 from gitboot.child_processes import limit_file_size
 from gitboot.errors import (
     AssetError,

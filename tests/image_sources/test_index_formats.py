@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gitboot.artifacts.availability import ArtifactHead, Content
-from gitboot.artifacts.image_keys import VendorKeys
+from gitboot.artifacts.signatures import VendorKeys
 from gitboot.errors import MalformedIndex, SourceUnavailable, UnusableSource
 from gitboot.image_sources.find_releases import describe_release, list_releases, list_vendor_sources
 from gitboot.image_sources.index_formats import (

@@ -26,9 +26,8 @@ from gitboot.artifacts.availability import (
     list_artifacts,
 )
 from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
-from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.artifacts.oci import OciReference, Registries, resolve
-from gitboot.artifacts.signatures import SignatureCheck, VouchedFile
+from gitboot.artifacts.signatures import SignatureCheck, VendorKeys, VouchedFile
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.main import Exit, Group

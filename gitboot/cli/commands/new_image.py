@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.artifacts.oci import OciReference
+from gitboot.artifacts.signatures import VendorKeys
 from gitboot.child_processes import lift_processor_limit
 from gitboot.cli.commands.new_server import new_command
 from gitboot.cli.completion import complete_sources

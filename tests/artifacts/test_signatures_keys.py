@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.image_keys import SHIPPED_KEYS, ImageSigner, SignatureKind, VendorKeys
+from gitboot.artifacts.signatures import SHIPPED_KEYS, ImageSigner, SignatureKind, VendorKeys
 from gitboot.errors import UsageError
 from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
