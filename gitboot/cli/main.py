@@ -98,7 +98,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "diff": "diff_and_comment:command",
     "events": "status:events_command",
     "import": "import_:command",
-    "new": "new_image:new_command",
+    "new": "new:new_command",
     "prepare": "prepare_tree:prepare_subcommand",
     "reconcile": "instance_control:reconcile_command",
     "records": "provisioning_records:records_command",

@@ -164,7 +164,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "explain": "explain {server} --path {work}",
     "explain KIND": "explain Server",
     "images": "images {work} --records fresh",
-    "new_image": "new image --path {work}",
+    "new": "new image --path {work}",
     "history": "history {server} --path {work}",
     "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",

@@ -12,7 +12,7 @@ import click
 
 from gitboot.child_processes import lift_processor_limit
 from gitboot.cli.commands.artifacts import build_fetchers
-from gitboot.cli.commands.new_image import image_keys_option, open_image_keys
+from gitboot.cli.commands.new import image_keys_option, open_image_keys
 from gitboot.cli.completion import complete_streams
 from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
