@@ -107,6 +107,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "stop-installs": "instance_control:stop_installs_command",
     "suspend": "instance_control:suspend_command",
     "unknown-machines": "status:unknown_machines_command",
+    "update-images": "images:update_images_command",
 }
 _REPLACED: Final = {  # commands of earlier versions, and their replacements
     "assets": "gitboot artifacts",

@@ -309,20 +309,22 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A vendor of images
     "Publish a bad release": (
-        "cli/commands/test_update_images.py::test_a_release_that_is_too_young_does_not_hide_an_older_one",
-        "cli/commands/test_update_images.py::test_a_release_without_a_date_has_the_age_of_its_commit",
+        "cli/commands/test_images_updates.py::test_a_release_that_is_too_young_does_not_hide_an_older_one",
+        "cli/commands/test_images_updates.py::test_a_release_without_a_date_has_the_age_of_its_commit",
     ),
     "Publish a file without a signature": (
-        "cli/commands/test_update_images.py::test_a_stream_that_requires_signatures_gets_no_other_image",
+        "cli/commands/test_images_updates.py::test_a_stream_that_requires_signatures_gets_no_other_image",
     ),
     "Other keys": (
         "cli/commands/test_init_update_images.py::"
         "test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing",
         "artifacts/test_signatures_keys.py::test_only_the_allowed_keys_may_sign",
     ),
-    "Older versions": ("cli/commands/test_update_images.py::test_a_fault_of_the_vendor_changes_nothing_and_is_stated",),
+    "Older versions": (
+        "cli/commands/test_images_updates.py::test_a_fault_of_the_vendor_changes_nothing_and_is_stated",
+    ),
     "Commands of a vendor": (
-        "cli/commands/test_update_images.py::"
+        "cli/commands/test_images_updates.py::"
         "test_text_of_a_vendor_never_reaches_a_commit_or_a_pull_request_as_more_than_data",
         "cli/commands/test_init_update_images.py::"
         "test_the_second_job_pushes_proposals_and_opens_a_pull_request_for_each_that_is_ready",

@@ -1,36 +1,56 @@
-"""`gitboot images`: show each image and stream, the servers that boot it, and the next steps of rollouts."""
+"""`gitboot images` and `gitboot update-images`: images, streams and rollouts, and new releases that streams follow."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.child_processes import lift_processor_limit
+from gitboot.cli.commands.artifacts import build_fetchers
+from gitboot.cli.commands.new import image_keys_option, open_image_keys
+from gitboot.cli.completion import complete_streams
 from gitboot.cli.evaluated_fleet import (
+    FleetEvaluator,
     plan_fleet,
     print_unknown_instance,
     records_option,
 )
-from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.main import Command, Exit
+from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
+from gitboot.cli.main import Command, Exit, find_exit_code
 from gitboot.cli.options import (
+    VARIABLES,
     OutputOption,
     at_option,
     current_second,
     fleet_argument,
+    open_registries,
     output_option,
+    path_option,
+    registry_options,
     shown_state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_table
+from gitboot.cli.terminal import format_table, show_downloads, wrap_text
+from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.revision import Revision, Snapshot
+from gitboot.git.branch_writer import check_branch, write_bundle
+from gitboot.git.snapshots import WORKTREE, open_snapshot
+from gitboot.image_sources.find_releases import find_source
+from gitboot.image_sources.image_builder import ReleaseFinder, format_origin
+from gitboot.image_sources.stream_updates import StreamUpdate, StreamUpdater, list_followed_streams
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance
 from gitboot.resolve.explanation import describe_origin
+from gitboot.review.formats.markdown import format_code_block
 from gitboot.standard_streams import style
 from gitboot.text import format_count, format_names
 
@@ -177,3 +197,138 @@ def _format_next_servers(joining: Sequence[Joining]) -> Iterator[tuple[str, str,
     for percent in (nearest, *(step for step in _PERCENTAGES if step > nearest)):
         reached = [server for each in joining if each.percent <= percent for server in each.servers]
         yield f"{percent} %", str(len(reached)), format_names(reached, _MAX_NAMES) or "none"
+
+
+_PREFIX: Final = "gitboot/update-"
+
+
+class CommittedFleet:
+    """The fleet of a commit, which is the parent of new commits."""
+
+    def __init__(self, path: Path, base: str | None, evaluator: FleetEvaluator) -> None:
+        self.path, self._evaluator = path, evaluator
+        with limit_evaluation() as set_limits:
+            self.snapshot = open_snapshot(path, base or "HEAD")
+            if self.snapshot.revision == WORKTREE:
+                raise UsageError("--base WORKTREE is not a commit: name a commit or a branch")
+            self.repository = self._evaluate(self.snapshot, set_limits)
+        lift_processor_limit()  # downloads need processor time too
+
+    def validate(self, changed: Snapshot) -> FleetRepository:
+        """Return a changed fleet. Raises `InvalidRepository` if it has errors."""
+        with limit_evaluation() as set_limits:
+            found = self._evaluate(changed, set_limits)
+        lift_processor_limit()
+        return found
+
+    def _evaluate(self, snapshot: Snapshot, set_limits: Any) -> FleetRepository:
+        return self._evaluator.evaluate(snapshot, set_limits).head.decided.repository
+
+
+@click.command(
+    cls=Command,
+    context_settings=VARIABLES,
+    example="gitboot update-images --bundle updates.bundle",
+    exit_codes={
+        Exit.FINE: "gitboot checked all streams; the output lists the proposals, and the streams that wait",
+        Exit.INVALID: "the fleet has errors, or would have errors with a new image",
+        Exit.SOURCE: "a source did not respond, or its index or a file is wrong; other streams may have proposals",
+    },
+)
+@click.argument("stream", nargs=-1, shell_complete=complete_streams)
+@path_option
+@click.option("--base", metavar="REVISION", help="The parent of the new commits. Default: HEAD.")
+@click.option(
+    "--branch-prefix",
+    default=_PREFIX,
+    show_default=True,
+    metavar="TEXT",
+    help="The prefix of the names of new branches. The stream and the image follow.",
+)
+@click.option(
+    "--bundle",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the new branches to this Git bundle, and the results to FILE.json, for a job that pushes the "
+    "branches. Without new branches, gitboot writes only FILE.json. Default: none.",
+)
+@image_keys_option
+@click.option("--dry-run", is_flag=True, help="Print the new documents. Write nothing.")
+@registry_options
+@output_option("text", "json")
+@evaluator_command
+def update_images_command(
+    stream: tuple[str, ...],
+    path: Path,
+    base: str | None,
+    branch_prefix: str,
+    bundle: Path | None,
+    image_keys: Path | None,
+    dry_run: bool,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Propose new releases that streams follow.
+
+    For each STREAM with spec.follow, gitboot looks for a release that is newer than the images of the stream, and
+    downloads and verifies all files of the release. It then makes one commit on a new branch, for a pull request. The
+    commit adds the BootImage and begins the rollout. Default: all streams with spec.follow.
+
+    gitboot does not change the work tree or an existing BootImage, and does not move the current image. A stream with
+    an unfinished rollout waits. If the index of the source has no dates, the age of a release is the age of its commit:
+    gitboot then makes the commit before the release has the minimum age.
+    """
+    if dry_run and bundle is not None:
+        raise UsageError("--dry-run makes no branches: remove --bundle")
+    if bundle is not None and not bundle.parent.is_dir():
+        raise UsageError(f"{bundle.parent} is not a directory: create it, or correct --bundle")
+    check_branch(f"{branch_prefix}stream")
+    now = current_second()
+    registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
+    fleet = CommittedFleet(path, base, FleetEvaluator(now))
+    sources = fleet.repository.image_sources
+    followed = list_followed_streams(fleet.repository, stream, lambda name: find_source(name, sources))
+    fetcher = build_fetchers(fleet.repository.fleet.spec.base_url, None, registry)
+    with open_image_keys(image_keys) as keys, show_downloads() as progress:
+        reader = ReleaseFinder(fetcher, keys, registry)
+        updater = StreamUpdater(fleet, reader, progress, branch_prefix=branch_prefix, now=now, dry_run=dry_run)
+        done = [updater.update(each) for each in followed]
+    updates = [update for update, _ in done]
+    as_json = partial(_format_json, fleet.snapshot.revision, updates)
+    if bundle is not None:
+        if new := [each.branch for each in updates if each.branch is not None and each.new]:
+            write_bundle(path, bundle, new)
+        write_output_file(bundle.with_name(f"{bundle.name}.json"), [f"{as_json()}\n".encode()])
+    write_outputs(outputs, json=as_json, text=lambda: "\n".join(_format_text(updates)))
+    sys.exit(next((find_exit_code(error) for _, error in done if error is not None), Exit.FINE))
+
+
+def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
+    """Return the results. ``body`` is the text of a pull request, in which forges interpret no text of a vendor."""
+    items = [{**to_json_value(each), "body": _format_body(each)} for each in updates]
+    return format_document(base=base, streams=items)
+
+
+def _format_body(update: StreamUpdate) -> str:
+    return format_code_block(update.message.splitlines()) if update.message else ""
+
+
+def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
+    if not updates:
+        yield wrap_text("no stream of the commit has spec.follow; commit your streams first")
+    for each in updates:
+        yield wrap_text(f"{each.stream}: {each.outcome.lower()}: {each.why}")
+        for file in each.files:
+            yield wrap_text(f"{'.'.join(map(str, file.at))}: {format_origin(file)}", "    ", continuation="        ")
+        if each.branch is not None:
+            made = (
+                "committed on" if each.new else "already on" if each.commit is not None else "gitboot would commit on"
+            )
+            yield wrap_text(f"{made} the branch {each.branch}", "    ")
+        for superseded in each.supersedes:
+            yield wrap_text(f"it supersedes the branch {superseded}", "    ")
+        if each.commit is None and each.document:
+            yield from ("", each.document)
