@@ -19,7 +19,7 @@ from gitboot.cli.options import Setting, combine_options
 from gitboot.cli.terminal import print_event
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.files import convert_os_errors
-from gitboot.ledger.location import PostgresAddress
+from gitboot.ledger.store import PostgresAddress
 from gitboot.status.conditions import Event
 
 if TYPE_CHECKING:

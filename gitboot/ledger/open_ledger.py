@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder, LeaseState
-from gitboot.ledger.location import CopyNotes, read_address
 from gitboot.ledger.schema import Database
 from gitboot.ledger.sqlite import SqliteDatabase, back_up
-from gitboot.ledger.store import Store, copy_tables, count_rows, mark_path, open_database
+from gitboot.ledger.store import CopyNotes, Store, copy_tables, count_rows, mark_path, open_database, read_address
 
 
 def open_ledger(path: Path) -> Store:

@@ -16,7 +16,6 @@ import msgspec
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
-from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import (
     NUMBERED,
     POSTGRESQL,
@@ -28,6 +27,7 @@ from gitboot.ledger.schema import (
     build_moved_error,
     build_version_error,
 )
+from gitboot.ledger.store import NO_HOLDER, PostgresAddress
 from gitboot.text import format_error
 
 try:

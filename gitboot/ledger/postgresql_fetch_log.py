@@ -25,8 +25,8 @@ from gitboot.fetchlog.one_time_boots import (
 )
 from gitboot.fetchlog.spool import SUFFIX, ForwardedBatch, ReadResult, Writer, encode_line, parse_file_name, parse_line
 from gitboot.ledger.leader_lease import Lease, now_s
-from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import build_moved_error
+from gitboot.ledger.store import NO_HOLDER, PostgresAddress
 from gitboot.text import format_error
 
 FETCHES: Final = "fetches"  # used instead of a file name in the table `spool`

@@ -28,10 +28,10 @@ from gitboot.fetchlog.spool import ForwardedBatch, Spool, encode_line, list_file
 from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownMachine, UnknownMachineRecorder, read_unknown_files
 from gitboot.jsonio import Digest
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.location import PostgresAddress, read_address
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.postgresql import open_connection
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetchLog
+from gitboot.ledger.store import PostgresAddress, read_address
 from gitboot.resolve.provisioning_record import Record
 from gitboot.system_clock import ClockState, Uptime
 from tests.endpoint.test_server import served

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 from unittest.mock import patch
 
 from gitboot.cli.main import main
-from gitboot.ledger.location import PostgresAddress
+from gitboot.ledger.store import PostgresAddress
 from tests.helpers.fleets import configured, fleet, give_credentials, image, mac_of, naming, policy, profile, uuid_of
 from tests.helpers.fleets import server as server_document
 from tests.helpers.instance_in_process import evaluated_here

@@ -25,7 +25,7 @@ from typing import Final, Self
 import psycopg
 import pytest
 
-from gitboot.ledger.location import PostgresAddress, write_address
+from gitboot.ledger.store import PostgresAddress, write_address
 from tests.helpers.forked_commands import join
 
 _USER: Final = "postgres"  # it does not run as root

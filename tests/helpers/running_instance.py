@@ -21,8 +21,7 @@ import pygit2
 from gitboot.cli.instance_client import request_change
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.ledger.location import PostgresAddress, write_address
-from gitboot.ledger.store import Store
+from gitboot.ledger.store import PostgresAddress, Store, write_address
 from gitboot.publish.tree_reader import read_records
 from gitboot.resolve.provisioning_record import record_facts
 from tests.helpers.endpoints import LOADER

@@ -39,11 +39,10 @@ from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger import leader_lease as lease_module
 from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
-from gitboot.ledger.location import PostgresAddress, read_address, write_address
 from gitboot.ledger.open_ledger import open_ledger, summarize_ledger
 from gitboot.ledger.postgresql import LeaseConnection, PostgresDatabase
 from gitboot.ledger.postgresql_fetch_log import FETCHES, RecordedFetches, SharedFetchLog
-from gitboot.ledger.store import Store
+from gitboot.ledger.store import PostgresAddress, Store, read_address, write_address
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import BootFile, OverrideEnabled, OverrideTarget

@@ -27,11 +27,10 @@ from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.location import PostgresAddress, read_address, write_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, read_places, summarize_ledger
 from gitboot.ledger.postgresql import LeaseConnection, PostgresDatabase, build_arguments
 from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
-from gitboot.ledger.store import Transaction
+from gitboot.ledger.store import PostgresAddress, Transaction, read_address, write_address
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.conditions import Event

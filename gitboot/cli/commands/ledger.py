@@ -17,23 +17,28 @@ from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.location import (
-    COPY,
-    CopyNotes,
-    PostgresAddress,
-    address_file,
-    checkpoint_log,
-    end_lease,
-    free_lease,
-    note_left,
-    read_address,
-    write_address,
-)
 from gitboot.ledger.open_ledger import set_aside, summarize_ledger
 from gitboot.ledger.postgresql_fetch_log import FETCHES
 from gitboot.ledger.schema import LEFT, UNFINISHED, Database, build_moved_error
 from gitboot.ledger.sqlite import SqliteDatabase
-from gitboot.ledger.store import Store, copy_in_transaction, count_rows, mark_path, open_database, read_mark
+from gitboot.ledger.store import (
+    COPY,
+    CopyNotes,
+    PostgresAddress,
+    Store,
+    address_file,
+    checkpoint_log,
+    copy_in_transaction,
+    count_rows,
+    end_lease,
+    free_lease,
+    mark_path,
+    note_left,
+    open_database,
+    read_address,
+    read_mark,
+    write_address,
+)
 from gitboot.text import format_count
 
 

@@ -64,7 +64,7 @@ from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
-from gitboot.ledger.location import PostgresAddress, read_address
+from gitboot.ledger.store import PostgresAddress, read_address
 from gitboot.publish.targets.follower import parse_target
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Endpoints, Status

@@ -53,7 +53,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, print_event, stop_on_signal
 from gitboot.errors import UsageError
 from gitboot.files import check_fetch_log_folder
-from gitboot.ledger.location import PostgresAddress
+from gitboot.ledger.store import PostgresAddress
 from gitboot.status.conditions import Event
 from gitboot.system_clock import read_clock_state
 

@@ -72,10 +72,9 @@ from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
-from gitboot.ledger.location import has_address_file, read_address, write_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
-from gitboot.ledger.store import Store, read_mark, write_mark
+from gitboot.ledger.store import Store, has_address_file, read_address, read_mark, write_address, write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN_MODES
 from gitboot.publish.manifest import HISTORY, STATUS, UNKNOWN

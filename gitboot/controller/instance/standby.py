@@ -44,9 +44,8 @@ from gitboot.jsonio import build_decoder, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.location import read_address
 from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_token_keys
-from gitboot.ledger.store import Store, mark_path, read_mark, write_mark
+from gitboot.ledger.store import Store, mark_path, read_address, read_mark, write_mark
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.publish.tree_reader import Inventory

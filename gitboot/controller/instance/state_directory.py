@@ -24,8 +24,8 @@ from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.files import write_atomically
 from gitboot.jsonio import encode_indented, format_instant, to_json_value
 from gitboot.ledger.leader_lease import Holder, Lease, LeaseState
-from gitboot.ledger.location import has_address_file
 from gitboot.ledger.open_ledger import find_other_acting_instance, read_lease, read_places
+from gitboot.ledger.store import has_address_file
 from gitboot.render.endpoint_files import TERMS, parse_terms
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.status.conditions import Condition
