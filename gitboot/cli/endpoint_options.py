@@ -169,7 +169,7 @@ def build_clients(
 def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: Path | None) -> CredentialFiles:
     """Return the credential files that an endpoint reads for each request."""
     from gitboot.endpoint.access_control import CredentialFiles, Tokens
-    from gitboot.endpoint.webhooks import PushSecret
+    from gitboot.endpoint.api import PushSecret
 
     tokens = access.operators_tokens
     checks: dict[str, Callable[[], object] | None] = {

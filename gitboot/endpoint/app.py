@@ -30,7 +30,7 @@ from gitboot.endpoint.access_control import (
     find_untrusted_proxy,
 )
 from gitboot.endpoint.age_encryption import AgeKeys
-from gitboot.endpoint.api import PAGE_PATH, PAGE_REDIRECTS, Api, build_page_routes
+from gitboot.endpoint.api import PAGE_PATH, PAGE_REDIRECTS, WEBHOOK_PATH, Api, build_page_routes
 from gitboot.endpoint.boot_gate import (
     BootGate,
     ClientRequest,
@@ -70,7 +70,6 @@ from gitboot.endpoint.connections import (
 )
 from gitboot.endpoint.recorder import Recorder, find_unready_reason
 from gitboot.endpoint.served_files import PublishedTree, ServerMoving, match_documents
-from gitboot.endpoint.webhooks import WEBHOOK_PATH
 from gitboot.fetchlog.log_entries import (
     MOST_LOG_BYTES,
     DenialReason,
@@ -105,8 +104,8 @@ from gitboot.resolve.provisioning_record import StopScope
 from gitboot.status.conditions import STATUS_CURRENT
 
 if TYPE_CHECKING:
+    from gitboot.endpoint.api import Webhooks
     from gitboot.endpoint.tls import Certificate, HandshakeFailure
-    from gitboot.endpoint.webhooks import Webhooks
 
 
 _logger = logging.getLogger(__name__)

@@ -96,7 +96,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "scenarios/test_hostile_text.py::test_finding_s7_no_machine_controls_the_terminal_that_shows_events",
         "scenarios/test_hostile_text.py::test_no_bmc_controls_the_terminal_that_shows_it",
     ),
-    "Webhooks": ("endpoint/test_webhooks.py::test_a_push_without_the_secret_does_nothing",),
+    "Webhooks": ("endpoint/test_api_webhooks.py::test_a_push_without_the_secret_does_nothing",),
     # The author of a pull request
     "Acknowledge a guard": (
         "controller/test_commit_acceptance_signatures.py::test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_named",

@@ -23,11 +23,11 @@ import pytest
 
 from gitboot.endpoint import connections
 from gitboot.endpoint.access_control import LOOPBACK, Tokens, build_network_matcher, find_client_address
+from gitboot.endpoint.api import WEBHOOK_PATH, PushSecret, Webhooks
 from gitboot.endpoint.app import ClientRules, Endpoint
 from gitboot.endpoint.connections import ClientQuota
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
-from gitboot.endpoint.webhooks import WEBHOOK_PATH, PushSecret, Webhooks
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import SUFFIX, read_reports
 from tests.endpoint.test_server import served

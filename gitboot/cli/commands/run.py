@@ -432,7 +432,7 @@ def command(**given: Any) -> None:
     # The web server must not serve secrets, or files on which decisions about installations depend.
     check_private_paths(settings.output, _list_private_paths(settings, access))
     if settings.push_secret is not None:
-        from gitboot.endpoint.webhooks import PushSecret
+        from gitboot.endpoint.api import PushSecret
 
         PushSecret(settings.push_secret).read()
     if dry_run:

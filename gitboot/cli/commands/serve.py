@@ -186,7 +186,7 @@ def command(
         )
         clients = build_clients(access, operators, machines_tls)
         if push_secret is not None and parent is not None:
-            from gitboot.endpoint.webhooks import PushSecret, Webhooks
+            from gitboot.endpoint.api import PushSecret, Webhooks
 
             fetch = partial(os.kill, parent, signal.SIGHUP)  # the signal that `gitboot reconcile` also sends
             clients = structs.replace(clients, webhooks=Webhooks(PushSecret(push_secret), fetch))

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gitboot.endpoint import webhooks
+from gitboot.endpoint import api
+from gitboot.endpoint.api import PushSecret, Webhooks
 from gitboot.endpoint.connections import RequestBodies
-from gitboot.endpoint.webhooks import PushSecret, Webhooks
 from gitboot.errors import UsageError
 from tests.helpers import http_peers
 from tests.helpers.fleets import SEED, configured, server
@@ -71,7 +71,7 @@ class Heard:
             return found
 
         with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            patched.setattr(webhooks, "time", SimpleNamespace(monotonic=self._loop.time))
+            patched.setattr(api, "time", SimpleNamespace(monotonic=self._loop.time))
             return runner.run(push())
 
 
