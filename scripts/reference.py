@@ -654,7 +654,8 @@ def _list(lines: list[str], page: str) -> str:
             items[-1].append(line)
     made = []
     for first, *more in items:
-        blocks = list(_blocks([first, *dedent("\n".join(more)).splitlines()], page))
+        paragraph = [each.strip() for each in _take(more, lambda each: bool(each.strip()))]
+        blocks = list(_blocks([first, *paragraph, *dedent("\n".join(more)).splitlines()], page))
         only = blocks[0].removeprefix("<p>").removesuffix("</p>") if len(blocks) == 1 else "".join(blocks)
         made.append(f"<li>{only}</li>")
     return f"<{kind}>{''.join(made)}</{kind}>"

@@ -96,7 +96,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--boots", action="store_true", help="Boot real firmware as well (tests/boots).")
     parser.addoption("--packages", action="store_true", help="Build packages, and install them (tests/packages).")
     parser.addoption(
-        "--write-hardware", action="store_true", help="Write what diff prints to docs/how-to/change-hardware.md."
+        "--write-hardware",
+        action="store_true",
+        help="Write what diff prints to docs/how-to/change-hardware.md and tests/hardware/reviews.",
     )
     parser.addoption(
         "--write-first-hour", action="store_true", help="Write what is printed to docs/tutorials/first-hour.md."

@@ -1,6 +1,7 @@
 """docs/how-to/change-hardware.md: each commit applied, the output of `diff` compared, and an instance with a BMC.
 
-If `diff` prints something else, run ``pytest tests/docs/test_hardware.py --write-hardware``, and read the page.
+The page shows the first lines of each review, and tests/hardware/reviews has the rest. If `diff` prints something else,
+run ``pytest tests/docs/test_hardware.py --write-hardware``, and read the page.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
@@ -38,41 +40,102 @@ from tests.helpers.running_instance import ledger_in
 from tests.scenarios.test_run import images_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "change-hardware.md"
-FLEET = Path(__file__).parents[1] / "hardware"
+HARDWARE = Path(__file__).parents[1] / "hardware"
+FLEET = HARDWARE / "fleet"
 OLD, NEW = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733")
 MAC, NEW_MAC = "52-54-00-12-34-56", "52-54-00-12-34-99"
 OPEN, END = at("2026-12-01T14:00"), at("2026-12-01T18:00")
+SHORT = (
+    "Update the BIOS",
+    "Replace a BMC",
+)  # whose reviews the page does not show, because another section shows the same
 SHOWN = ("GUARDS", "LOOK AT THIS FIRST", "CAUSE AND EFFECT", "PRESENTATION ONLY")
 
 
 @dataclass(frozen=True)
 class Section:
     title: str
-    commit: str  # a patch
-    review: str
+    language: str  # of the change, or ""
+    change: str  # lines of web01.yaml (diff), a new document (yaml), a command (console), or nothing
+    shown: str  # of the review, or nothing
+
+    @property
+    def slug(self) -> str:
+        return re.sub(r"[^a-z]+", "-", self.title.lower())
+
+    @property
+    def review(self) -> Path:
+        return HARDWARE / "reviews" / f"{self.slug}.txt"
+
+    @property
+    def more(self) -> Path:
+        """The documents of the commit that the page only mentions."""
+        return HARDWARE / "commits" / self.slug
 
 
 def sections() -> dict[str, Section]:
-    found = re.findall(r"^## (.+?)$.*?^```diff$(.*?)^```$.*?^```text$(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    return {title: Section(title, commit.lstrip(), review.strip()) for title, commit, review in found}
+    found = {}
+    for title, text in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE.read_text(), re.M):
+        blocks = dict(re.findall(r"^```(diff|yaml|console|text)\n(.*?)^```$", text, re.M | re.S))
+        shown = blocks.pop("text", "").removesuffix("\n")
+        ((language, change),) = blocks.items() or {"": ""}.items()
+        found[title] = Section(title, language, change, shown)
+    return found
 
 
 SECTIONS = sections()
 
 
-def apply(work: Work, commit: str) -> None:
-    work.git("apply", "--index", "-", text=commit)
+def apply(work: Work, section: Section, here: Callable[[str], str] = str) -> None:
+    """Make the change of a section in the work tree; ``here`` replaces addresses of BMCs."""
+    change = here(section.change)
+    match section.language:
+        case "diff":
+            web01 = work.path / "servers" / "web01.yaml"
+            web01.write_text(changed(web01.read_text(), change))
+        case "yaml":
+            content = yaml.safe_load(change)
+            path = work.path / f"{content['kind'].lower()}s" / f"{content['metadata']['name']}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(change)
+        case "console":
+            words = shlex.split(change.removeprefix("$ "))
+            assert words[0] == "git"
+            work.git(*words[1:])
+        case _:
+            assert section.more.is_dir(), f"no change in section {section.title}"
+    if section.more.is_dir():
+        shutil.copytree(section.more, work.path, dirs_exist_ok=True)
+    work.git("add", "--all")
+
+
+def changed(document: str, change: str) -> str:
+    """Replace lines of a document, as a diff without positions shows them; each old text occurs once."""
+    for old, new in re.findall(r"((?:^[ -].*\n)+)((?:^[+].*\n)+)", change, re.M):
+        kept = "".join(line[1:] for line in old.splitlines(keepends=True) if line[0] == " ")
+        before = "".join(line[1:] for line in old.splitlines(keepends=True))
+        assert document.count(before) == 1, before
+        document = document.replace(before, kept + re.sub(r"^[+]", "", new, flags=re.M))
+    return document
 
 
 def excerpt(output: str) -> str:
-    """Return what the page shows of a review: headline, counts, dangers, cause and effect; each commit has one id."""
+    """Return what tests/hardware/reviews has: headline, counts, dangers, cause and effect; each commit has one id."""
     head, *blocks = output.split("\n\n")
     first, *lines = head.splitlines()
     counts = next(line for line in lines if " added · " in line)
-    shown = (each.partition("\n  diff for ")[0] for each in blocks if each.startswith(SHOWN))
+    parts = (each.partition("\n  diff for ")[0] for each in blocks if each.startswith(SHOWN))
     return re.sub(
-        r"(?<= in )[0-9a-f]{12}(?=\)?$)", "7dbb16ded10f", "\n\n".join(("\n".join((first, counts)), *shown)), flags=re.M
+        r"(?<= in )[0-9a-f]{12}(?=\)?$)", "7dbb16ded10f", "\n\n".join(("\n".join((first, counts)), *parts)), flags=re.M
     )
+
+
+def first_lines(review: str) -> str:
+    """Return what the page shows of a review: headline, dangers, and new places of credentials."""
+    head, *blocks = review.split("\n\n")
+    dangers = [each for each in blocks if each.startswith("LOOK AT THIS FIRST")]
+    credentials = re.findall(r"^BMC: .*(?:\n.*)*", review, re.M)
+    return "\n\n".join((head.splitlines()[0], *dangers, *credentials))
 
 
 @pytest.fixture
@@ -101,18 +164,30 @@ def test_every_section_of_the_page_is_tested() -> None:
 def test_diff_prints_for_the_commit_what_the_page_shows(
     title: str, work: Work, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    apply(work, SECTIONS[title].commit)
+    section = SECTIONS[title]
+    apply(work, section)
     work.commit(message=title)
     monkeypatch.chdir(work.path)
     done = typed("diff", "main..topic")
     assert done.code in (0, 4), done
+    review = excerpt(done.out)
     if request.config.getoption("--write-hardware"):
-        head, block, rest = re.split(
-            rf"(^## {re.escape(title)}$.*?^```text$).*?(?=^```$)", PAGE.read_text(), maxsplit=1, flags=re.M | re.S
+        section.review.write_text(f"{review}\n")
+        heading = rf"(^## {re.escape(title)}$(?:(?!^## ).)*?^```text$).*?(?=^```$)"
+        PAGE.write_text(
+            re.sub(heading, lambda found: f"{found[1]}\n{first_lines(review)}\n", PAGE.read_text(), flags=re.M | re.S)
         )
-        PAGE.write_text(f"{head}{block}\n{excerpt(done.out)}\n{rest}")
         return
-    assert excerpt(done.out) == SECTIONS[title].review
+    assert f"{review}\n" == section.review.read_text()
+    if title in SHORT:
+        assert section.shown == ""
+    else:
+        assert first_lines(review) == section.shown
+
+
+def test_no_review_or_document_is_left_of_a_section_that_is_gone() -> None:
+    assert {each.name for each in HARDWARE.glob("reviews/*")} == {each.review.name for each in SECTIONS.values()}
+    assert {each.name for each in HARDWARE.glob("commits/*")} <= {each.slug for each in SECTIONS.values()}
 
 
 # The instance
@@ -169,7 +244,7 @@ class Hall:
 
     def merge(self, title: str) -> None:
         """Merge the commit of a section, with an acknowledgement from `diff` if a guard holds it."""
-        apply(self.work, self.here(SECTIONS[title].commit))
+        apply(self.work, SECTIONS[title], self.here)
         self.work.commit(message=title)
         held = typed("diff", "HEAD^..HEAD", self.work.path)
         if held.code == 4:
@@ -262,7 +337,7 @@ def hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
 
 def test_e12_a_server_with_a_new_board_and_an_empty_disk_is_installed(hall: Hall) -> None:
     hall.machine.uuid = NEW
-    hall.merge("A new board, and an empty disk")
+    hall.merge("Replace the motherboard and install the server")
     assert (hall.override, hall.entry(NEW_MAC), hall.entry()) == ("Once Pxe", "flatcar", "nothing")
     assert (hall.unknown, hall.condition("Bmc/web01")) == ("", None)
     assert hall.boot(NEW_MAC) == "flatcar"
@@ -273,7 +348,7 @@ def test_e12_a_server_with_a_new_board_and_an_empty_disk_is_installed(hall: Hall
 
 def test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed(hall: Hall) -> None:
     hall.machine.uuid = NEW
-    hall.merge("A new board, and the old disks")
+    hall.merge("Replace the motherboard and keep the disks")
     assert (hall.record(NEW), hall.entry(NEW_MAC), hall.override) == (None, "disk", "Disabled")
     assert "gitboot records set web01 provisioned" in hall.unknown
     done = typed("records", "set", "web01", "provisioned", "--state", hall.folder / "state", "--reason", "looked")
@@ -284,7 +359,7 @@ def test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed(hall: 
 
 def test_a_server_with_another_network_card_boots_as_before(hall: Hall) -> None:
     before = hall.record()
-    hall.merge("Another network card")
+    hall.merge("Replace a network card")
     assert (hall.entry(NEW_MAC), hall.entry()) == ("disk", "nothing")
     assert (hall.record(), hall.machine.writes, hall.unknown) == (before, [], "")
 
@@ -292,32 +367,32 @@ def test_a_server_with_another_network_card_boots_as_before(hall: Hall) -> None:
 def test_a_server_in_another_rack_boots_as_before(hall: Hall) -> None:
     before, old = hall.record(), hall.machine
     hall.machine = hall.bmc("https://10.112.2.13")
-    hall.merge("Another rack")
+    hall.merge("Move a server to another rack")
     assert (hall.record(), hall.entry(), hall.unknown) == (before, "disk", "")
     assert (old.writes, hall.machine.writes) == ([], [])
 
 
 def test_a_renamed_server_boots_as_before(hall: Hall) -> None:
     before = hall.record()
-    hall.merge("Another name")
+    hall.merge("Rename a server")
     assert (hall.record(), hall.entry(), hall.machine.writes, hall.unknown) == (before, "disk", [], "")
     assert [hall.plan("web01"), hall.plan("shop01") is None] == [None, False]
 
 
 def test_a_retired_server_boots_its_disk(hall: Hall) -> None:
-    hall.merge("Rescued")
+    hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     assert hall.override == "Continuous Pxe"
-    hall.merge("Retired")
+    hall.merge("Retire a server")
     assert (hall.plan(), hall.entry(), hall.override) == (None, "disk", "Disabled")
 
 
 def test_a_server_that_left_the_fleet_is_an_unknown_machine(hall: Hall) -> None:
     before = hall.record()
-    hall.merge("Rescued")
+    hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     (hall.work.path / "maintenances" / "rescue-web01.yaml").unlink()
-    hall.merge("Out of the fleet")
+    hall.merge("Delete a server")
     assert (hall.plan(), hall.entry(), hall.override) == (None, "nothing", "Disabled")
     hall.work.git("checkout", "--quiet", "HEAD^", "servers/web01.yaml")
     hall.work.commit(message="Bring it back")
@@ -327,7 +402,7 @@ def test_a_server_that_left_the_fleet_is_an_unknown_machine(hall: Hall) -> None:
 
 
 def test_e12_a_server_is_wiped_as_the_page_shows(hall: Hall) -> None:
-    hall.merge("Wiped")
+    hall.merge("Wipe the disks")
     assert (hall.entry(), hall.override) == ("disk", "Disabled")
     hall.wait(OPEN)
     assert (hall.entry(), hall.override) == ("nwipe-0.36", "Once Pxe")
@@ -343,7 +418,7 @@ def test_e12_a_server_is_wiped_as_the_page_shows(hall: Hall) -> None:
 
 def test_a_server_is_rescued_as_the_page_shows(hall: Hall) -> None:
     before = hall.record()
-    hall.merge("Rescued")
+    hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     for _ in range(2):
         assert (hall.override, hall.entry()) == ("Continuous Pxe", "rescue-11.02")
@@ -354,7 +429,7 @@ def test_a_server_is_rescued_as_the_page_shows(hall: Hall) -> None:
 
 
 def test_a_server_gets_a_bios_update_as_the_page_shows(hall: Hall) -> None:
-    hall.merge("A BIOS update")
+    hall.merge("Update the BIOS")
     hall.wait(OPEN)
     assert (hall.override, hall.entry()) == ("Once Pxe", "bios-2.19")
     assert hall.boot() == "bios-2.19"
@@ -364,31 +439,30 @@ def test_a_server_gets_a_bios_update_as_the_page_shows(hall: Hall) -> None:
 
 
 def test_a_server_from_another_repository_boots_its_disk_until_its_record_is_set(hall: Hall) -> None:
-    hall.merge("From another repository")
+    hall.merge("Add a server from another fleet")
     assert hall.entry("52-54-00-12-35-0d") == "disk"
     assert "gitboot records set web13 provisioned" in hall.unknown
 
 
 def test_a_server_with_another_bmc_has_its_override_there(hall: Hall) -> None:
-    hall.merge("Rescued")
+    hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     old = hall.machine
     assert hall.override == "Continuous Pxe"
     hall.machine = hall.bmc("https://10.112.0.113", uuid="8d1f0c5e-7a42-4b7e-9a55-0c6f5e2b9d10", serial="")
-    hall.merge("Another BMC")
+    hall.merge("Replace a BMC")
     assert (old.override[ENABLED], hall.override, hall.condition("Bmc/web01")) == ("Disabled", "Continuous Pxe", None)
 
 
 def test_a_new_bmc_with_another_uuid_that_the_document_does_not_name_is_another_machine(hall: Hall) -> None:
-    hall.merge("Rescued")
+    hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     hall.machine = hall.bmc("https://10.112.0.113", uuid="8d1f0c5e-7a42-4b7e-9a55-0c6f5e2b9d10", serial="")
-    commit = SECTIONS["Another BMC"].commit
-    apply(hall.work, hall.here(commit))
+    apply(hall.work, SECTIONS["Replace a BMC"], hall.here)
     document = hall.work.path / "servers" / "web01.yaml"
     (line,) = re.findall(r"^    (reports: .*)$", document.read_text(), re.MULTILINE)
     document.write_text(document.read_text().replace(f"    {line}\n", ""))
-    hall.work.commit(message="Another BMC")
+    hall.work.commit(message="Replace a BMC")
     hall.work.git("push", "--quiet", "origin", "main")
     hall.reconcile()
     found = hall.condition("Bmc/web01")
@@ -410,11 +484,11 @@ def settled(hall: Hall, reason: str) -> Done:
 
 
 def test_an_override_on_a_machine_that_was_removed_with_its_bmc_can_be_forgotten(hall: Hall) -> None:
-    hall.merge("Rescued")
+    hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     hall.unplug()
     (hall.work.path / "maintenances" / "rescue-web01.yaml").unlink()
-    hall.merge("Out of the fleet")
+    hall.merge("Delete a server")
     hall.wait(hall.now + timedelta(minutes=10))
     asked = settled(hall, "Overdue")
     assert asked.code == LEFT, asked
@@ -428,11 +502,11 @@ def test_an_override_on_a_machine_that_was_removed_with_its_bmc_can_be_forgotten
 
 @pytest.mark.parametrize("word", ["--same", "--consumed", "--not-set"])
 def test_a_board_that_was_removed_with_its_override_does_not_delay_the_new_board(hall: Hall, word: str) -> None:
-    hall.merge("Rescued")
+    hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     hall.machine.uuid, hall.machine.serial = NEW, "9ZZ1QQ7"  # and the old board has no document
     hall.machine.write(**{ENABLED: "Disabled", TARGET: "None"})
-    hall.merge("A new board, and an empty disk")
+    hall.merge("Replace the motherboard and install the server")
     found = hall.condition("Bmc/web01")
     assert found is not None and found.reason == "AnotherMachine"
     assert hall.override == "Disabled"
@@ -443,16 +517,16 @@ def test_a_board_that_was_removed_with_its_override_does_not_delay_the_new_board
 
 
 WALKS: dict[str, Callable[[Hall], None]] = {
-    "A new board, and an empty disk": test_e12_a_server_with_a_new_board_and_an_empty_disk_is_installed,
-    "A new board, and the old disks": test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed,
-    "Another network card": test_a_server_with_another_network_card_boots_as_before,
-    "Another rack": test_a_server_in_another_rack_boots_as_before,
-    "Another name": test_a_renamed_server_boots_as_before,
-    "Retired": test_a_retired_server_boots_its_disk,
-    "Out of the fleet": test_a_server_that_left_the_fleet_is_an_unknown_machine,
-    "Wiped": test_e12_a_server_is_wiped_as_the_page_shows,
-    "Rescued": test_a_server_is_rescued_as_the_page_shows,
-    "A BIOS update": test_a_server_gets_a_bios_update_as_the_page_shows,
-    "From another repository": test_a_server_from_another_repository_boots_its_disk_until_its_record_is_set,
-    "Another BMC": test_a_server_with_another_bmc_has_its_override_there,
+    "Replace the motherboard and install the server": test_e12_a_server_with_a_new_board_and_an_empty_disk_is_installed,
+    "Replace the motherboard and keep the disks": test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed,
+    "Replace a network card": test_a_server_with_another_network_card_boots_as_before,
+    "Move a server to another rack": test_a_server_in_another_rack_boots_as_before,
+    "Rename a server": test_a_renamed_server_boots_as_before,
+    "Retire a server": test_a_retired_server_boots_its_disk,
+    "Delete a server": test_a_server_that_left_the_fleet_is_an_unknown_machine,
+    "Wipe the disks": test_e12_a_server_is_wiped_as_the_page_shows,
+    "Boot a rescue system": test_a_server_is_rescued_as_the_page_shows,
+    "Update the BIOS": test_a_server_gets_a_bios_update_as_the_page_shows,
+    "Add a server from another fleet": test_a_server_from_another_repository_boots_its_disk_until_its_record_is_set,
+    "Replace a BMC": test_a_server_with_another_bmc_has_its_override_there,
 }

@@ -804,6 +804,12 @@ def test_finding_r12_each_false_condition_has_a_meaning_and_a_section_of_the_doc
     assert {f"{kind}-{reason}" for kind, reasons in found.items() for reason in reasons} <= anchors
 
 
+def test_the_help_shows_each_block_of_code_as_code() -> None:
+    page = read_page_file("help.html").decode()
+    assert "``" not in page
+    assert '<pre tabindex="0">$ gitboot approve DIGEST' in page
+
+
 def test_each_term_of_a_heading_has_an_entry_in_the_help() -> None:
     words = read_page_file("words.js").decode().partition("const TERMS = {")[2].partition("};")[0]
     terms = re.findall(r'(?:(\w+)|"([^"]+)"): "([\w-]+)"', words)
