@@ -94,7 +94,7 @@ def run_with_input(
 
     Use this instead of `subprocess.run`: if `reap_orphans` reaps a process first, `subprocess` reports exit status 0.
 
-    Raises OSError if the program cannot be started, and TimeoutError.
+    Raises OSError if the program cannot be started, and TimeoutError if it does not end in time.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = _start(command, environment=environment, pass_fds=pass_fds, **pipes)

@@ -218,7 +218,7 @@ class LeaseLost(LedgerError):
 
 
 class BmcRejected(OperatorError):
-    """A BMC permanently rejected a request: credentials, a certificate, an unsupported setting."""
+    """A BMC rejected a request, and would reject it again, such as a request with wrong credentials."""
 
 
 class ForgeRefused(OperatorError):

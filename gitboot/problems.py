@@ -286,7 +286,7 @@ class Code(StrEnum):
     DURATION = (
         "GB1048",
         "Not a duration",
-        "A duration is a number and a unit, or several of them: w, d, h, m and s.",
+        "A duration is one or more numbers with a unit: w, d, h, m or s.",
         "Write 3d, 12h or 1d12h.",
     )
     SOURCE_TEMPLATE = (
@@ -511,7 +511,7 @@ class Code(StrEnum):
     TEMPLATE_BOUNDS = (
         "GB2103",
         "The template exceeds a limit",
-        "The output or the loops of the template are larger than a boot file needs.",
+        "A boot file never needs as much output or as many loop steps.",
         "Reduce the template to at most 1 MiB of output and 100,000 loop steps.",
     )
 

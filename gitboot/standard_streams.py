@@ -5,7 +5,7 @@ This module escapes everything that gitboot, Python or a library writes to `sys.
 which contain a random number that text from outside cannot contain, and output of `write_verbatim` and `open_verbatim`.
 
 A reader may close its pipe early (``gitboot validate | head``), or a disk may be full. The command still runs to its
-end with the right exit code, and an instance outlives the reader of its log.
+end with the right exit code, and an instance continues if the reader of its log ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BOLD: Final = 1
 
 
 def build_control_sequence(sequence: str) -> str:
-    """Return a control sequence that is not escaped on its way to a terminal. ``sequence`` is what follows CSI."""
+    """Return a control sequence that reaches the terminal without being escaped. ``sequence`` is what follows CSI."""
     return f"\x1b[{_OWN};{sequence}"
 
 

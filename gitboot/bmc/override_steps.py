@@ -588,7 +588,7 @@ def _insert_media(
 def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservation) -> bool:
     """Return whether the image at ``url`` is inserted.
 
-    If the BMC may show a stale image, gitboot must have inserted the image itself for this record.
+    A BMC that may show a stale image counts only if gitboot inserted the image for this record.
     """
     if (slot := find_slot(url, observed.slots)) is None:
         return False

@@ -54,8 +54,8 @@ machines_tls_option = combine_options(
         metavar="HOST:PORT CERT KEY",
         type=(str, click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, dir_okay=False)),
         help="Also serve machines by HTTPS at this address, in addition to --listen. CERT is a file with the "
-        "certificate and its chain. KEY is a file with an RSA key that no other socket uses, without a passphrase. "
-        "Both are PEM files. gitboot reads them again when they change. Default: no HTTPS for machines.",
+        "certificate and its chain. KEY is a file with an RSA key without a passphrase. Use this key for no "
+        "other socket. Both are PEM files. gitboot reads them again when they change. Default: no HTTPS for machines.",
     ),
     click.option(
         "--firmware-ciphers/--no-firmware-ciphers",

@@ -335,7 +335,10 @@ def _is_provision_override(each: OverrideRecord) -> bool:
 
 
 def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> StopScope:
-    """Return which boots are stopped. ``orders`` are those of the newest Fleet, if its commit is not accepted."""
+    """Return which boots are stopped.
+
+    ``orders`` are the stop orders of the newest Fleet, if gitboot has not accepted its commit.
+    """
     by_hand = knowledge.facts.stoppage
     if by_hand is not None and by_hand.everything:
         return StopScope.ALL

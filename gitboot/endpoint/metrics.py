@@ -97,7 +97,7 @@ FAMILIES: Final = (
     Family(
         "gitboot_operators_certificate_readable",
         _GAUGE,
-        "1 if the endpoint uses the certificate that is in its files now; absent without TLS.",
+        "1 if the endpoint uses the current certificate files, 0 if it uses older ones; absent without TLS.",
     ),
     Family(
         "gitboot_operators_certificate_expiration_timestamp_seconds",
@@ -107,7 +107,8 @@ FAMILIES: Final = (
     Family(
         "gitboot_machines_certificate_readable",
         _GAUGE,
-        "1 if the endpoint uses the certificate for machines that is in its files now; absent without machines-tls.",
+        "1 if the endpoint uses the current certificate files for machines, 0 if it uses older ones; absent without "
+        "machines-tls.",
     ),
     Family(
         "gitboot_machines_certificate_expiration_timestamp_seconds",

@@ -115,7 +115,8 @@ class FollowedStream(Struct, frozen=True, kw_only=True):
 def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
     """Return whether an image is a release of a source and a channel.
 
-    Images that gitboot wrote name their source in annotations. Other images count if their name is SOURCE-VERSION.
+    Images that gitboot wrote name their source in annotations. Other images belong to a source if they
+    are named SOURCE-VERSION.
     """
     notes = image.metadata.annotations
     if (named := notes.get(SOURCE)) is not None:
@@ -317,7 +318,8 @@ def build_files(
         changed = insert_field(repository.read(origin.blob), origin.document, _CURRENT, "rollout", fields)
     except KeyError:
         raise UsageError(
-            f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: remove an empty rollout"
+            f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: "
+            "remove the empty spec.rollout"
         ) from None
     files = {origin.path: changed}
     if built is not None:

@@ -380,7 +380,7 @@ def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     raise Overtaken(f"{path}: the tree does not have the current version (let gitboot publish again)")
 
 
-_HINT: Final = "with --tree, name the OUTPUT of the instance that publishes there"
+_HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this mirror"
 
 
 class MirrorRecords:

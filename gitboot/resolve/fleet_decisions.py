@@ -131,7 +131,7 @@ def decide_all(
     ``known_places`` are the locations of findings in another commit. They make it unnecessary to read documents that
     did not change.
 
-    Raises `InvalidRepository` for errors that do not depend on the time, except `TOLERATED_CODES`.
+    Raises `InvalidRepository` for errors that hold at any time. Errors with `TOLERATED_CODES` raise nothing.
     """
     view, composer = FleetView(repository), Composer()
 

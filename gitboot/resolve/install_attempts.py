@@ -53,7 +53,7 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def image_provision_key(provision: int, image: str, record: Record) -> str:
-    """Return the provision key for installing an image after the provisioning that the record contains."""
+    """Return the key of an installation of an image that follows the last installation in the record."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
 

@@ -221,7 +221,7 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
         raise _make_fault(begin, f"begins {name}, which is not closed", "close it with %end on a separate line")
 
 
-_NO_FILE: Final = ("includes nothing", "write the file or the URL in the same line")
+_NO_FILE: Final = ("includes nothing", "write the file or the URL on the same line")
 _UNCLOSED_QUOTE: Final = (
     "has a quote that is not closed, or ends with a backslash",
     "close the quote, or write the character between other quotes",
@@ -308,7 +308,7 @@ class _OptionFault(Exception):
 
 
 class _OptionParser(argparse.ArgumentParser):
-    """An option parser that behaves like the one of pykickstart, which also accepts unambiguous abbreviations."""
+    """An option parser that, like pykickstart's parser, accepts unambiguous abbreviations."""
 
     def error(self, message: str) -> NoReturn:
         raise _OptionFault(message)

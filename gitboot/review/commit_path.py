@@ -80,8 +80,8 @@ def find_commit_path(
     """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
 
     gitboot judges the step to each commit from the last commit that can be accepted. A change that a later commit
-    reverts therefore needs no acknowledgement. gitboot also judges the step from an earlier commit if a line may
-    acknowledge that step, as in a branch whose commits were rebased one by one.
+    reverts therefore needs no acknowledgement. If commits were rebased one by one, a line may acknowledge the step from
+    an earlier commit, so gitboot also judges that step.
 
     Each line acknowledges at most one step: preferably one that ends at or before the line's commit, and otherwise one
     that ends later. A line that counts by its signature counts only for the first commit with that signed content.

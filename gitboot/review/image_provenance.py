@@ -60,7 +60,7 @@ _decode_results: Final = build_json_decoder(_SignatureResults)
 def parse_signature_results(content: bytes, name: str) -> SignatureResults:
     """Read the output of `gitboot artifacts signatures -o json`. Raises `UsageError` for anything else.
 
-    ``name`` is the file, for the message.
+    Error messages show ``name`` as the name of the file.
     """
     try:
         found = _decode_results(content)

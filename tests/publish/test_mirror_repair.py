@@ -385,7 +385,7 @@ def test_finding_m6_a_folder_of_another_ledger_is_not_changed(output: Path, tmp_
     before = files_of(tmp_path / "target")
     done = captured("verify-mirror", tmp_path / "target/boot", "--tree", output, "--repair", ALL)
     assert (done.returncode, files_of(tmp_path / "target")) == (8, before)
-    assert "belongs to the ledger theirs, not to test" in done.stderr and "--tree, name the OUTPUT" in done.stderr
+    assert "belongs to the ledger theirs, not to test" in done.stderr and "set --tree to the OUTPUT" in done.stderr
     target.load()  # it is still the writer
 
 

@@ -102,7 +102,7 @@ class BmcConnection:
         credentials: Credentials,
         *,
         system: str | None = None,  # the path of the ComputerSystem; None: the BMC's only system
-        tls: ssl.SSLContext | None = None,  # may be shared between BMCs; None: the authorities of this machine
+        tls: ssl.SSLContext | None = None,  # may be shared; None: the certificate authorities of this machine
         reach: ConnectionPolicy | None = None,  # None: no limits
         shares: tuple[MediaShare, ...] = (),  # from which this BMC fetches images
         share_login: Credentials | None = None,  # for the shares; None: they need none

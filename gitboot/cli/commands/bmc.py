@@ -226,8 +226,8 @@ def access_files(state: Path, credentials: Path | None) -> None:
 
     gitboot prints an access.toml for each name of BMC credentials, with the BMCs of the accepted commit. Without
     DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it knows already. With
-    --credentials, the output keeps the certificates in the present files. Read the addresses before you copy the file,
-    because they come from the repository.
+    --credentials, the output keeps the certificates of your existing files. The addresses come from the repository, so
+    read them before you copy the file.
     """
     with open_offline(state, current_time()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)

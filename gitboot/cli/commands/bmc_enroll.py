@@ -155,8 +155,8 @@ def enroll(
 
     gitboot writes a document with provision 0 for each new machine, so it does not install the machine. Without
     --policy, the machine is Parked. gitboot adds the BMCs and their certificates to the access.toml of the credentials.
-    With --state, it also writes the ledger into the Fleet. Only a ledger that this command creates begins with `adopt`.
-    gitboot changes nothing at the BMCs.
+    With --state, it also writes the ledger into the Fleet. A ledger that this command creates starts with `records
+    begin adopt`. gitboot does not change settings of the BMCs.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 

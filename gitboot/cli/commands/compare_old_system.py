@@ -104,7 +104,8 @@ _MAX_REDIRECTS: Final = 3  # redirects from one script to the next
 @click.option(
     "--ca-bundle",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A PEM file with the certificate authority of the old system. Default: the authorities of this machine.",
+    help="A PEM file with the certificate authority of the old system. Default: the authorities that this machine "
+    "trusts.",
 )
 @output_option("text", "markdown", "json")
 @evaluator_command
@@ -128,7 +129,8 @@ def command(
 
     Two files are equal if they have the same path below both systems. The location of user data may differ, but not its
     content. gitboot does not print values that look like secrets. It only reads from --old, and sends requests to no
-    other host. Some systems (Ironic, Tinkerbell) may log the requests as requests of the machine.
+    other host. Some systems, such as Ironic and Tinkerbell, log these requests as if the
+    machine had sent them.
     """
     from gitboot.cli.evaluated_fleet import plan_fleet
 

@@ -335,7 +335,7 @@ class _CommentThread:
         return str(_escape_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
-        """Edit this account's newest comment with the marker, or add a comment. Return which of these it did."""
+        """Edit this account's newest comment with the marker, or add a comment. Return what it did."""
         # The token of a GitHub job belongs to an app, for which GET /user is forbidden. GraphQL returns its bot
         # account.
         status, detail, own = self._send_request("GET", self.user)

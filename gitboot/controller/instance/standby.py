@@ -271,7 +271,8 @@ def _follow_active(
 
     ``read_followed`` returns the branch and the accepted commit. Fetching begins once a branch is known. The results
     are stored in the cache, which the instance uses after a take-over. Failed work is retried, and failures are not
-    reported before a take-over. Yields a function that returns whether the fleet is large enough for a prepared tree.
+    reported before a take-over. Yields a function that returns whether the fleet is so large that it needs a prepared
+    tree.
     """
     ended, large = threading.Event(), threading.Event()
 

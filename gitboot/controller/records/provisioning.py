@@ -132,7 +132,7 @@ def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
 def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
     """Drop the records of servers to which an endpoint served a newer boot that this ledger never offered.
 
-    The ledger is then an older copy, and the boot may have installed the server.
+    Such a ledger is an older copy, and the served boot may have installed the server.
     """
     if find_unverified_reason(update.facts, commit.decisions) is not None:
         return

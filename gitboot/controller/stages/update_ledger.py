@@ -151,7 +151,7 @@ def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: t
 def find_new_clearances(
     state: InstanceState, hooks: HookClient | None, answers: Collection[Question], at: datetime
 ) -> tuple[ClearanceChange, ...]:
-    """Return what the answers of URLs change, and the drains that begin now. An instance that may not act has none."""
+    """Return the record changes that answers to approvals and drains cause, and the drains that begin now."""
     if hooks is None or not state.may_act:
         return ()
     plans, schedule, knowledge = state.plans, state.schedule, state.knowledge

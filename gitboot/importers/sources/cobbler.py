@@ -176,7 +176,7 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
             ),
             *remark_if(
                 distro.get("breed") == "suse",
-                remark_lost("info=, which reports an installation to Cobbler: use urls.provisioned in the installer"),
+                remark_lost("info= reports an installation to Cobbler: use urls.provisioned in the installer"),
             ),
             *remark_if(
                 kernel and kernel.startswith("assets:"),

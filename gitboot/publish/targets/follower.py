@@ -344,8 +344,8 @@ TargetAddress = BranchAddress | BucketAddress | FolderAddress | RsyncAddress
 def parse_target(text: str) -> TargetAddress:
     """Parse the URL of a target, such as ``/DIR``, ``git+https://HOST/PATH#BRANCH`` or ``s3://BUCKET/PREFIX``.
 
-    The query of the URL contains settings. Raises `UsageError`, including for a URL with credentials, because
-    gitboot shows and logs the URL.
+    The query of the URL contains settings. Raises `UsageError` if the URL is invalid, or if it contains credentials,
+    because gitboot shows and logs the URL.
     """
     try:
         parts = urlsplit(text)

@@ -478,8 +478,8 @@ class StoreTarget:
     def observe(self, hint: str) -> Holding | None:
         """Return the content of the target without writing, or None if no process has claimed the target.
 
-        ``hint`` is the remedy for a target of another ledger. Raises `ForeignTree`, `Overtaken` if a process writes a
-        step at the same time, `PublishError` and `HostUnreachable`.
+        If the target belongs to another ledger, the error contains ``hint``. Raises `ForeignTree`, `Overtaken` if
+        another process writes a step, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
         self._last_head = store.get(HEAD)

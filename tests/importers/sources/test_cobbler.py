@@ -151,7 +151,7 @@ def test_cobbler_and_gitboot_serve_the_same_boot_or_the_difference_is_listed(fle
     [
         "its template sample.ks was not translated",
         "its template of Cobbler's settings was not translated",
-        "info=, which reports an installation to Cobbler",
+        "info= reports an installation to Cobbler",
     ],
 )
 def test_the_report_has_the_reason_of_each_difference(fleet: Path, word: str) -> None:
