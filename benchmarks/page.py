@@ -117,8 +117,8 @@ SECTIONS: Final = (
     _Section(
         title="Start",
         text=(
-            "A first pass and a restart end when gitboot has published everything. The other starts end when gitboot "
-            "serves a boot script. The wall time of a take-over includes the lease, unless OUTPUT is empty."
+            "A first pass and a restart end with the last published file. The other starts end with the first answer to "
+            "a machine."
         ),
         rows=("first-pass", "restart", "endpoint-start", "take-over", "take-over-empty"),
         columns=_COSTS,
@@ -155,14 +155,12 @@ SECTIONS: Final = (
         rows=("validate", "validate-again", "diff", "explain"),
         columns=_COSTS,
         other=_OTHER_CPU,
-        plotted=_cpu,
-        y_title="seconds of CPU",
     ),
     _Section(
         title="Requests",
         text=(
-            "`gitboot serve` and nginx serve the same boot scripts with one worker each. A client keeps 16 connections "
-            "open. The table shows how many requests one core answers in a second."
+            "`gitboot serve` and nginx serve the same boot scripts. The table shows how many requests one core answers in "
+            "a second."
         ),
         rows=("requests",),
         columns=(
@@ -176,8 +174,8 @@ SECTIONS: Final = (
     _Section(
         title="Requests during a commit",
         text=(
-            "A client fetches 200 boot scripts a second, while the instance publishes a commit that changes every "
-            "server. The figures are 99th percentiles."
+            "A client fetches 200 boot scripts a second, while a commit changes every server. The figures are 99th "
+            "percentiles."
         ),
         rows=("latency",),
         columns=(
@@ -228,9 +226,8 @@ _MEASURE_AGAIN: Final = """\
 `make bench` needs root, 8 GiB of memory and some hours. It installs Debian packages, and writes this page.
 
 ```
-make bench                                          # all rows, for 1,000 to 100,000 servers
-make bench BENCH='first-pass --sizes 1000'          # one row, printed; this page does not change
-make bench BENCH='--python ../old/.venv/bin/python' # also the gitboot of another checkout
+make bench                                 # all rows, for 1,000 to 100,000 servers
+make bench BENCH='first-pass --sizes 1000' # one row, printed; this page does not change
 ```
 
 `make bench BENCH=--help` lists all options. For the cost of copies, see [Publishing](publishing.md#what-copies-cost).
@@ -268,7 +265,7 @@ def _section(run: Run, section: _Section) -> Iterator[str]:
         return
     yield f"## {section.title}\n\n{section.text}\n"
     if (name := _plot_name(run, section)) is not None:
-        yield f"![{section.title}: {section.y_title} by number of servers](benchmarks/{name}.svg)\n"
+        yield f"![{section.title}: {section.y_title}](benchmarks/{name}.svg)\n"
     columns = [column for column in section.columns if any(column[1](each) for each in measured if each.rounds)]
     heads = ["", "servers", *(head for head, _ in columns), *(f"{each}: {section.other[0]}" for each in others)]
     yield f"| {' | '.join(heads)} |"
