@@ -117,8 +117,8 @@ SECTIONS: Final = (
     _Section(
         title="Start",
         text=(
-            "A first pass and a restart end with the last published file. The other starts end with the first answer to "
-            "a machine."
+            "A first pass and a restart end with the last published file. The other starts end with the first "
+            "answer to a machine."
         ),
         rows=("first-pass", "restart", "endpoint-start", "take-over", "take-over-empty"),
         columns=_COSTS,
@@ -159,8 +159,8 @@ SECTIONS: Final = (
     _Section(
         title="Requests",
         text=(
-            "`gitboot serve` and nginx serve the same boot scripts. The table shows how many requests one core answers in "
-            "a second."
+            "`gitboot serve` and nginx serve the same boot scripts. The table shows how many requests one core answers "
+            "in a second."
         ),
         rows=("requests",),
         columns=(
