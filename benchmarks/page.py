@@ -41,8 +41,10 @@ def _seconds(value: float) -> str:
     return f"{value * 1e6:.3g} µs"
 
 
-def _times(factor: float) -> str:
-    return f"{factor:,.0f} ×" if factor >= 10 else f"{factor:.2g} ×"
+def _peak(result: Result) -> str:
+    """Return the memory of the largest process."""
+    peak_mib = median(result.rounds).peak_mib
+    return "" if peak_mib is None else f"{peak_mib:,.0f} MiB"
 
 
 def _memory(result: Result) -> str:
@@ -66,17 +68,6 @@ def _sizes(costs: Sequence[Cost]) -> str:
 def _memory_per_server(result: Result) -> str:
     """Return the memory of all processes for each server."""
     return f"{sum(median(result.rounds).memory_mib) * 1024 / result.servers:,.3g} KiB"
-
-
-def _largest_per_server(result: Result) -> str:
-    return f"{max(median(result.rounds).memory_mib) * 1024 / result.servers:,.3g} KiB"
-
-
-def _beside(result: Result) -> str:
-    """Return the processor time of the other program, and how many times as much gitboot takes."""
-    cpu_s = median(result.rounds).cpu_s
-    floors_s = [median(costs).cpu_s for costs in result.beside.values()]
-    return "; ".join(f"{_seconds(each)} ({_times(cpu_s / each)})" if each else "0" for each in floors_s)
 
 
 def _per_second(costs: Sequence[Cost]) -> str:
@@ -104,7 +95,6 @@ class _Section:
     other: _Column  # of each other version
     plotted: Callable[[Result], float] | None = None
     y_title: str = ""
-    floors: bool = False  # whether the plot has lines of the other programs
 
 
 def _cpu(result: Result) -> float:
@@ -118,44 +108,39 @@ def _wall(result: Result) -> float:
 _COSTS: Final[tuple[_Column, ...]] = (
     ("CPU", lambda result: _seconds(_cpu(result))),
     ("wall", lambda result: _seconds(_wall(result))),
-    ("memory", _memory),
-    ("beside it", _beside),
+    ("peak", _peak),
     ("", lambda result: result.note),
 )
 _OTHER_CPU: Final[_Column] = ("CPU", lambda result: _seconds(_cpu(result)))
 
 SECTIONS: Final = (
     _Section(
-        title="Commits",
+        title="Start",
         text=(
-            "An instance follows a repository on the same machine. The wall time is from the commit to the last "
-            "published file."
+            "A first pass and a restart end with the last published file. The other starts end with the first "
+            "answer to a machine."
         ),
-        rows=("one-server", "readme", "policy"),
+        rows=("first-pass", "restart", "endpoint-start", "take-over", "take-over-empty"),
+        columns=_COSTS,
+        other=("CPU, wall", lambda result: f"{_seconds(_cpu(result))}, {_seconds(_wall(result))}"),
+        plotted=_cpu,
+        y_title="seconds of CPU",
+    ),
+    _Section(
+        title="Commits",
+        text="The wall time ends when the instance has published the last file.",
+        rows=("readme", "one-server", "policy"),
         columns=_COSTS,
         other=_OTHER_CPU,
         plotted=_cpu,
         y_title="seconds of CPU",
     ),
     _Section(
-        title="Start",
-        text=(
-            "The first pass and a restart end when everything is published. A take-over ends when the standby serves "
-            "boot scripts of servers all over the fleet. Its wall time includes the lease, unless OUTPUT is empty."
-        ),
-        rows=("first-pass", "restart", "take-over", "take-over-empty"),
-        columns=(*_COSTS[:3], ("a server", _memory_per_server), *_COSTS[3:]),
-        other=("CPU, wall", lambda result: f"{_seconds(_cpu(result))}, {_seconds(_wall(result))}"),
-        plotted=_cpu,
-        y_title="seconds of CPU",
-        floors=True,
-    ),
-    _Section(
         title="Memory",
-        text="The memory of each process of an instance that rests after commits.",
+        text="The table shows the memory of each process after some commits.",
         rows=("memory",),
-        columns=(("memory", _memory), ("a server", _memory_per_server), ("largest, a server", _largest_per_server)),
-        other=("largest, a server", _largest_per_server),
+        columns=(("memory", _memory), ("a server", _memory_per_server)),
+        other=("a server", _memory_per_server),
     ),
     _Section(
         title="Memory after many commits",
@@ -166,62 +151,50 @@ SECTIONS: Final = (
     ),
     _Section(
         title="Commands",
-        text="Each command runs in a work tree of the fleet. All but the first row have a full cache.",
+        text="Only the first command runs without a cache.",
         rows=("validate", "validate-again", "diff", "explain"),
         columns=_COSTS,
         other=_OTHER_CPU,
-        plotted=_cpu,
-        y_title="seconds of CPU",
     ),
     _Section(
         title="Requests",
         text=(
-            "`gitboot serve` and nginx serve the same files with one worker each. A client keeps 16 connections open "
-            "and fetches the boot scripts of up to 1,000 servers at random. The rate is what one fully used "
-            "core answers."
+            "`gitboot serve` and nginx serve the same boot scripts. The table shows how many requests one core answers "
+            "in a second."
         ),
         rows=("requests",),
         columns=(
-            ("requests a second", lambda result: _per_second(result.rounds)),
+            ("gitboot", lambda result: _per_second(result.rounds)),
             ("nginx", lambda result: _per_second(_first_beside(result))),
             ("share of nginx", lambda result: f"{median(_first_beside(result)).cpu_s / _cpu(result):.2f}"),
-            ("memory", _memory),
+            ("peak", _peak),
         ),
         other=("requests a second", lambda result: _per_second(result.rounds)),
     ),
     _Section(
         title="Requests during a commit",
         text=(
-            "A client fetches 200 boot scripts a second from an instance with `--listen`. Meanwhile the instance "
-            "publishes a commit that changes every server. The figures are 99th percentiles."
+            "A client fetches 200 boot scripts a second, while a commit changes every server. The figures are 99th "
+            "percentiles."
         ),
         rows=("latency",),
         columns=(
             ("no commit", lambda result: _seconds(median(_first_beside(result)).wall_s)),
             ("during the commit", lambda result: _seconds(_wall(result))),
-            ("factor", lambda result: _times(_wall(result) / median(_first_beside(result)).wall_s)),
         ),
         other=("during the commit", lambda result: _seconds(_wall(result))),
     ),
     _Section(
-        title="Start of an endpoint",
-        text="The cost from the start of `gitboot serve` to its first answer.",
-        rows=("endpoint-start",),
-        columns=_COSTS[:3],
-        other=("wall", lambda result: _seconds(_wall(result))),
-    ),
-    _Section(
         title="BMCs",
         text=(
-            "Each server has a BMC that speaks TLS and answers after 300 ms. An instance starts, and sets and confirms "
-            "an override at each BMC. Its start is included. Stock sushy does the same with 64 threads, and "
-            "without a ledger."
+            "Each BMC uses TLS and answers after 300 ms. An instance starts, and sets and confirms an override at each "
+            "BMC. Stock sushy does the same with 64 threads and without a ledger."
         ),
         rows=("bmcs",),
         columns=(
             ("BMCs a second", lambda result: f"{1 / _wall(result):,.0f}"),
             ("CPU each", lambda result: _seconds(_cpu(result))),
-            ("memory", _memory),
+            ("peak", _peak),
             ("sushy: BMCs a second", lambda result: f"{1 / median(_first_beside(result)).wall_s:,.0f}"),
             ("CPU each", lambda result: _seconds(median(_first_beside(result)).cpu_s)),
         ),
@@ -230,35 +203,34 @@ SECTIONS: Final = (
     _Section(
         title="Cobbler",
         text=(
-            "Cobbler 3.3 has 1,000 systems with one network interface each in memory, and writes their files. gitboot "
-            "parses, checks and publishes a fleet of 1,000 servers with three interfaces each."
+            "Cobbler 3.3 writes the files of systems that it has in memory. gitboot parses, checks and publishes as "
+            "many servers."
         ),
         rows=("cobbler",),
-        columns=_COSTS,
+        columns=(_COSTS[0], ("Cobbler: CPU", lambda result: _seconds(median(_first_beside(result)).cpu_s))),
         other=_OTHER_CPU,
     ),
 )
 
 # The page
 
+_DEFINITIONS: Final = """\
+- *CPU* is the user and system time of all processes of gitboot.
+- *Wall* is the time that you wait.
+- *Peak* is the memory of the largest process.
+"""
+
 _MEASURE_AGAIN: Final = """\
 ## Measure again
 
-`make bench` installs the Debian packages that it needs, measures every row, and writes this page. It needs root for
-Cobbler, 8 GiB of memory and some hours.
+`make bench` needs root, 8 GiB of memory and some hours. It installs Debian packages, and writes this page.
 
 ```
-make bench                                          # all rows, for 1,000 to 100,000 servers
-make bench BENCH='first-pass --sizes 1000'          # one row, printed; this page does not change
-make bench BENCH='--python ../old/.venv/bin/python' # also the gitboot of another checkout
-make bench BENCH='--page build/benchmarks.json'     # write this page from an earlier run
+make bench                                 # all rows, for 1,000 to 100,000 servers
+make bench BENCH='first-pass --sizes 1000' # one row, printed; this page does not change
 ```
 
-`make bench BENCH=--help` lists the rows and the options. A run writes all rounds to `build/benchmarks.json`.
-
-`benchmarks/fleet.py` makes the fleet from a seed. Each server has three network interfaces. The C programs in
-`benchmarks/floors/` do only the necessary work. [Publishing](publishing.md#what-copies-cost) shows what copies of the
-tree cost.
+`make bench BENCH=--help` lists all options. For the cost of copies, see [Publishing](publishing.md#what-copies-cost).
 """
 
 
@@ -273,22 +245,15 @@ def _introduction(run: Run) -> Iterator[str]:
     now, *others = run.versions
     yield "# Benchmarks\n"
     yield (
-        f"One run of `make bench` measured all figures of this page, on {run.date}, on one machine: {run.machine}. "
+        "This page shows what gitboot costs, and how to measure it again. "
+        f"One run of `make bench` measured all figures, on {run.date}, on one machine: {run.machine}. "
         f"Files were {'in memory' if run.files == 'memory' else 'on a new ext4'}. "
-        f"Each figure is the median of {run.rounds} rounds, at {LARGEST:,} servers of one.\n"
-    )
-    yield (
+        f"Each figure is the median of {run.rounds} rounds, at {LARGEST:,} servers of one. "
         f"gitboot is commit {now['commit']}, with Python {now['python']}."
         + "".join(f" *{each['name']}* is commit {each['commit']}, with Python {each['python']}." for each in others)
         + "\n"
     )
-    yield "- *CPU* is the user and system time of all processes of gitboot together. It depends on the machine."
-    yield "- *Wall* is the time that you wait. It depends also on other programs that use the machine."
-    yield "- *Memory* is the peak of each process, the largest first, and the sum for each server."
-    yield (
-        "- *Beside it* is the CPU of another program for the same work, measured in the same run. The factor shows how "
-        "many times as much gitboot takes.\n"
-    )
+    yield _DEFINITIONS
     if max(run.load, default=0.0) > 1:
         yield f"Other programs used the machine: its load was {run.load[0]:.1f} before the run. Compare the CPU.\n"
 
@@ -300,7 +265,7 @@ def _section(run: Run, section: _Section) -> Iterator[str]:
         return
     yield f"## {section.title}\n\n{section.text}\n"
     if (name := _plot_name(run, section)) is not None:
-        yield f"![{section.title}: {section.y_title} by number of servers](benchmarks/{name}.svg)\n"
+        yield f"![{section.title}: {section.y_title}](benchmarks/{name}.svg)\n"
     columns = [column for column in section.columns if any(column[1](each) for each in measured if each.rounds)]
     heads = ["", "servers", *(head for head, _ in columns), *(f"{each}: {section.other[0]}" for each in others)]
     yield f"| {' | '.join(heads)} |"
@@ -314,26 +279,11 @@ def _section(run: Run, section: _Section) -> Iterator[str]:
         theirs = [_of_other(run, section, result, version) for version in others]
         yield f"| {' | '.join([title, f'{result.servers:,}', *cells, *theirs])} |"
     yield ""
-    if _beside in (cell for _, cell in columns):
-        yield from _legend(measured)
 
 
 def _of_other(run: Run, section: _Section, result: Result, version: str) -> str:
     found = [each for each in run.find(result.row, version) if each.servers == result.servers and each.rounds]
     return section.other[1](found[0]) if found else ""
-
-
-def _legend(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the names of the programs in the column "beside it"."""
-    titles: dict[str, dict[str, None]] = {}  # by names, in the order of the rows
-    for result in results:
-        if result.beside:
-            titles.setdefault("; ".join(result.beside), {})[_TITLES[result.row]] = None
-    if len(titles) == 1:
-        yield f"Beside it: {', '.join(titles)}.\n"
-    else:
-        yield "Beside it:\n"
-        yield "\n".join(f"- {', '.join(rows)}: {names}." for names, rows in titles.items()) + "\n"
 
 
 # Plots
@@ -353,7 +303,7 @@ def _plot_name(run: Run, section: _Section) -> str | None:
 
 
 def plot_lines(run: Run, section: _Section) -> list[Line]:
-    """Return a line for each row and version with at least two sizes, and for each floor that the section plots."""
+    """Return a line for each row and version with at least two sizes."""
     if section.plotted is None:
         return []
     now, *others = (each["name"] for each in run.versions)
@@ -364,7 +314,4 @@ def plot_lines(run: Run, section: _Section) -> list[Line]:
             points = [(each.servers, section.plotted(each)) for each in measured]
             name = short[row] if version == now else f"{short[row]}, {version}"
             lines.append(Line(name=name, points=points, colour=colour, is_dashed=version != now))
-            if version == now and section.floors:
-                floors = [(each.servers, median(_first_beside(each)).cpu_s) for each in measured if each.beside]
-                lines.append(Line(name=f"beside {short[row]}", points=floors))
     return [line for line in lines if len(line.points) > 1]

@@ -108,9 +108,7 @@ def _compare_trees(place: Place) -> list[Cost]:
 
 def _measure_one_server(place: Place) -> Figure:
     rounds = place.instance.measure_commits(edit_one_server, place.rounds)
-    return Figure(
-        rounds=rounds, beside={f"{_FILES_ONE} files are replaced durably, in C": _replace_files(place, _FILES_ONE)}
-    )
+    return Figure(rounds=rounds, beside={f"{_FILES_ONE} files are replaced, in C": _replace_files(place, _FILES_ONE)})
 
 
 def _measure_policy(place: Place) -> Figure:
@@ -120,9 +118,7 @@ def _measure_policy(place: Place) -> Figure:
     each_ms = median(rounds).cpu_s / changed * 1e3
     return Figure(
         rounds=rounds,
-        beside={
-            f"{_FILES_EACH} files a server are replaced durably, in C": _replace_files(place, _FILES_EACH * changed)
-        },
+        beside={f"{_FILES_EACH} files a server are replaced, in C": _replace_files(place, _FILES_EACH * changed)},
         note=f"{changed:,} servers change, {each_ms:.2g} ms each",
     )
 
@@ -225,19 +221,19 @@ def _measure_cobbler(place: Place) -> Figure:
 
 
 ROWS: Final = (
-    Row(name="first-pass", title="The first pass into an empty OUTPUT", measure=_measure_first_pass),
-    Row(name="restart", title="A restart, nothing changed", measure=_measure_restart),
+    Row(name="first-pass", title="A first pass, with an empty OUTPUT", measure=_measure_first_pass),
+    Row(name="restart", title="A restart", measure=_measure_restart),
     Row(name="take-over", title="A standby takes over", measure=take_over.measure),
     Row(
         name="take-over-empty",
-        title="A standby takes over, full cache and empty OUTPUT",
+        title="A standby takes over, with an empty OUTPUT",
         measure=take_over.measure_empty,
     ),
-    Row(name="readme", title="A commit changes a README", measure=_measure_readme),
-    Row(name="one-server", title="A commit changes one server", measure=_measure_one_server),
+    Row(name="readme", title="A README changes", measure=_measure_readme),
+    Row(name="one-server", title="One server changes", measure=_measure_one_server),
     Row(
         name="policy",
-        title="A commit changes the policy of one server in forty",
+        title="The policy of one server in forty changes",
         measure=_measure_policy,
         smallest=1000,
     ),
@@ -250,17 +246,17 @@ ROWS: Final = (
     ),
     Row(name="validate", title="`gitboot validate`, no cache", measure=_measure_validate),
     Row(name="validate-again", title="`gitboot validate`, again", measure=_measure_validate_again),
-    Row(name="diff", title="`gitboot diff`, one server changed", measure=_measure_diff),
+    Row(name="diff", title="`gitboot diff` of one server", measure=_measure_diff),
     Row(name="explain", title="`gitboot explain SERVER`", measure=_measure_explain),
     Row(name="requests", title="A boot script", measure=endpoint.measure_requests),
     Row(
         name="latency",
-        title="A boot script while a commit changes every server",
+        title="A boot script",
         measure=endpoint.measure_latency,
         smallest=1000,
         largest=10_000,
     ),
-    Row(name="endpoint-start", title="The start of `gitboot serve`", measure=endpoint.measure_start),
+    Row(name="endpoint-start", title="`gitboot serve`", measure=endpoint.measure_start),
     Row(name="bmcs", title="An override for each BMC", measure=bmcs.measure, largest=10_000),
-    Row(name="cobbler", title="The first pass of 1,000 servers", measure=_measure_cobbler, sizes=(1000,)),
+    Row(name="cobbler", title="A first pass", measure=_measure_cobbler, sizes=(1000,)),
 )

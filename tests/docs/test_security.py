@@ -17,7 +17,6 @@ ADVICE: Final = {
     "Change what a machine boots",
     "Read and change what goes to an `rsync://` target",
     "Send a machine another boot file",
-    "Use memory",
 }
 
 # The tests of each promise, below tests/. The key is the bold text at the beginning of the row or the list item.
@@ -54,10 +53,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "endpoint/test_connections_limits.py::"
         "test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served",
         "endpoint/test_connections_limits.py::test_finding_s4_a_body_that_arrives_slowly_ends_at_a_deadline",
-    ),
-    "Raise a false alarm": (
-        "scenarios/test_ordinary_days.py::"
-        "test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
     ),
     "Other installations": (
         "endpoint/test_boot_gate.py::test_e1_a_killed_endpoint_serves_no_boot_twice",
@@ -282,7 +277,6 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_fetch.py::test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next",
         "controller/test_loop.py::test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends",
     ),
-    "Delay a notice": ("controller/test_notifications.py::test_a_slow_apprise_receiver_ends_at_the_deadline",),
     "Endless answers": (
         "test_http_client.py::test_finding_s16_a_slow_response_ends_at_the_deadline",
         "test_http_client.py::test_a_response_without_end_is_cut_at_its_size",
