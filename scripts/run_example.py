@@ -426,7 +426,7 @@ This terminal shows Attempted, Started and, {INSTALLS_S} seconds later, Provisio
 {INSTALLED}. Meanwhile the page shows that {INSTALLED} is installing. After
 Provisioned, look at what happened to the server:
 
-  gitboot events --server {INSTALLED} -o text
+  gitboot events --server {INSTALLED}
 
 2. A commit changes a boot. The last command shows which words differ in the
 boot scripts of {BATCH} before and after the commit:

@@ -1121,11 +1121,13 @@ def test_finding_c5_status_shows_its_age_and_a_false_condition_if_it_is_stale(fo
     assert gitboot("status", "--state", state, "-o", "json").json["ageSeconds"] >= 3600
 
 
-def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(instance: Instance, state: Path) -> None:
-    lines = gitboot("events", "--state", state).out.splitlines()
+def test_events_are_lines_oldest_first_of_all_or_of_one_server(instance: Instance, state: Path) -> None:
+    lines = gitboot("events", "--state", state, "-o", "json").out.splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["type"] for event in events][:3] == ["BranchChosen", "Accepted", "Published"]
     assert lines == [json.dumps(event, sort_keys=True) for event in events]
+    texts = gitboot("events", "--state", state).out.splitlines()
+    assert [text.split()[:2] for text in texts] == [[f"{event['at'][:19]}Z", event["type"]] for event in events]
     assert gitboot("events", "--state", state, "--server", "web01").out == ""
 
 

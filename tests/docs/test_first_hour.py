@@ -101,7 +101,7 @@ def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_pa
         for agent in LOOKS:
             assert "withheld the boot" in asked_by(agent) and "debian-12" not in asked_by(agent)
         assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
-        eventually(lambda: '"type": "Provisioned"' in captured("events", *state).stdout)
+        eventually(lambda: '"type": "Provisioned"' in captured("events", "-o", "json", *state).stdout)
         reason = ("--reason", "the power went")
         assert captured("records", "set", "web01", "pending", *state, *reason).returncode == 0
         eventually(lambda: "boots debian-12" in asked_by(IPXE))

@@ -205,12 +205,12 @@ def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rac
         instance.send_signal(signal.SIGTERM)
         lines += instance.stderr.read().splitlines()
     assert any("OWNED" in line for line in lines) and harmful("\n".join(lines)) == []
-    for command in ("events -o text", "events", "status", "status -o json", "unknown-machines", "records show"):
+    for command in ("events", "events -o json", "status", "status -o json", "unknown-machines", "records show"):
         arguments = [*command.split(), "--state", rack.state]
         done = captured(*arguments)
         assert harmful(done.stdout + done.stderr) == [], command
         assert harmful(on_a_terminal(*arguments)) == [], command
-    assert "OWNED" in captured("events", "-o", "text", "--state", rack.state).stdout
+    assert "OWNED" in captured("events", "--state", rack.state).stdout
 
 
 def _until(stream: Iterator[str], lines: list[str], pattern: str) -> str:

@@ -34,6 +34,7 @@ from gitboot.controller.instance.state_directory import (
     read_status,
 )
 from gitboot.errors import LedgerError, UsageError
+from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.standard_streams import style
@@ -243,7 +244,7 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
-    example="gitboot events --state /var/lib/gitboot --server web01 --since 2h -o text",
+    example="gitboot events --state /var/lib/gitboot --server web01 --since 2h",
     exit_codes={
         Exit.FINE: "gitboot printed the events",
         Exit.FAULT: "gitboot cannot read the ledger",
@@ -262,7 +263,7 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
     "offset, for example 2026-12-24T08:00:00Z. Default: all.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Continue to print new events until you press Ctrl-C.")
-@output_option("json", "text")
+@output_option("text", "json")
 def events_command(
     state: Path,
     server: str | None,
@@ -311,7 +312,8 @@ def _is_chosen(event: Mapping[str, Any], server: str | None, since: datetime | N
 def _format_event(event: Mapping[str, Any], format: str) -> str:
     if format == "json":
         return json.dumps(event, sort_keys=True)
-    return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
+    at = format_instant(datetime.fromisoformat(event["at"]).replace(microsecond=0))
+    return printable(f"{at} {event['type']:<18} {one_line(str(event['message']))}")
 
 
 @click.command(
