@@ -227,10 +227,11 @@ def _show_phases(base: str) -> None:
 
 
 def _show(line: str) -> None:
-    """Print a line, cut to the width of the terminal."""
+    """Print a line, cut to the width of the terminal. One write, because several threads print."""
     width = shutil.get_terminal_size((100, 24)).columns
     with suppress(OSError):  # of a terminal that is closed
-        print(_cut(line, width), file=sys.stderr, flush=True)
+        sys.stderr.write(f"{_cut(line, width)}\n")
+        sys.stderr.flush()
 
 
 def _cut(line: str, width: int) -> str:
