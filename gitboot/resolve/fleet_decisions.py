@@ -231,7 +231,7 @@ def _decide_policy(
     if boots.image is not None:
         boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
     override = pool.override or _default_override(pool.network_boot, boot)
-    findings += check_policy(inputs.shared.fleet, inputs.server, pool, boots, boot, override)
+    findings += check_policy(inputs, pool, boots, boot, override)
     return PolicyDecision(
         policy=pool.name,
         network_boot=pool.network_boot,
@@ -392,7 +392,7 @@ def decide_unknown_machines(
         if (boot := _compose(composer, source, inputs, findings)) is not None:
             boots[architecture] = boot
             ignoring = find_ignoring_output(fleet.metadata.name, fleet.spec.outputs)
-            findings += check_loader_signature(boot, inputs, ignoring)
+            findings += check_loader_signature(boot, inputs, ignoring, architecture)
         found += ((f"unknown {architecture} machines", finding) for finding in findings)
     return boots, found
 

@@ -697,27 +697,37 @@ def test_a_signature_that_a_mirror_would_lack_is_reported_at_its_field() -> None
 
 
 @for_each(
-    ("spec", "of_image", "often", "user_data", "expected"),
+    ("spec", "of_server", "of_image", "often", "user_data", "expected"),
     [
-        ("", SIGNED_AT_VENDOR, ONCE, "", ["GB1044"]),
-        (", provisioning: {evidence: Fetched}", SIGNED_IN_ASSETS, CHANGE, "", ["GB1044"]),
-        (", provisioning: {evidence: Reported}", SIGNED_AT_VENDOR, ONCE, "", []),
-        (", provisioning: {evidence: Declared}", SIGNED_AT_VENDOR, ONCE, "", []),
-        (", outputs: [grub]", SIGNED_AT_VENDOR, ONCE, "", []),
-        ("", SIGNED_AT_VENDOR, "Always", "", []),
-        ("", SIGNED_AT_VENDOR, ONCE, "userData: {format: CloudInit, template: t.j2}", []),
-        ("", SEED[2], ONCE, "", []),
+        ("", "", SIGNED_AT_VENDOR, ONCE, "", ["GB1044"]),
+        (", provisioning: {evidence: Fetched}", "", SIGNED_IN_ASSETS, CHANGE, "", ["GB1044"]),
+        (", provisioning: {evidence: Reported}", "", SIGNED_AT_VENDOR, ONCE, "", []),
+        (", provisioning: {evidence: Declared}", "", SIGNED_AT_VENDOR, ONCE, "", []),
+        (", outputs: [grub]", "", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "loader: GRUB", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "loader: Shim", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "secureBoot: true", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "secureBoot: true, loader: iPXE", SIGNED_AT_VENDOR, ONCE, "", ["GB1044"]),
+        ("", "", SIGNED_AT_VENDOR, "Always", "", []),
+        ("", "", SIGNED_AT_VENDOR, ONCE, "userData: {format: CloudInit, template: t.j2}", []),
+        ("", "", SEED[2], ONCE, "", []),
     ],
 )
 def test_a_boot_that_ipxe_may_reject_needs_a_report_or_user_data(
-    spec: str, of_image: str, often: str, user_data: str, expected: list[str]
+    spec: str, of_server: str, of_image: str, often: str, user_data: str, expected: list[str]
 ) -> None:
     """Without user data, the fetch of the boot script would count as the end of the installation."""
     settings = fleet(f"baseURL: 'http://boot.test'{spec}")
     if user_data:
         of_image = of_image.replace("version:", "userData: CloudInit, version:", 1)
         user_data += ", kernelArguments: ['ds=nocloud;s={{ urls.user_data }}']"
-    documents = (settings, SEED[1], of_image, profile("web", "flatcar-1", user_data), policy("web", often=often))
+    documents = (
+        settings,
+        server("web01", "role: web", of_server),
+        of_image,
+        profile("web", "flatcar-1", user_data),
+        policy("web", often=often),
+    )
     found = problems(*documents, files={"t.j2": "#cloud-config\n{}\n"})
     found = tuple(each for each in found if each.code is not Code.LOADER_SIGNATURE)  # GRUB verifies nothing
     assert [str(each.code) for each in found] == expected
