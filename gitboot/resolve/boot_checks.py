@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gitboot.fleet.identities import list_identities
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_image import Artifacts, ConfigFrom, SkewMode
+from gitboot.model.boot_image import Artifact, Artifacts, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
     BootProfile,
     HttpBoot,
@@ -25,7 +25,7 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
 )
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import quote_value, read_certificate_ends, split_member_url, version_key
+from gitboot.model.scalars import Path, quote_value, read_certificate_ends, split_member_url, version_key
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.quoting import Unquotable, quote_grub_arguments, quote_ipxe_arguments
@@ -502,7 +502,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),
         )
-    for at, artifact in artifacts.files() if source.mirrors else ():
+    for at, artifact in _list_verified_artifacts(source, artifacts) if source.mirrors else ():
         if artifact.loader_signature is not None and not artifact.loader_signature.startswith("assets:"):
             raise Unbootable(
                 Code.COMBINATION,
@@ -513,6 +513,20 @@ def select_artifacts(source: BootSource) -> Artifacts:
                 *("spec", "architectures", str(source.architecture), *at, "loaderSignature"),
             )
     return artifacts
+
+
+def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterator[tuple[Path, Artifact]]:
+    """Yield the artifacts that iPXE may verify, with their paths: those that it starts, or that a template may name."""
+    spec = source.profile.spec
+    by_loader = spec.method is Method.PXE or (
+        spec.method is Method.UEFI_HTTP and spec.http_boot in (None, HttpBoot.LOADER)
+    )
+    if not (source.has_ipxe_scripts and source.boots_by_ipxe and by_loader):
+        return
+    started = ("kernel", "initrds") if artifacts.kernel is not None else ("uki",)
+    for path, artifact in artifacts.files():
+        if path[0] in started or spec.templates.ipxe is not None:
+            yield path, artifact
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:

@@ -128,7 +128,8 @@ class BootFiles:
     uki: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
     iso: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
     loader: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # The URLs of the signatures that iPXE verifies, by the URL of the signed file.
+    # The URLs of the signatures that iPXE verifies, by the URL of the signed file. Empty if the Fleet has no output
+    # with boot scripts for iPXE.
     loader_signatures: Mapping[str, str] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
 
     def all(self) -> tuple[BootFile, ...]:

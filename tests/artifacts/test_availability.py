@@ -359,6 +359,16 @@ def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench
     assert summarize_plan(bench.reconcile()) == OFFERED
 
 
+def test_without_scripts_for_ipxe_a_missing_signature_withholds_no_boot(bench: Bench, told: Told) -> None:
+    signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
+    signature = BootFile(url=f"{ASSETS}/flatcar-1/any.sig", sha256=None, size=None)
+    told.sightings = {signature: ABSENT}
+    for outputs, expected in (("ipxe", DISK), ("grub", OFFERED), ("pxelinux", OFFERED), ("grub, smee", DISK)):
+        settings = fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]")
+        assert summarize_plan(bench.decide(settings, ONCE[1], signed, *ONCE[3:]).reconcile()) == expected, outputs
+        assert (signature in told.wanted) is (expected == DISK)
+
+
 def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: Told) -> None:
     uki = f"uki: {{url: 'assets:flatcar-1/uki', sha256: {SHA}, loaderSignature: 'assets:flatcar-1/uki.sig'}}, "
     signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
