@@ -104,6 +104,13 @@ class Composer:
         settings = source.mirrors, source.requires_signature, source.has_ipxe_scripts, source.boots_by_ipxe
         of = (*map(id, documents), *places, *settings)
         if (known := self._shared_boots.get(of)) is None:
+            files = boot_files(
+                select_artifacts(source),
+                source.base_url,
+                mirrors=source.mirrors,
+                requires_signature=source.requires_signature,
+                has_ipxe_scripts=source.has_ipxe_scripts,
+            )
             boot = Boot(
                 profile=profile.metadata.name,
                 image=image.metadata.name,
@@ -112,13 +119,7 @@ class Composer:
                 http_boot=profile.spec.http_boot,
                 writes_disk=image.spec.writes_disk,
                 config_from=image.spec.config_from,
-                files=boot_files(
-                    select_artifacts(source),
-                    source.base_url,
-                    mirrors=source.mirrors,
-                    requires_signature=source.requires_signature,
-                    has_ipxe_scripts=source.has_ipxe_scripts,
-                ),
+                files=files,
                 kernel_arguments=(),
                 user_data=None,
                 node_labels=pool.node_labels if pool else {},
@@ -126,6 +127,7 @@ class Composer:
                 entries={},
                 templates={},
                 boots=image.spec.boots,
+                ignores_signatures=bool(files.loader_signatures) and not source.boots_by_ipxe,
             )
             known = self._shared_boots[of] = _SharedBoot(boot, documents)
         return known

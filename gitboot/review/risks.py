@@ -96,7 +96,7 @@ _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.ACCESS, lambda its: dict(its.user_data.secrets) if its.user_data else {}),
     (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
     (Risk.BOOT, lambda its: (its.profile, its.method, its.http_boot, its.writes_disk, its.config_from)),
-    (Risk.BOOT, lambda its: (its.entries, its.boots)),
+    (Risk.BOOT, lambda its: (its.entries, its.boots, its.ignores_signatures)),
 )
 
 

@@ -211,6 +211,7 @@ BOOT: dict[str, Any] = {
     "entries": {"ipxe": "other"},
     "templates": {"other": Digest("0" * 64)},
     "boots": 2,
+    "ignores_signatures": True,
 }
 POLICY: dict[str, Any] = {
     "policy": "other",
