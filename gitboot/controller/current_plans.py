@@ -101,6 +101,8 @@ class Plans(Struct, frozen=True, kw_only=True):
     waiting: Mapping[str, str] = field(
         default_factory=dict
     )  # the maintenance for whose approval or drain a server waits, by server
+    # Servers for which a drain has begun. The drains of some of them may have ended.
+    drained: frozenset[str] = frozenset()
 
     def is_due(self, at: datetime) -> bool:
         """Return whether a plan is due to change at ``at``, or there are no plans yet."""
@@ -199,9 +201,12 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
                 versions[policy.boot.profile, policy.boot.version] += by
             for file in {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched_files}:
                 needs[file] += by
-    unknown, unseen, consumed, lost, unknown_outcomes = (
+    unknown, unseen, consumed, lost, unknown_outcomes, drained = (
         set(each - names)
-        for each in (before.unknown, before.unseen, before.consumed, before.lost, before.unknown_outcomes)
+        for each in (
+            *(before.unknown, before.unseen, before.consumed, before.lost, before.unknown_outcomes),
+            before.drained,
+        )
     )
     begun = {name: each for name, each in before.begun.items() if name not in names}
     given = {name: each for name, each in before.given.items() if name not in names}
@@ -214,6 +219,8 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
             unknown.add(name)
         if uuid in knowledge.unobservable:
             unseen.add(name)
+        if recorded is not None and any(each.drain is not None for each in recorded.clearances.values()):
+            drained.add(name)
         if (attempt := find_open_attempt(decision, state.record)) is not None:
             begun[name] = attempt
         if (progress := state.progress) is not None:
@@ -251,6 +258,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         given=dict(sorted(given.items())),
         installing=dict(sorted(installing.items())),
         waiting=dict(sorted(waiting.items())),
+        drained=frozenset(drained),
     )
 
 

@@ -310,7 +310,7 @@ def find_clearances(
     """
     approved = {(each.maintenance, each.digest, each.url) for each in answers if each.kind is HookKind.APPROVAL}
     drained = {each.uuid: each for each in answers if each.kind is HookKind.DRAIN}
-    next_drains = choose_drains(schedule, plans.servers, knowledge) if may_drain else frozenset()
+    next_drains = choose_drains(schedule, plans, knowledge, at) if may_drain else frozenset()
     for server, maintenance in _list_waiting(plans, at):
         name, uuid, before = server.decision.server, server.decision.uuid, maintenance.before
         record = knowledge.stored_record(uuid)

@@ -65,6 +65,9 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     elif boot is None:
         message = _render_messages(f"gitboot: {plan.server} boots its local disk")
         text = f"{render_heading(plan)}{message}{disk_boot}"
+    elif plan.is_withheld_from_ipxe:
+        messages = _render_messages(f"gitboot: a signature of {boot.image} is missing", TO_DISK)
+        text = f"{render_heading(plan)}{messages}{disk_boot}"
     elif (own := boot.entries.get("ipxe")) is not None:  # a template from the fleet, without its first line
         first, _, rest = own.partition("\n")
         body = rest if first.strip() == "#!ipxe" else own

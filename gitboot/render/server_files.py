@@ -24,6 +24,7 @@ from gitboot.render.boot_files import (
     render_server_files,
     select_copy_files,
 )
+from gitboot.render.boot_script_parts import ScriptLoader, find_loader
 from gitboot.render.endpoint_files import (
     DiskWrite,
     ListedFile,
@@ -512,6 +513,8 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
         return None
     boot = planned.boot
     match kind.role:
+        case Role.BOOT_SCRIPT if planned.is_withheld_from_ipxe and find_loader(kind.text) is ScriptLoader.IPXE:
+            return None
         case Role.BOOT_SCRIPT:
             goes_to_disk = boot.direct and (boot.direct_uki is None or (boot.asks_by_uuid and kind is IPXE_BY_SERIAL))
             return None if goes_to_disk else planned.digest

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 from gitboot.fleet.identities import list_identities
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_image import Artifacts, ConfigFrom, SkewMode
+from gitboot.model.boot_image import Artifact, Artifacts, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
+    BootProfile,
     HttpBoot,
     Method,
     NetworkBoot,
@@ -24,8 +25,8 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
 )
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import quote_value, read_certificate_ends, split_member_url, version_key
-from gitboot.model.server import PROVISIONED, Firmware, Loader, Server
+from gitboot.model.scalars import Path, quote_value, read_certificate_ends, split_member_url, version_key
+from gitboot.model.server import PROVISIONED, Architecture, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.quoting import Unquotable, quote_grub_arguments, quote_ipxe_arguments
 from gitboot.resolve import user_data_formats
@@ -227,23 +228,29 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterator[DecisionFinding]:
     """Yield a warning for each boot with a `loaderSignature` that the program which boots the server ignores."""
-    ignoring = _find_ignoring_loader(inputs)
     pairs = [(decision.policy.boot, inputs.shared.boot)] if decision.policy is not None else []
     pairs += [(each.boot, of.boot) for each, of in zip(decision.maintenances, inputs.shared.maintenances, strict=True)]
     for boot, of in pairs:
         if boot is not None and of is not None:
-            yield from check_loader_signature(boot, of, ignoring, secure_boot=inputs.secure_boot)
+            ignoring = find_ignoring_loader(inputs, of.profile)
+            yield from check_loader_signature(boot, of, ignoring, decision.architecture, secure_boot=inputs.secure_boot)
 
 
 def check_loader_signature(
-    boot: Boot, inputs: BootInputs, ignoring: tuple[str, Place] | None, *, secure_boot: bool = False
+    boot: Boot,
+    inputs: BootInputs,
+    ignoring: tuple[str, Place] | None,
+    architecture: Architecture,
+    *,
+    secure_boot: bool = False,
 ) -> Iterator[DecisionFinding]:
     """Yield a warning if a boot has a `loaderSignature` that the program which boots the machine ignores.
 
     ``ignoring`` is a loader that verifies no file, with the field that chose it, or None if iPXE may boot the machine.
     With ``secure_boot``, the firmware verifies the whole UKI by its own signature.
     """
-    if not boot.files.loader_signatures:
+    artifacts = inputs.image.spec.architectures.get(architecture) if inputs.image is not None else None
+    if artifacts is None or not any(each.loader_signature for _, each in artifacts.files()):
         return
     name, template = inputs.profile.metadata.name, boot.entries.get("ipxe")
     is_by_firmware = boot.direct and boot.method is not Method.PXE
@@ -266,15 +273,16 @@ def check_loader_signature(
     yield DecisionFinding(Code.LOADER_SIGNATURE, message, hint, place, Severity.WARNING)
 
 
-def _find_ignoring_loader(inputs: ServerInputs) -> tuple[str, Place] | None:
+def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[str, Place] | None:
     """Return the loader that boots a server and verifies no `loaderSignature`, with the field that chose it.
 
-    Return None if iPXE may boot the server.
+    Return None if iPXE may boot the server. With `httpBoot: loader`, the firmware starts the loader of the image, which
+    may be an iPXE, and not the loader that DHCP names.
     """
     server, fleet = inputs.server, inputs.shared.fleet
     own, hardware = Id("Server", server.metadata.name), (Id("Fleet", fleet.name), ("spec", "hardware"))
-    is_uefi = server.spec.firmware is Firmware.UEFI
-    if is_uefi and inputs.loader in (Loader.GRUB, Loader.SHIM) and Output.GRUB in fleet.outputs:
+    is_named_by_dhcp = server.spec.firmware is Firmware.UEFI and profile.spec.method is not Method.UEFI_HTTP
+    if is_named_by_dhcp and inputs.loader in (Loader.GRUB, Loader.SHIM) and Output.GRUB in fleet.outputs:
         if server.spec.loader is not None:
             return "GRUB", (own, ("spec", "loader"))
         is_own = inputs.shared.loader is None and server.spec.secure_boot is not None
@@ -307,13 +315,14 @@ def _authority_expiry(certificates: bytes) -> datetime | None:
 
 
 def check_policy(
-    fleet: FleetSettings, server: Server, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
+    own: ServerInputs, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield problems that a server would have with the boot of its policy."""
-    policy = Id("BootPolicy", pool.name)
+    """Yield problems that a server would have with the boot of its policy. ``own`` are the inputs of the server."""
+    fleet, server, policy = own.shared.fleet, own.server, Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
     counts_fetches = fleet.accepts_fetches and pool.network_boot in INSTALL_MODES
-    verifies = boot is not None and boot.signature_files and not IPXE_OUTPUTS.isdisjoint(fleet.outputs)
+    has_ipxe = not IPXE_OUTPUTS.isdisjoint(fleet.outputs) and find_ignoring_loader(own, inputs.profile) is None
+    verifies = has_ipxe and boot is not None and boot.signature_files
     if counts_fetches and boot is not None and verifies and not boot.shows_its_start:
         yield DecisionFinding(
             Code.COMBINATION,
@@ -493,7 +502,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),
         )
-    for at, artifact in artifacts.files() if source.mirrors else ():
+    for at, artifact in _list_verified_artifacts(source, artifacts) if source.mirrors else ():
         if artifact.loader_signature is not None and not artifact.loader_signature.startswith("assets:"):
             raise Unbootable(
                 Code.COMBINATION,
@@ -504,6 +513,20 @@ def select_artifacts(source: BootSource) -> Artifacts:
                 *("spec", "architectures", str(source.architecture), *at, "loaderSignature"),
             )
     return artifacts
+
+
+def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterator[tuple[Path, Artifact]]:
+    """Yield the artifacts that iPXE may verify, with their paths: those that it starts, or that a template may name."""
+    spec = source.profile.spec
+    by_loader = spec.method is Method.PXE or (
+        spec.method is Method.UEFI_HTTP and spec.http_boot in (None, HttpBoot.LOADER)
+    )
+    if not (source.has_ipxe_scripts and source.boots_by_ipxe and by_loader):
+        return
+    started = ("kernel", "initrds") if artifacts.kernel is not None else ("uki",)
+    for path, artifact in artifacts.files():
+        if path[0] in started or spec.templates.ipxe is not None:
+            yield path, artifact
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:

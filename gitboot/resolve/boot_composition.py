@@ -101,8 +101,16 @@ class Composer:
         profile, image, pool = source.profile, source.image, source.pool
         documents = profile, image, pool, source.maintenance
         places = source.architecture, source.firmware, source.base_url, source.site
-        of = (*map(id, documents), *places, source.mirrors, source.requires_signature)
+        settings = source.mirrors, source.requires_signature, source.has_ipxe_scripts, source.boots_by_ipxe
+        of = (*map(id, documents), *places, *settings)
         if (known := self._shared_boots.get(of)) is None:
+            files = boot_files(
+                select_artifacts(source),
+                source.base_url,
+                mirrors=source.mirrors,
+                requires_signature=source.requires_signature,
+                has_ipxe_scripts=source.has_ipxe_scripts,
+            )
             boot = Boot(
                 profile=profile.metadata.name,
                 image=image.metadata.name,
@@ -111,12 +119,7 @@ class Composer:
                 http_boot=profile.spec.http_boot,
                 writes_disk=image.spec.writes_disk,
                 config_from=image.spec.config_from,
-                files=boot_files(
-                    select_artifacts(source),
-                    source.base_url,
-                    mirrors=source.mirrors,
-                    requires_signature=source.requires_signature,
-                ),
+                files=files,
                 kernel_arguments=(),
                 user_data=None,
                 node_labels=pool.node_labels if pool else {},
@@ -124,6 +127,7 @@ class Composer:
                 entries={},
                 templates={},
                 boots=image.spec.boots,
+                ignores_signatures=bool(files.loader_signatures) and not source.boots_by_ipxe,
             )
             known = self._shared_boots[of] = _SharedBoot(boot, documents)
         return known
@@ -393,7 +397,9 @@ MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "
 _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 
 
-def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_signature: bool) -> BootFiles:
+def boot_files(
+    artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_signature: bool, has_ipxe_scripts: bool
+) -> BootFiles:
     signatures: dict[str, str] = {}
 
     def file(artifact: Artifact | None, name: str) -> BootFile | None:
@@ -402,7 +408,7 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_s
         url, source = choose_download_url(artifact.url, base_url), None
         if mirrors and not artifact.url.startswith("assets:"):
             url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
-        if artifact.loader_signature is not None:
+        if artifact.loader_signature is not None and has_ipxe_scripts:
             signatures[url] = choose_download_url(artifact.loader_signature, base_url)
         proof = None
         if requires_signature:

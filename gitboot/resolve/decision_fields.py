@@ -279,8 +279,12 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
             if (signature := files.loader_signatures.get(file.url)) is not None:
                 why, steps = "the image names it", (*at, *path, "loaderSignature")
                 yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, of_image, *steps)
+    why = "the loader of the server verifies signatures, or the image has none"
+    if boot.ignores_signatures:
+        why = "GRUB boots the server, so a missing signature withholds only the boot scripts for iPXE"
+    yield make_reason("ignoresSignatures", boot.ignores_signatures, "R6", why)
     if not files.loader_signatures:
-        yield make_reason("files.loaderSignatures", None, "R6", "the image names no signature for boot loaders")
+        yield make_reason("files.loaderSignatures", None, "R6", "no boot loader verifies a signature of the image")
     if not boot.kernel_arguments:
         yield make_reason("kernelArguments", None, "R7", "no document sets one")
     yield from _explain_user_data(boot, inputs, decision, profile)

@@ -33,6 +33,7 @@ from gitboot.resolve.boot_checks import (
     check_overlaps,
     check_policy,
     check_server,
+    find_ignoring_loader,
     find_ignoring_output,
     find_placeholder_digests,
     find_rejected_labels,
@@ -40,6 +41,7 @@ from gitboot.resolve.boot_checks import (
 )
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import (
+    IPXE_OUTPUTS,
     BootInputs,
     DecisionFinding,
     FindingPlace,
@@ -231,7 +233,7 @@ def _decide_policy(
     if boots.image is not None:
         boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
     override = pool.override or _default_override(pool.network_boot, boot)
-    findings += check_policy(inputs.shared.fleet, inputs.server, pool, boots, boot, override)
+    findings += check_policy(inputs, pool, boots, boot, override)
     return PolicyDecision(
         policy=pool.name,
         network_boot=pool.network_boot,
@@ -328,6 +330,8 @@ def boot_source(
         phase=Phase.NETWORK if maintenance is None else Phase.MAINTENANCE,
         mirrors=shared.fleet.mirrors,
         requires_signature=boot.requires_signature,
+        has_ipxe_scripts=not IPXE_OUTPUTS.isdisjoint(shared.fleet.outputs),
+        boots_by_ipxe=find_ignoring_loader(inputs, boot.profile) is None,
         files={**boot.files, **inputs.files} if inputs.files else boot.files,
         server=server,
         pool=pool,
@@ -375,6 +379,7 @@ def decide_unknown_machines(
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
     found: list[tuple[str, DecisionFinding]] = []
+    ignoring = find_ignoring_output(fleet.metadata.name, fleet.spec.outputs)
     for architecture in sorted(image.spec.architectures):
         source = BootSource(
             image=image,
@@ -386,13 +391,14 @@ def decide_unknown_machines(
             phase=Phase.NETWORK,
             mirrors=Output.MIRROR in fleet.spec.outputs,
             requires_signature=inputs.requires_signature,
+            has_ipxe_scripts=not IPXE_OUTPUTS.isdisjoint(fleet.spec.outputs),
+            boots_by_ipxe=ignoring is None,
             files=inputs.files,
         )
         findings: list[DecisionFinding] = []
         if (boot := _compose(composer, source, inputs, findings)) is not None:
             boots[architecture] = boot
-            ignoring = find_ignoring_output(fleet.metadata.name, fleet.spec.outputs)
-            findings += check_loader_signature(boot, inputs, ignoring)
+            findings += check_loader_signature(boot, inputs, ignoring, architecture)
         found += ((f"unknown {architecture} machines", finding) for finding in findings)
     return boots, found
 

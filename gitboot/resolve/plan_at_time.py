@@ -96,6 +96,7 @@ def make_plan(
         reads_medium=state.medium_boot is not None and state.medium_boot.reads_medium,
         local_disk=decision.local_disk,
         waiting_maintenance=state.waiting_maintenance,
+        is_withheld_from_ipxe=boot is not None and boot.lacks_for_ipxe(absent),
     )
 
 
@@ -150,6 +151,7 @@ def make_fallback_plan(
         override=None,
         medium=boot.medium if boot is not None else None,
         reads_medium=False,
+        is_withheld_from_ipxe=boot is not None and boot.lacks_for_ipxe(absent),
     )
 
 

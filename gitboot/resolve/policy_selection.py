@@ -386,6 +386,8 @@ class BootSource(Struct, frozen=True, kw_only=True):
     phase: Phase
     mirrors: bool  # whether the mirror serves the files of images
     requires_signature: bool  # whether a trusted key must have verified the files of the image
+    has_ipxe_scripts: bool  # whether the Fleet has an output with boot scripts for iPXE
+    boots_by_ipxe: bool  # whether iPXE may boot the machine
     files: Mapping[str, bytes]  # files that the profile and the server name, by path
     server: Server | None = None  # None: an unknown machine
     pool: Pool | None = None  # None for a maintenance, because policies do not apply to it

@@ -128,7 +128,8 @@ class BootFiles:
     uki: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
     iso: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
     loader: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # The URLs of the signatures that iPXE verifies, by the URL of the signed file.
+    # The URLs of the signatures that iPXE verifies, by the URL of the signed file. Empty if the Fleet has no output
+    # with boot scripts for iPXE.
     loader_signatures: Mapping[str, str] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
 
     def all(self) -> tuple[BootFile, ...]:
@@ -192,6 +193,9 @@ class Boot:
     templates: Mapping[str, Digest]  # the digests of this boot's template files, by path
     # How many times the installer boots from the network.
     boots: int = field(default=1, metadata=UNLESS_DEFAULT)
+    # Whether the loader that boots the server verifies no signature. Then a missing signature withholds only the boot
+    # scripts for iPXE.
+    ignores_signatures: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
     @property
     def direct(self) -> bool:
@@ -301,7 +305,15 @@ class Boot:
         return tuple(BootFile(url=url, sha256=None, size=None) for url in dict.fromkeys(urls))
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
-        return bool(absent) and any(each in absent for each in self.fetched_files)
+        """Return whether a file is absent that the loader which boots the server needs."""
+        if not absent:
+            return False
+        ignored = self.signature_files if self.ignores_signatures else ()
+        return any(each in absent and each not in ignored for each in self.fetched_files)
+
+    def lacks_for_ipxe(self, absent: Collection[BootFile]) -> bool:
+        """Return whether only iPXE needs a file that is absent: a signature that the loader of the server ignores."""
+        return self.ignores_signatures and any(each in absent for each in self.signature_files)
 
 
 # Parts of the URLs at which systems find user data by UUID or by query. See `gitboot.render.emulated_apis`.

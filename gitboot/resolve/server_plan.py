@@ -178,6 +178,8 @@ class BootPlan:
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how boot loaders start the disk
     # The active maintenance that the server does not get yet, because the maintenance waits for an approval or a drain.
     waiting_maintenance: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    # Whether only the other boot loaders get the boot, because a signature that iPXE needs is missing.
+    is_withheld_from_ipxe: bool = field(default=False, metadata=UNLESS_DEFAULT)
     # Computed on first use.
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 

@@ -50,6 +50,7 @@ def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
     return [
         (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
         for name, found in to_json_value(boot.files).items()
+        if name != "loaderSignatures"
     ]
 
 
@@ -95,7 +96,7 @@ _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.ACCESS, lambda its: dict(its.user_data.secrets) if its.user_data else {}),
     (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
     (Risk.BOOT, lambda its: (its.profile, its.method, its.http_boot, its.writes_disk, its.config_from)),
-    (Risk.BOOT, lambda its: (its.entries, its.boots)),
+    (Risk.BOOT, lambda its: (its.entries, its.boots, its.ignores_signatures)),
 )
 
 
@@ -146,11 +147,13 @@ def _find_boot_risks(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     if old is None or new is None or old == new:
         return
     found = set(_find_differing(_BOOT_RISKS, old, new))
-    if Risk.IMAGE not in found and _list_file_facts(old, "url") != _list_file_facts(
-        new, "url"
-    ):  # another image always has other URLs
+    if Risk.IMAGE not in found and _list_urls(old) != _list_urls(new):  # another image always has other URLs
         found.add(Risk.BOOT)
     yield from found
+
+
+def _list_urls(boot: Boot) -> tuple[object, ...]:
+    return _list_file_facts(boot, "url"), dict(boot.files.loader_signatures)
 
 
 class EffectTime(StrEnum):

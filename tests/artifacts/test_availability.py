@@ -18,6 +18,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
+from gitboot.render.paths import Role
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.controller.bmcs.test_schedule import MakeSite, make_site
@@ -357,6 +358,64 @@ def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench
     assert f"{signature.url}: boot.test answers 404" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     told.sightings = {signature: THERE}
     assert summarize_plan(bench.reconcile()) == OFFERED
+
+
+def test_without_scripts_for_ipxe_a_missing_signature_withholds_no_boot(bench: Bench, told: Told) -> None:
+    signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
+    signature = BootFile(url=f"{ASSETS}/flatcar-1/any.sig", sha256=None, size=None)
+    told.sightings = {signature: ABSENT}
+    for outputs, expected in (("ipxe", DISK), ("grub", OFFERED), ("pxelinux", OFFERED), ("grub, smee", DISK)):
+        settings = fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]")
+        assert summarize_plan(bench.decide(settings, ONCE[1], signed, *ONCE[3:]).reconcile()) == expected, outputs
+        assert (signature in told.wanted) is (expected == DISK)
+
+
+@for_each(
+    ("case", "spec", "method", "expected"),
+    [
+        ("iPXE", "", "Pxe", DISK),
+        ("GRUB", "loader: GRUB", "Pxe", OFFERED),
+        ("Shim", "loader: Shim", "Pxe", OFFERED),
+        ("Secure Boot", "secureBoot: true", "Pxe", OFFERED),
+        ("Secure Boot with a signed iPXE", "secureBoot: true, loader: iPXE", "Pxe", DISK),
+        ("a loader of the image, which may be an iPXE", "loader: GRUB", "UefiHttp", DISK),
+    ],
+)
+def test_a_missing_signature_withholds_only_the_scripts_of_ipxe_if_grub_boots_the_server(
+    tmp_path: Path, case: str, spec: str, method: str, expected: tuple[Phase, Cause, str | None]
+) -> None:
+    signed = image("flatcar-1", "", "kernel, initrd").replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:any.sig'}}")
+    loader = f", loader: {{url: 'assets:flatcar-1/loader', sha256: {SHA}}}}}}}"
+    signed = signed.replace("]}}", f"]{loader}")
+    by = profile("web", "flatcar-1", "httpBoot: loader" if method == "UefiHttp" else "", method=method)
+    signature = BootFile(url=f"{ASSETS}/any.sig", sha256=None, size=None)
+    told, folder = Told({signature: ABSENT}), tmp_path / case
+    folder.mkdir()
+    with Bench(folder, artifacts=told) as bench:
+        settings = fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, serial, smee, netboot.xyz, uuid]")
+        one = server("web01", "role: web", f"provision: 1, serial: CZ29200XYZ{spec and ', '}{spec}")
+        bench.decide(settings, one, signed, *ONCE[3:4], by, *ONCE[5:])
+        assert summarize_plan(bench.reconcile()) == expected, case
+        scripts = find_boot_scripts(bench)
+        assert {path for path, writes in scripts.items() if writes and "ipxe" in path} == set()
+        assert any(writes for path, writes in scripts.items() if "grub" in path) is (expected == OFFERED)
+        told.sightings = {signature: THERE}
+        bench.reconcile()
+        assert all(find_boot_scripts(bench).values()) and len(scripts) > 5, case
+
+
+def find_boot_scripts(bench: Bench) -> dict[str, bool]:
+    """Return the paths of the boot scripts of web01, and whether each of them boots the image.
+
+    A script that boots the image is evidence, and a script that boots the disk is not.
+    """
+    published, found = bench.rendered["web01"].published, {}
+    for path, (version, *_) in published.paths.items():
+        if version.role is Role.BOOT_SCRIPT:
+            text = published.contents[present(version.content)]
+            found[path] = "flatcar-1/kernel" in text
+            assert (version.writes is not None, version.digest is not None) == (found[path], found[path]), path
+    return found
 
 
 def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: Told) -> None:

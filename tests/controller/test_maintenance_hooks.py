@@ -7,20 +7,27 @@ from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Semaphore
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gitboot.artifacts.availability import Sighting
+from gitboot.bmc.power_steps import PowerRecordState
 from gitboot.controller.maintenance_hooks import HookClient, HookKind, Question, parse_hook_hosts
 from gitboot.errors import UsageError
 from gitboot.http_client import parse_origin
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, StopScope
+from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.controller.bmcs.test_desired_state_power import Hall
-from tests.helpers.cases import for_each
+from tests.artifacts.test_availability import ABSENT, Told
+from tests.controller.bmcs.test_desired_state_power import NAMES, Hall
+from tests.helpers.cases import examples, for_each
 from tests.helpers.fleets import at, decided, fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.http_peers import HookSystem, approve, hook_system, write_private
 from tests.helpers.running_instance import eventually
@@ -542,3 +549,156 @@ def test_a_host_that_the_settings_do_not_list_is_a_condition(tmp_path: Path, sta
     assert found.remedy is not None
     assert f'maintenance-hosts = ["{system.origin}"]' in found.remedy
     assert not system.calls
+
+
+# A drain that has begun
+
+
+SITES = ", ".join(
+    f"{{name: {name}, select: {{matchLabels: {{host: {name}}}}}, baseURL: 'http://{name}.test'}}" for name in NAMES
+)
+URGENT = "priority: 9, networkBoot: Once"
+
+
+def hide_files(hall: Hall, *names: str) -> dict[BootFile, Sighting]:
+    """Return results of checks that miss the files of these servers alone."""
+    boots = [boot for name in names for boot in hall.bench.decisions.servers[name].boots]
+    return {file: ABSENT for boot in boots for file in boot.fetched_files}
+
+
+class DrainedHall(HookedHall):
+    """A hall in which each server boots its own files. It checks how many servers are out of service.
+
+    A server is out of service from the start of its drain until its machine is back after a reset, or until the drain
+    ends with its window.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack, system: HookSystem, most: int) -> None:
+        self.system, self.most, self.told = system, most, Told()
+        self.out: dict[str, int] = {}  # the resets of each machine when its drain began
+        self.run_number, self.end, self.urgent = 1, END, set[str]()
+        super().__init__(folder, stack, system.origin, artifacts=self.told)
+        self.merge()
+
+    def merge(self) -> None:
+        spec = f"{drained_by(self.system)}, maxUnavailable: {self.most}, run: {self.run_number}"
+        window = f"20T11:00 {self.end:%dT%H:%M}"
+        urgent = (
+            maintenance(f"urgent-{name}", window, URGENT, select=f"{{matchLabels: {{host: {name}}}}}")
+            for name in sorted(self.urgent)
+        )
+        self.decide(check(spec, window), *urgent, sites=SITES)
+
+    def step(self, seconds: float = 31) -> None:
+        """Let time pass, and check the servers that are out of service."""
+        self.wait(seconds)
+        for _ in range(2):
+            seen = len(self.bench.events)
+            self.bench.reconcile()
+            self.waits.wait()
+            if self.bench.now >= self.end:
+                self.out.clear()
+            for name, before in list(self.out.items()):
+                if self.machines[name].resets > before and self.machines[name].state == "OSRunning":
+                    del self.out[name]
+            for event in self.bench.events[seen:]:
+                begun = event.type == "DrainStarted"
+                for name in (event.facts.get("servers") or [event.facts["server"]]) if begun else ():
+                    self.out[name] = self.machines[name].resets
+            assert len(self.out) <= self.most, sorted(self.out)
+
+    def hide(self, *names: str) -> None:
+        """Let the files of these servers be missing, and those of all other servers be there."""
+        self.told.sightings = hide_files(self, *names)
+
+    def finish_drain(self, name: str) -> None:
+        """Let the drain of a server end, and wait until gitboot has the answer if it asks."""
+        self.system.drained.add(name)
+        eventually(lambda: not any(each.question.server == name for each in self.waits.get_failures()))
+
+
+def test_a_server_counts_from_the_start_of_its_drain_even_if_its_files_are_missing(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    hall = DrainedHall(tmp_path, stack, system, most=1)
+    hall.step()
+    assert list(hall.out) == ["web01"]
+    hall.hide("web01")
+    for _ in range(10):
+        hall.step()
+    assert hall.causes() == [Cause.FILE_MISSING, *[Cause.WAITING_FOR_DRAIN] * 2]
+    hall.hide()
+    hall.step()
+    hall.bench.bmcs.takes = False  # so the drained server is not reset yet
+    hall.finish_drain("web01")
+    hall.step()
+    assert hall.causes() == [Cause.MAINTENANCE, *[Cause.WAITING_FOR_DRAIN] * 2]
+    hall.hide("web01")
+    hall.bench.bmcs.takes = True
+    for _ in range(10):
+        hall.step()
+    assert (hall.resets, list(hall.out)) == ([0, 0, 0], ["web01"])
+    hall.hide()
+    hall.step()
+    assert (hall.resets, list(hall.out)) == ([1, 0, 0], ["web01"])
+    hall.hide("web01")  # after the reset, and before the machine is back
+    for _ in range(10):
+        hall.step()
+    assert (hall.causes()[0], list(hall.out)) == (Cause.FILE_MISSING, ["web02"])
+
+
+def test_a_machine_counts_from_its_reset_until_it_is_back_even_if_its_files_are_missing(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    told = Told()
+    hall = Hall(tmp_path, stack, artifacts=told)
+    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    assert hall.resets_after() == [1, 0, 0]
+    told.sightings = hide_files(hall, "web01")
+    assert hall.resets_after(62) == [1, 0, 0]  # it is in POST
+    assert hall.resets_after(62) == [1, 1, 0]
+    assert (hall.cause("web01"), hall.states("web01")) == (
+        Cause.FILE_MISSING,
+        {"power/check/1": PowerRecordState.BACK},
+    )
+
+
+_CHANGES = st.sampled_from(
+    ["files", "files", "drained", "drained", "urgent", "run", "end", "restart", "off", "on", "wait", "wait"]
+)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(1, 2), st.lists(st.tuples(_CHANGES, st.sampled_from(NAMES)), min_size=5, max_size=20))
+def test_never_are_more_servers_out_of_service_than_the_maintenance_allows(
+    most: int, changes: list[tuple[str, str]]
+) -> None:
+    hidden = set[str]()
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        system = stack.enter_context(hook_system())
+        hall = DrainedHall(Path(folder), stack, system, most)
+        hall.step()
+        for change, name in changes:
+            match change:
+                case "files":
+                    hidden ^= {name}
+                case "drained":
+                    hall.finish_drain(name)
+                case "urgent":
+                    hall.urgent ^= {name}
+                    hall.merge()
+                case "run":
+                    hall.run_number += 1
+                    system.drained.clear()
+                    hall.merge()
+                case "end":
+                    hall.end += timedelta(hours=1)
+                    hall.merge()
+                case "restart":
+                    hall.restart()
+                case "off" | "on":
+                    hall.machines[name].reset("ForceOff" if change == "off" else "On")
+                case "wait":
+                    hall.step(93)
+            hall.hide(*hidden)
+            hall.step()

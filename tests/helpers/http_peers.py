@@ -179,6 +179,7 @@ class HookSystem:
 
     origin: str = ""
     status: int = 503
+    drained: set[str] = field(default_factory=set)  # servers for which it answers 200
     location: str = ""  # for a redirect
     answers: Callable[[dict[str, Any]], object] = lambda _: {}
     calls: list[HookCall] = field(default_factory=list)
@@ -213,7 +214,7 @@ def hook_system(**given: Any) -> Iterator[HookSystem]:
 
         def _answer(self, body: dict[str, Any]) -> None:
             content = json.dumps(made.answers(body)).encode()
-            self.send_response(made.status)
+            self.send_response(200 if body.get("server") in made.drained else made.status)
             if made.location:
                 self.send_header("Location", made.location)
             self.send_header("Content-Length", str(len(content)))

@@ -245,6 +245,7 @@ class Host:
     name: str
     ledger: PostgresAddress
     instance: Instance | None = None
+    settings: dict[str, object] = field(default_factory=dict)  # of its configuration file
     told: list[dict[str, Any]] = field(default_factory=list)  # by those that have ended
     _paused: list[int] = field(default_factory=list)
     _reader: threading.Thread = field(default_factory=threading.Thread)
@@ -286,8 +287,8 @@ class Host:
     def start(self) -> None:
         places = ("--out", self.folder / "output", "--state", self.state, "--listen", "127.0.0.1:0")
         more = ("--credentials", self.rack.credentials, "--poll", "1", "--ledger", self.ledger.url)
-        lease = configured(lease_seconds=LEASE_S, max_reinstalls=1)
-        self.instance = Instance.start("run", *map(str, (self.rack.repository.bare, *places, *more, *lease)))
+        settings = configured(lease_seconds=LEASE_S, max_reinstalls=1, **self.settings)
+        self.instance = Instance.start("run", *map(str, (self.rack.repository.bare, *places, *more, *settings)))
         self._reader = threading.Thread(target=self.instance.read, daemon=True)
         self._reader.start()
 

@@ -288,6 +288,12 @@ VERIFIES = "kernel http://boot.test/k\nimgverify vmlinuz http://boot.test/k.sig\
         ("a UKI by firmware", ROOT_URL, "", "UEFI", "uki", "", [("profile.yaml", BY_FIRMWARE)]),
         ("a UKI by firmware with Secure Boot", SECURE.format(""), "", "UEFI", "uki", "", []),
         ("an ISO by firmware", ROOT_URL, "", "UEFI", "iso", "", [("profile.yaml", BY_ISO)]),
+        ("the image's loader", ROOT_URL, "loader: GRUB", "UEFI", "loader", "", []),
+        ("the image's loader with Secure Boot", SECURE.format(""), "", "UEFI", "loader", "", []),
+        (
+            "the image's loader, for which there is no script of iPXE",
+            *(f"{ROOT_URL}, outputs: [grub]", "", "UEFI", "loader", "", [("fleet.yaml", BY_GRUB)]),
+        ),
     ],
 )
 def test_a_loader_signature_that_the_booting_program_ignores_is_a_warning(
@@ -299,7 +305,7 @@ def test_a_loader_signature_that_the_booting_program_ignores_is_a_warning(
     files = {
         "fleet.yaml": fleet(settings),
         "server.yaml": server("web01", "role: web", spec, firmware=firmware),
-        "image.yaml": _signed(image("live-1", "writesDisk: false", "kernel, uki, iso")),
+        "image.yaml": _signed(image("live-1", "writesDisk: false", "kernel, uki, iso, loader")),
         "profile.yaml": written,
         "live.ipxe": template,
     }
@@ -307,7 +313,7 @@ def test_a_loader_signature_that_the_booting_program_ignores_is_a_warning(
     found = [each for each in warnings if each.code == Code.LOADER_SIGNATURE]
     assert [(each.path, each.message) for each in found] == expected, case
     assert all(each.severity is Severity.WARNING and "remove loaderSignature" in each.hint for each in found)
-    files["image.yaml"] = image("live-1", "writesDisk: false", "kernel, uki, iso")
+    files["image.yaml"] = image("live-1", "writesDisk: false", "kernel, uki, iso, loader")
     warnings = decided(policy("live", boots="live"), files=files).warnings
     assert not [each for each in warnings if each.code == Code.LOADER_SIGNATURE], f"{case}, without a signature"
 

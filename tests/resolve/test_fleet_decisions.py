@@ -696,28 +696,73 @@ def test_a_signature_that_a_mirror_would_lack_is_reported_at_its_field() -> None
     assert problem.hint.endswith("write assets:PATH")
 
 
+SIGNED_UKI = image("flatcar-1", "", "kernel, uki").replace(
+    f'uki", sha256: {SHA}}}', f"uki\", sha256: {SHA}, loaderSignature: 'https://vendor.test/uki.sig'}}"
+)
+SIGNED_UKI = SIGNED_UKI.replace(
+    f'kernel", sha256: {SHA}}}', f'kernel", sha256: {SHA}, loaderSignature: "assets:k.sig"}}'
+)
+
+
 @for_each(
-    ("spec", "of_image", "often", "user_data", "expected"),
+    ("case", "outputs", "loader", "of_image", "of_profile", "is_rejected"),
     [
-        ("", SIGNED_AT_VENDOR, ONCE, "", ["GB1044"]),
-        (", provisioning: {evidence: Fetched}", SIGNED_IN_ASSETS, CHANGE, "", ["GB1044"]),
-        (", provisioning: {evidence: Reported}", SIGNED_AT_VENDOR, ONCE, "", []),
-        (", provisioning: {evidence: Declared}", SIGNED_AT_VENDOR, ONCE, "", []),
-        (", outputs: [grub]", SIGNED_AT_VENDOR, ONCE, "", []),
-        ("", SIGNED_AT_VENDOR, "Always", "", []),
-        ("", SIGNED_AT_VENDOR, ONCE, "userData: {format: CloudInit, template: t.j2}", []),
-        ("", SEED[2], ONCE, "", []),
+        ("iPXE", "ipxe, grub", "", SIGNED_AT_VENDOR, "", True),
+        ("GRUB for all servers", "grub", "", SIGNED_AT_VENDOR, "", False),
+        ("GRUB for this server", "ipxe, grub", "loader: GRUB", SIGNED_AT_VENDOR, "", False),
+        ("Secure Boot", "ipxe, grub", "secureBoot: true", SIGNED_AT_VENDOR, "", False),
+        ("Secure Boot with a signed iPXE", "ipxe, grub", "secureBoot: true, loader: iPXE", SIGNED_AT_VENDOR, "", True),
+        ("the kernel of an image with a uki", "ipxe", "", SIGNED_UKI, "", False),
+        ("a template for the uki", "ipxe", "", SIGNED_UKI, "templates: {ipxe: uki.ipxe}", True),
+        ("the uki by firmware", "ipxe", "", SIGNED_UKI, "httpBoot: uki", False),
+    ],
+)
+def test_a_mirror_needs_only_signatures_that_ipxe_fetches(
+    case: str, outputs: str, loader: str, of_image: str, of_profile: str, is_rejected: bool
+) -> None:
+    method = "UefiHttp" if "httpBoot" in of_profile else "Pxe"
+    found = problems(
+        fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}, mirror], provisioning: {{evidence: Reported}}"),
+        *(server("web01", "role: web", loader), of_image, profile("web", "flatcar-1", of_profile, method=method)),
+        policy("web", often=ONCE),
+        files={"uki.ipxe": "kernel {{ image.artifacts.uki.url }}\nboot\n"},
+    )
+    assert any("does not copy the loaderSignature" in each.message for each in found) is is_rejected, case
+    assert {each.severity for each in found if "does not copy" not in each.message} <= {Severity.WARNING}, case
+
+
+@for_each(
+    ("spec", "of_server", "of_image", "often", "user_data", "expected"),
+    [
+        ("", "", SIGNED_AT_VENDOR, ONCE, "", ["GB1044"]),
+        (", provisioning: {evidence: Fetched}", "", SIGNED_IN_ASSETS, CHANGE, "", ["GB1044"]),
+        (", provisioning: {evidence: Reported}", "", SIGNED_AT_VENDOR, ONCE, "", []),
+        (", provisioning: {evidence: Declared}", "", SIGNED_AT_VENDOR, ONCE, "", []),
+        (", outputs: [grub]", "", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "loader: GRUB", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "loader: Shim", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "secureBoot: true", SIGNED_AT_VENDOR, ONCE, "", []),
+        ("", "secureBoot: true, loader: iPXE", SIGNED_AT_VENDOR, ONCE, "", ["GB1044"]),
+        ("", "", SIGNED_AT_VENDOR, "Always", "", []),
+        ("", "", SIGNED_AT_VENDOR, ONCE, "userData: {format: CloudInit, template: t.j2}", []),
+        ("", "", SEED[2], ONCE, "", []),
     ],
 )
 def test_a_boot_that_ipxe_may_reject_needs_a_report_or_user_data(
-    spec: str, of_image: str, often: str, user_data: str, expected: list[str]
+    spec: str, of_server: str, of_image: str, often: str, user_data: str, expected: list[str]
 ) -> None:
     """Without user data, the fetch of the boot script would count as the end of the installation."""
     settings = fleet(f"baseURL: 'http://boot.test'{spec}")
     if user_data:
         of_image = of_image.replace("version:", "userData: CloudInit, version:", 1)
         user_data += ", kernelArguments: ['ds=nocloud;s={{ urls.user_data }}']"
-    documents = (settings, SEED[1], of_image, profile("web", "flatcar-1", user_data), policy("web", often=often))
+    documents = (
+        settings,
+        server("web01", "role: web", of_server),
+        of_image,
+        profile("web", "flatcar-1", user_data),
+        policy("web", often=often),
+    )
     found = problems(*documents, files={"t.j2": "#cloud-config\n{}\n"})
     found = tuple(each for each in found if each.code is not Code.LOADER_SIGNATURE)  # GRUB verifies nothing
     assert [str(each.code) for each in found] == expected

@@ -30,6 +30,7 @@ from gitboot.review.risks import Effect, EffectTime, Risk, find_risks
 from tests.helpers.cases import for_each
 from tests.helpers.evaluations import FLEET, Files, compared
 from tests.helpers.fleets import (
+    SHA,
     at,
     decision,
     document,
@@ -135,6 +136,28 @@ def test_a_change_has_these_risks(what: str, new: Files, expected: set[Risk]) ->
     assert one(new, name=name).risks == expected
 
 
+def signed(url: str = "assets:flatcar-1/any.sig") -> Files:
+    """The image with a signature of each file for iPXE."""
+    text = image("flatcar-1", "userData: CloudInit")
+    return {"images/1.yaml": text.replace(f"{SHA}}}", f"{SHA}, loaderSignature: '{url}'}}")}
+
+
+@for_each(
+    ("what", "old", "new", "expected"),
+    [
+        ("a signature is added", FLEET, signed(), {Risk.BOOT, Risk.MUTATED_IMAGE}),
+        ("a signature is removed", {**FLEET, **signed()}, FLEET, {Risk.BOOT, Risk.MUTATED_IMAGE}),
+        ("another URL", {**FLEET, **signed()}, signed("assets:other.sig"), {Risk.BOOT, Risk.MUTATED_IMAGE}),
+        ("an argument", {**FLEET, **signed()}, web("kernelArguments: [a]"), {Risk.KERNEL_ARGUMENTS}),
+        ("an image", {**FLEET, **signed()}, stream("current: flatcar-2"), {Risk.IMAGE, Risk.USER_DATA}),
+    ],
+)
+def test_a_change_of_a_boot_that_ipxe_verifies_has_these_risks(
+    what: str, old: Files, new: Files, expected: set[Risk]
+) -> None:
+    assert one(new, old).risks == expected, what
+
+
 @pytest.mark.parametrize(
     ("number", "often", "risk", "word"),
     [
@@ -188,6 +211,7 @@ BOOT: dict[str, Any] = {
     "entries": {"ipxe": "other"},
     "templates": {"other": Digest("0" * 64)},
     "boots": 2,
+    "ignores_signatures": True,
 }
 POLICY: dict[str, Any] = {
     "policy": "other",

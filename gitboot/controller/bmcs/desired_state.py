@@ -104,27 +104,62 @@ def plan_power(
         return None
     # A maintenance without an image boots the local disk, for which no override is needed.
     is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
+    power = _build_maintenance_power(maintenance, record, switches, about)
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
-    made, per = record.runs.get(maintenance.name), maintenance.max_unavailable_per
+    return structs.replace(
+        power,
+        is_due=is_due and (is_reached or maintenance.override is OverrideMode.NONE),
+        switching=structs.replace(power.switching, override_reason=override, valid_until=min(ends, default=None)),
+    )
+
+
+def _build_maintenance_power(
+    maintenance: MaintenanceDecision, record: Record, switches: Mapping[str, PowerRecord], about: ServerDetails
+) -> PowerPlan:
+    """Return the power plan of a maintenance, which is not due."""
+    made = record.runs.get(maintenance.name)
     return PowerPlan(
         switching=WantedPowerChange(
             reason=_find_switch_reason(maintenance, switches),
             operation=PowerOperation(maintenance.power.value),
-            override_reason=override,
-            valid_until=min(ends, default=None),
+            valid_until=maintenance.end,
             window_end=maintenance.end,
         ),
-        is_due=is_due and (is_reached or maintenance.override is OverrideMode.NONE),
+        is_due=False,
         maintenance=maintenance.name,
-        group=about.site if per == SITE else about.labels.get(per) if per is not None else None,
+        group=find_group(maintenance, about),
         limit=maintenance.max_unavailable,
         run_at=made.at if made is not None and made.run >= maintenance.run else None,
     )
 
 
+def _find_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
+    """Return the power plan of a maintenance whose reset has begun although the plan does not contain its boot any
+    more, for example because a file is missing. gitboot only waits until the machine is back.
+    """
+    if state.record is None or state.decision.stopped or state.stop is not StopScope.NONE:
+        return None
+    for each in state.decision.maintenances if switches else ():
+        if each.power is MaintenancePower.NONE or not each.is_active(state.at):
+            continue
+        power = _build_maintenance_power(each, state.record, switches, state.about).as_wait_only(switches.values())
+        if power is not None:
+            return power
+    return None
+
+
+def find_group(maintenance: MaintenanceDecision, about: ServerDetails) -> str | None:
+    """Return the group of servers that share the limit of a maintenance, or None if all servers share the limit.
+
+    A server without the label also has the group None.
+    """
+    per = maintenance.max_unavailable_per
+    return about.site if per == SITE else about.labels.get(per) if per is not None else None
+
+
 def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
     """Return the reason that identifies the power change of a maintenance run in its current window."""
-    first = reason = f"power/{maintenance.name}/{maintenance.run}"
+    first = reason = f"{_build_reason_prefix(maintenance)}{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
         if maintenance.start is None or maintenance.start < before.end:
             break
@@ -133,6 +168,15 @@ def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str,
             break
         reason = later
     return reason
+
+
+def _build_reason_prefix(maintenance: MaintenanceDecision) -> str:
+    return f"power/{maintenance.name}/"
+
+
+def is_switch_of(record: PowerRecord, maintenance: MaintenanceDecision) -> bool:
+    """Return whether gitboot changed the power for a run of this maintenance."""
+    return record.reason.startswith(_build_reason_prefix(maintenance))
 
 
 def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
@@ -229,7 +273,7 @@ def find_desired_state(
         knowledge.switches.get(uuid, {}),
         stop=state.stop,
         about=state.about,
-    )
+    ) or _find_begun_power(state, knowledge.switches.get(uuid, {}))
     is_new = power is not None and power.is_new(switches)
     if wanted is not None:
         own = next((each for each in records if each.reason == wanted.reason), None)

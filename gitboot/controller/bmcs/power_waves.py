@@ -11,13 +11,13 @@ from msgspec import Struct, field, structs
 from gitboot.bmc.override_session import BmcTask, Outcome
 from gitboot.bmc.override_state import OverrideState
 from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState
-from gitboot.controller.bmcs.desired_state import PowerPlan
+from gitboot.controller.bmcs.desired_state import PowerPlan, find_group, is_switch_of
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
+from gitboot.controller.current_plans import Plans
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.server_files import ServerState
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_decision import MaintenanceDecision
 from gitboot.resolve.server_plan import Cause
 
 
@@ -45,7 +45,7 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
             for each in task.power_records
             if each is not record and _may_still_be_down(each, seen, at, patience)
         ]
-        if record is not None and record.state.is_open and not _is_back(power, seen, record):
+        if record is not None and record.state.is_open and not _is_back(power.run_at, seen, record):
             since.append(record.since)
         is_unread = seen is None or seen.outcome is None or seen.may_be_switching
         is_down = (
@@ -71,49 +71,80 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
     )
 
 
-def choose_drains(
-    schedule: Schedule, servers: Mapping[str, ServerState], knowledge: Knowledge
-) -> frozenset[SystemUuid]:
+def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: datetime) -> frozenset[SystemUuid]:
     """Return the machines that gitboot drains next, so that at most `maxUnavailable` are out of service.
 
-    A server is out of service from the start of its drain until its machine is back, and while its machine is off. The
-    first servers by name come first.
+    A server is out of service from the start of its drain until its machine is back, and while its machine is off. It
+    counts even if its plan no longer contains the boot of the maintenance. The first servers by name come first.
     """
     groups: defaultdict[tuple[str, str | None], list[SystemUuid]] = defaultdict(list)
     for uuid, power in schedule.power.items():
         if power.maintenance is not None and power.maintenance not in schedule.stopped_maintenances:
             groups[power.maintenance, power.group].append(uuid)
-    if not schedule.may_set or schedule.failures >= schedule.most_failures:
+    if not groups or not schedule.may_set or schedule.failures >= schedule.most_failures:
         return frozenset()
+    out = _find_drained_machines(schedule, plans, knowledge, at)
     found = set[SystemUuid]()
-    for uuids in groups.values():
-        ready, busy = [], 0
+    for group, uuids in groups.items():
+        members, ready = {*uuids, *out[group]}, []
+        busy = len(members) - len(uuids)
         for uuid in uuids:
-            state, seen = servers.get(schedule.tasks[uuid].server), schedule.bmcs.get(uuid)
+            state, seen = plans.servers.get(schedule.tasks[uuid].server), schedule.bmcs.get(uuid)
             is_seen = seen is not None and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
             is_up = is_seen and seen is not None and seen.power == "On" and not seen.in_post
             is_waiting = state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
-            record = knowledge.stored_record(uuid)
-            is_out = state is not None and _is_drained_and_not_back(schedule, uuid, state.decision, record)
+            is_out = uuid in out[group]
             busy += is_out or not is_up
-            if is_waiting and is_up and not is_out:
+            if not is_waiting or not is_up:
+                continue
+            if is_out:  # it already counts, so another drain of it does not put one more server out of service
+                found.add(uuid)
+            else:
                 ready.append((schedule.tasks[uuid].server, uuid))
-        spare = max(_compute_limit(schedule.power[uuids[0]].limit, len(uuids)) - busy, 0)
+        spare = max(_compute_limit(schedule.power[uuids[0]].limit, len(members)) - busy, 0)
         found.update(uuid for _, uuid in sorted(ready)[:spare])
     return frozenset(found)
 
 
-def _is_drained_and_not_back(schedule: Schedule, uuid: SystemUuid, decision: Decision, record: Record | None) -> bool:
-    """Return whether the drain of this run has begun, and gitboot has not seen the machine back after its reset."""
-    power, task, seen = schedule.power[uuid], schedule.tasks[uuid], schedule.bmcs.get(uuid)
-    if record is None or power.maintenance is None:
+def _find_drained_machines(
+    schedule: Schedule, plans: Plans, knowledge: Knowledge, at: datetime
+) -> Mapping[tuple[str, str | None], set[SystemUuid]]:
+    """Return the machines that are out of service because of a drain, by maintenance and group."""
+    found: defaultdict[tuple[str, str | None], set[SystemUuid]] = defaultdict(set)
+    for name in plans.drained:
+        state = plans.servers[name]
+        uuid = state.decision.uuid
+        record, switches, seen = knowledge.stored_record(uuid), knowledge.list_switches(uuid), schedule.bmcs.get(uuid)
+        for each in state.decision.maintenances:
+            if record is not None and _is_drained(each, record, switches, seen, at):
+                found[each.name, find_group(each, state.about)].add(uuid)
+    return found
+
+
+def _is_drained(
+    maintenance: MaintenanceDecision,
+    record: Record,
+    switches: Iterable[PowerRecord],
+    bmc_state: BmcState | None,
+    at: datetime,
+) -> bool:
+    """Return whether the drain of a server has begun and not ended.
+
+    A drain ends with its window, or when the machine is back after a reset for this maintenance. The drain of an
+    earlier run of the maintenance counts too, because gitboot does not put servers back into service.
+    """
+    clearance = record.clearances.get(maintenance.name)
+    if clearance is None or clearance.drain is None:
         return False
-    maintenance = next((each for each in decision.maintenances if each.name == power.maintenance), None)
-    clearance = record.clearances.get(power.maintenance)
-    if maintenance is None or clearance is None or clearance.drain != maintenance.drain_key:
+    end = clearance.until or maintenance.end
+    if end is not None and end <= at:
         return False
-    own = next((each for each in task.power_records if each.reason == power.switching.reason), None)
-    return own is None or not (own.state is PowerRecordState.BACK or _is_back(power, seen, own))
+    drained_at, run = clearance.drained_at, record.runs.get(maintenance.name)
+    if drained_at is None:
+        return True
+    resets = [each for each in switches if is_switch_of(each, maintenance) and each.since >= drained_at]
+    run_at = run.at if run is not None else None
+    return not any(each.state is PowerRecordState.BACK or _is_back(run_at, bmc_state, each) for each in resets)
 
 
 def _is_ready(
@@ -153,8 +184,8 @@ def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: date
     return record.state.is_open and (shows or at - record.since < patience)
 
 
-def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) -> bool:
-    """Return whether a fetch proves that a machine is back.
+def _is_back(run_at: datetime | None, bmc_state: BmcState | None, record: PowerRecord) -> bool:
+    """Return whether a fetch proves that a machine is back. ``run_at`` is the time of the maintenance run's fetch.
 
     This check is only needed if the BMC does not report the boot progress.
     """
@@ -165,7 +196,7 @@ def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) 
         or record.state is PowerRecordState.RECORDED
     ):
         return False
-    return power.run_at is not None and power.run_at >= record.since
+    return run_at is not None and run_at >= record.since
 
 
 class Member(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from gitboot.artifacts.availability import ArtifactWatch
 from gitboot.bmc.power_steps import PowerRecordState
 from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.controller.maintenance_hooks import HookClient
@@ -40,6 +41,7 @@ class Hall:
     machines: dict[str, Machine] = field(default_factory=dict)
     bmcs: dict[str, RedfishServer] = field(default_factory=dict)
     hooks: HookClient | None = None
+    artifacts: ArtifactWatch | None = None
 
     def __post_init__(self) -> None:
         give_credentials(self.folder, password="secret")
@@ -47,17 +49,19 @@ class Hall:
             self.machines[name] = Machine(name, uuid=uuid_of(name), profile=self.profile)
             service = Service(self.machines[name], credentials={"root": "secret"})
             self.bmcs[name] = self.stack.enter_context(RedfishServer(service))
-        self.bench = self.open(initial="fresh", hooks=self.hooks)
+        self.bench = self.open(initial="fresh")
         self.bench.now = self.machines[self.names[0]].now
 
     def open(self, **given: Any) -> Bench:
-        return self.stack.enter_context(Bench(self.folder, credentials=self.folder, **given))
+        return self.stack.enter_context(
+            Bench(self.folder, credentials=self.folder, hooks=self.hooks, artifacts=self.artifacts, **given)
+        )
 
     def restart(self) -> None:
         """Another process on the same ledger, with the same commit."""
         before = self.bench
         before.close()
-        self.bench = self.open(initial=None, hooks=self.hooks)
+        self.bench = self.open(initial=None)
         self.bench.now, self.bench.commits.newest = before.now, before.commits.newest
 
     def decide(
@@ -67,14 +71,15 @@ class Hall:
         often: str = "Never",
         provision: int = 0,
         files: Mapping[str, str] | None = None,
+        sites: str = "",
     ) -> None:
         def bmc(name: str) -> str:
             return f"bmc: {{address: '{self.bmcs[name].url}', system: {self.machines[name].path}, credentials: rack}}"
 
         self.bench.decide(
-            fleet(),
+            fleet(f"baseURL: 'http://boot.test'{sites and f', sites: [{sites}]'}"),
             *(
-                server(name, f"role: web, rack: {RACKS[name]}", f"provision: {provision}, {bmc(name)}")
+                server(name, f"role: web, rack: {RACKS[name]}, host: {name}", f"provision: {provision}, {bmc(name)}")
                 for name in self.names
             ),
             image("flatcar-1"),
