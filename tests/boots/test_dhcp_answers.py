@@ -8,9 +8,10 @@ from typing import Final
 
 import pytest
 
-from tests.boots.dhcp import NAMED, OF_PAGE, OTHER, OTHERS, beside, write_proxy
+from tests.boots.dhcp import NAMED, OF_PAGE, OTHER, OTHERS, PAGE, beside, write_proxy
 from tests.boots.dhcp_client import ADDRESS, KINDS, RELAYED, Answer, Client, Kind, client
 from tests.boots.network import BASE_URLS, HOST, NGINX, own_network
+from tests.helpers.documentation import inline_code
 from tests.helpers.fleets import mac_of
 
 BASE: Final = BASE_URLS["gitboot"]
@@ -87,7 +88,7 @@ def test_a_machine_without_a_document_gets_the_site_that_its_operator_sets(gener
 
 def test_a_proxy_answers_only_the_fleet_if_its_operator_ignores_the_others(generated: Path, tmp_path: Path) -> None:
     kind = KINDS["iPXE on BIOS"]
-    with beside("dnsmasq", "dhcp-ignore=tag:!known")(generated, tmp_path), client() as asks:
+    with beside("dnsmasq", inline_code(PAGE, "dhcp-ignore=tag:!known"))(generated, tmp_path), client() as asks:
         ignored = asks.discover(kind, {OTHER}, mac_of("stranger"))
         # dnsmasq answers one request after the other, so the first would have been answered by now.
         assert asks.discover(kind, {HOST, OTHER}, mac_of("known")).keys() == {HOST, OTHER}
