@@ -67,7 +67,8 @@ def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str
 
 def _sites(strangers: Mapping[str, str], *, kea: bool = False) -> list[str]:
     """Return the page's line for each machine: of dnsmasq, or of the reservations of Kea."""
-    shown = code_block(PAGE, "dhcp-host=").splitlines()[kea]
+    of_dnsmasq, of_kea = code_block(PAGE, "dhcp-host=").splitlines()
+    shown = of_kea if kea else of_dnsmasq
     assert "52:54:00:aa:bb:cc" in shown and "fra1" in shown
     return [shown.replace("52:54:00:aa:bb:cc", mac).replace("fra1", site) for mac, site in strangers.items()]
 

@@ -128,7 +128,7 @@ class Machine:
         yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={code}")
         yield from ("-drive", f"if=pflash,format=raw,file={self.variables}")
         if self.authorities is not None:
-            line = code_block("docs/how-to/https-for-machines.md", "cert-to-efi-sig-list ").splitlines()[1]
+            _, line = code_block("docs/how-to/https-for-machines.md", "cert-to-efi-sig-list ").splitlines()
             _, _, options = line.partition(" … ")
             assert "file=ca.esl" in options
             yield from options.replace("ca.esl", str(self.authorities)).split()

@@ -55,7 +55,7 @@ def enroll(authority: str, folder: Path) -> Path:
     """Return the EFI signature list with an authority, as docs/how-to/https-for-machines.md describes it."""
     (folder / "ca.pem").write_text(authority)
     program("cert-to-efi-sig-list")  # this fails if it is missing
-    line = code_block(PAGE, "cert-to-efi-sig-list ").splitlines()[0]
+    line, _ = code_block(PAGE, "cert-to-efi-sig-list ").splitlines()
     subprocess.run(["sh", "-euc", line], cwd=folder, check=True)
     return folder / "ca.esl"
 
