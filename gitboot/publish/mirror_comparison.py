@@ -551,7 +551,7 @@ def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding
 
 
 def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
-    """Return the fault of a response for an absent path that GRUB requests. Only a comment does nothing in GRUB."""
+    """Return the fault of a response for an absent path. GRUB runs the body, unless the body is a comment."""
     if answer.is_there or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
         return None
     message = f"the {answer.status} response has a body other than #, which GRUB runs as a configuration"
