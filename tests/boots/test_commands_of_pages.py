@@ -137,7 +137,16 @@ def test_a_signature_is_valid_for_the_enrolled_certificate(tmp_path: Path) -> No
     key, other = SigningKey.create(tmp_path / "own"), SigningKey.create(tmp_path / "other")
     signed = key.sign(Path("/usr/lib/ipxe/snponly.efi"))
     enrolled = tmp_path / "enrolled.pem"
-    how = ["openssl", "x509", "-inform", "DER", "-in", key.key.with_name("boot.cer"), "-out", enrolled]
+    how: list[str | Path] = [
+        "openssl",
+        "x509",
+        "-inform",
+        "DER",
+        "-in",
+        key.key.with_name("boot.cer"),
+        "-out",
+        enrolled,
+    ]
     subprocess.run(how, check=True)
     command = [program("sbverify"), "--cert"]
     subprocess.run([*command, enrolled, signed], check=True)

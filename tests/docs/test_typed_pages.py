@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
 def _list_constants(module: ast.Module) -> dict[str, str]:
     """Return the texts that a module assigns to names at its top level."""
-    found = {}
+    found: dict[str, str] = {}
     for each in module.body:
         targets = (
             [each.target] if isinstance(each, ast.AnnAssign) else each.targets if isinstance(each, ast.Assign) else []
@@ -78,14 +78,15 @@ def _list_calls(path: Path, constants: dict[Path, dict[str, str]]) -> Iterator[C
     names = _find_names(module, constants)
     used = Counter(each.id for each in ast.walk(module) if isinstance(each, ast.Name))
     for part in module.body:
-        is_function = isinstance(part, ast.FunctionDef | ast.ClassDef)
-        if is_function and not (part.name.startswith("test_") or used[part.name] or _is_imported(part.name, path)):
+        if isinstance(part, ast.FunctionDef | ast.ClassDef) and not (
+            part.name.startswith("test_") or used[part.name] or _is_imported(part.name, path)
+        ):
             continue
         for node in ast.walk(part):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READERS:
-                page, text = (_evaluate(each, names) for each in node.args)
-                if page is not None and text is not None:
-                    yield Call(node.func.id, page, text)
+                page, start = (_evaluate(each, names) for each in node.args)
+                if page is not None and start is not None:
+                    yield Call(node.func.id, page, start)
 
 
 def _find_names(module: ast.Module, constants: dict[Path, dict[str, str]]) -> dict[str, str]:
