@@ -192,10 +192,10 @@ def _plain_dnsmasq(host: Neighbour, folder: Path) -> Iterator[None]:
 NAMED: Final = "boot.test"  # the name of `HOST` to clients of the plain dnsmasq
 
 
-def write_proxy(folder: Path, base_url: str = BASE_URLS["gitboot"]) -> Path:
-    """Write the configuration of a proxy for a fleet with one server at a site, which has another loader."""
+def write_generated(folder: Path, output: str = "dhcp-proxy", base_url: str = BASE_URLS["gitboot"]) -> Path:
+    """Write the configuration of DHCP servers for a fleet with one server at a site, which has another loader."""
     sites = f"[{{name: nginx, select: {{matchLabels: {{role: far}}}}, baseURL: '{BASE_URLS['nginx']}'}}]"
-    spec = f"baseURL: '{base_url}', sites: {sites}, outputs: [ipxe, grub, dhcp-proxy]"
+    spec = f"baseURL: '{base_url}', sites: {sites}, outputs: [ipxe, grub, {output}]"
     servers = (server("known", "role: near"), server("far", "role: far", "loader: GRUB"))
     decisions = decided(fleet(spec), image("web-1"), profile("web", "web-1"), policy("web", "All"), *servers)
     for path, file in render_fleet_files(decisions).items():
@@ -208,7 +208,7 @@ def write_proxy(folder: Path, base_url: str = BASE_URLS["gitboot"]) -> Path:
 def _proxy_at_a_name(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     own = folder / "named"
     own.mkdir()
-    write_proxy(own, f"http://{NAMED}:{PORT}")
+    write_generated(own, base_url=f"http://{NAMED}:{PORT}")
     with beside("dnsmasq")(own, folder, strangers):
         yield
 
