@@ -273,7 +273,8 @@ exit
 def render_signed_grub_configuration(base_url: str) -> str:
     """Return ``grub/grub.cfg`` of the TFTP root, from which Debian's signed GRUB loads ``grub.cfg`` by HTTP or TFTP.
 
-    The GRUB of Debian 12 has no HTTP. It finds ``grub.cfg`` only if the TFTP root is a copy of ``boot/``.
+    `place` does not copy a signed GRUB without the module http, such as the one of Debian 12. If another program
+    placed such a GRUB, or if ``base_url`` is an https URL, the script loads ``grub.cfg`` from the TFTP root.
     """
     parts = urlsplit(base_url)
     by_http = ""

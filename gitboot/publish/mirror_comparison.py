@@ -49,9 +49,9 @@ _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "the mirror serves a file that is not published"
 _OTHER_ARTIFACT: Final = "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
 _GONE: Final = (404, 410)
-_COMMENT: Final = sha256(
-    b"#"
-).hexdigest()  # of the body of a 404: shim and GRUB need it (see gitboot.render.web_servers)
+_COMMENT: Final = sha256(b"#").hexdigest()  # of the body of a 404 (see gitboot.render.web_servers)
+_GRUB: Final = "grub.cfg"
+_SHIMS: Final = ("assets/loaders/shimx64.efi", "assets/loaders/shimaa64.efi")
 _LATER: Final = "the file is a version that is valid at another time"
 _EARLIER: Final = "an earlier publication had this file, and machines can still fetch it"
 
@@ -353,18 +353,28 @@ class WebMirror:
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
         """Find unpublished files that the mirror serves at paths that gitboot can guess.
 
+        If ``files`` is empty, the published files are unknown, and gitboot assumes that they contain GRUB scripts.
         Raises `HostUnreachable`.
         """
         first = self._request("GET", UNKNOWN_MACHINE, most_bytes=2)  # one byte more than the body #
         if first.trouble:
             raise HostUnreachable(first.trouble)
-        found = [check_unknown_machine(first), _check_empty_body(first)]
+        found = [check_unknown_machine(first)]
+        if not files or _GRUB in files:  # shim starts GRUB, and iPXE and PXELINUX ignore the body
+            found.append(check_missing_body(first, has_shim=any(map(self._serves, _SHIMS))))
         found += [check_absence(path, self._request("HEAD", path), why) for path, why in PRIVATE.items()]
         absent = find_leftover_paths(files)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
             answers = pool.map(partial(self._request, "HEAD"), absent)
             found += [check_absence(path, answer, _EARLIER) for path, answer in zip(absent, answers, strict=True)]
         yield from (finding for finding in found if finding is not None)
+
+    def _serves(self, path: str) -> bool:
+        """Return whether the mirror serves a file. Raises `HostUnreachable`."""
+        answer = self._request("HEAD", path)
+        if answer.trouble:
+            raise HostUnreachable(answer.trouble)
+        return answer.is_there
 
     def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
         """Send a request and read at most ``most_bytes`` of the response body."""
@@ -510,10 +520,7 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
         return MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
     if answer.status >= 500:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror answers {answer.status}")
-    if answer.has_body and answer.sha256 != _COMMENT:
-        message = f"the {answer.status} response has a body other than #, which GRUB runs as a configuration"
-        return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
-    return None
+    return _check_grub_body(path, answer) if _GRUB in path else None
 
 
 def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
@@ -529,15 +536,26 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
 
 
-def _check_empty_body(answer: MirrorAnswer) -> MirrorFinding | None:
-    """Return the fault of a response to a GET for an absent path if its body is empty, or None."""
-    if answer.has_body or answer.status not in _GONE:
+def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding | None:
+    """Return the fault of the body of a response to a GET for an absent path, or None.
+
+    ``has_shim`` states whether machines can load shim from the mirror. shim waits forever for an empty body.
+    """
+    if has_shim and not answer.has_body and answer.status in _GONE:
+        message = (
+            f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with error_page "
+            "in nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of the CDN"
+        )
+        return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.WRONG, message=message)
+    return _check_grub_body(UNKNOWN_MACHINE, answer)
+
+
+def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
+    """Return the fault of a response for an absent path. GRUB runs the body, unless the body is a comment."""
+    if answer.is_there or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
         return None
-    message = (
-        f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with error_page in "
-        "nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of the CDN"
-    )
-    return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.WRONG, message=message)
+    message = f"the {answer.status} response has a body other than #, which GRUB runs as a configuration"
+    return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
 
 
 def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:

@@ -44,6 +44,13 @@ def dependencies(package: str, architecture: str) -> tuple[str, ...]:
     return tuple(line.split()[-1] for line in shown.splitlines() if "Depends:" in line)
 
 
+def download(package: str, architecture: str, release: str, folder: Path) -> None:
+    """Put the file of a package into a folder."""
+    apt = _apt(architecture, release)
+    with apt.alone():
+        apt.run("apt-get", "download", package, within=str(folder))
+
+
 def _unpack(apt: _Apt, package: str, made: Path) -> None:
     with tempfile.TemporaryDirectory(dir=apt.folder) as scratch:
         apt.run("apt-get", "download", package, within=scratch)

@@ -16,11 +16,12 @@ from typing import Final, Protocol
 from gitboot.render.boot_files import render_fleet_files
 from tests.boots.network import BASE_URLS, BRIDGE, CARD, HOST, PORT, Neighbour, neighbour
 from tests.boots.programs import program, running
+from tests.helpers.documentation import code_block, inline_code
 from tests.helpers.endpoints import eventually
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
-PAGE: Final = DOCS / "how-to" / "dhcp.md"
+PAGE: Final = "docs/how-to/dhcp.md"
+_GENERATED: Final = "/srv/gitboot/ops/dhcp"  # where the page expects what gitboot generates
 
 NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_IPV6: Final = "AdvDefaultLifetime 0;"  # for a router without IPv6
@@ -58,14 +59,18 @@ def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str
         *(f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative"),
         *_RANGES[version],
         *_sites(strangers),
-        f"conf-file={generated}/dnsmasq.conf",
+        code_block(PAGE, "conf-file=").strip().replace(_GENERATED, str(generated)),
     )
     with _running_dnsmasq("dhcp", folder, lines):
         yield
 
 
-def _sites(strangers: Mapping[str, str]) -> Iterator[str]:
-    return (f"dhcp-host={mac},set:gitboot_site,set:gitboot_site_{site}" for mac, site in strangers.items())
+def _sites(strangers: Mapping[str, str], *, kea: bool = False) -> list[str]:
+    """Return the page's line for each machine: of dnsmasq, or of the reservations of Kea."""
+    of_dnsmasq, of_kea = code_block(PAGE, "dhcp-host=").splitlines()
+    shown = of_kea if kea else of_dnsmasq
+    assert "52:54:00:aa:bb:cc" in shown and "fra1" in shown
+    return [shown.replace("52:54:00:aa:bb:cc", mac).replace("fra1", site) for mac, site in strangers.items()]
 
 
 @contextmanager
@@ -91,9 +96,9 @@ dnsmasq6: Final[Dhcp] = partial(_dnsmasq, 6)
 
 # Kea
 
-_BLOCK: Final = re.compile(r'^    \{"Dhcp4": \{\n.*?^    \}\}\n', re.MULTILINE | re.DOTALL)
+_MATCHING: Final = inline_code(PAGE, '"match-client-id": false')
 _OWN: Final = {
-    4: f'"match-client-id": false, "interfaces-config": {{"interfaces": ["{BRIDGE}/{HOST}"]}},'
+    4: f'{_MATCHING}, "interfaces-config": {{"interfaces": ["{BRIDGE}/{HOST}"]}},'
     '"subnet4": [{"subnet": "192.0.2.0/24", "pools": [{"pool": "192.0.2.100 - 192.0.2.199"}]}]',
     6: f'"interfaces-config": {{"interfaces": ["{BRIDGE}"]}}, "subnet6": [{{"subnet": "2001:db8::/64",'
     f'"interface": "{BRIDGE}", "pools": [{{"pool": "2001:db8::100 - 2001:db8::1ff"}}]}}]',
@@ -106,9 +111,7 @@ def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, st
     logger = f'{{"name": "kea-dhcp{version}", "severity": "INFO", "output_options": [{{"output": "{log}"}}]}}'
     identity = f'"data-directory": "{folder}", ' if version == 6 else ""  # it keeps its DUID there
     own = f'{identity}{_OWN[version]}, "lease-database": {{"type": "memfile", "persist": false}}, "loggers": [{logger}]'
-    known = "".join(
-        f'{{"hw-address": "{mac}", "client-classes": ["gitboot_site_{site}"]}}, ' for mac, site in strangers.items()
-    )
+    known = "".join(_sites(strangers, kea=True))
     configuration.write_text(
         _documented(version, generated, {"…": own, '"reservations": [': f'"reservations": [{known}'})
     )
@@ -120,8 +123,8 @@ def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, st
 
 def _documented(version: int, generated: Path, own: Mapping[str, str]) -> str:
     """The page's block, for this version, with what is an operator's own in it."""
-    [block] = _BLOCK.findall(PAGE.read_text())
-    for shown, ours in {"/srv/gitboot/ops/dhcp": str(generated), **own}.items():
+    block = code_block(PAGE, '{"Dhcp4": {\n    "client-classes"')
+    for shown, ours in {_GENERATED: str(generated), **own}.items():
         assert shown in block
         block = block.replace(shown, ours)
     return re.sub(r"(?i)(?<=dhcp)4", str(version), block)
@@ -136,7 +139,7 @@ def _kea4(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) 
 @contextmanager
 def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     """Kea, and a router that sends the network's machines to it."""
-    prefix = "AdvManagedFlag on; prefix 2001:db8::/64 { };"
+    prefix = f"{inline_code(PAGE, 'AdvManagedFlag on')}; prefix 2001:db8::/64 {{ }};"
     with _kea(6, generated, folder, strangers), _router(folder, prefix):
         yield
 
@@ -148,7 +151,6 @@ kea6: Final[Dhcp] = _kea6
 # dnsmasq as a proxy, beside a DHCP server that knows nothing of boots
 
 OTHER: Final = "192.0.2.9"  # the address of that server
-_PROXY: Final = re.compile(r"^    # /etc/dnsmasq\.d/gitboot\.conf\n(.*?)^    ```$", re.MULTILINE | re.DOTALL)
 
 
 def beside(other: str, *more: str) -> Dhcp:
@@ -169,16 +171,12 @@ def beside(other: str, *more: str) -> Dhcp:
 
 @contextmanager
 def _proxy(generated: Path, folder: Path, strangers: Mapping[str, str], more: tuple[str, ...]) -> Iterator[None]:
-    [block] = _PROXY.findall(PAGE.read_text())
-    own = {
-        "interface=eth0": f"interface={BRIDGE}",
-        "/srv/tftp": f"{folder}/tftp",
-        "/srv/gitboot/ops/dhcp": str(generated),
-    }
+    block = code_block(PAGE, "# /etc/dnsmasq.d/gitboot.conf")
+    own = {"interface=eth0": f"interface={BRIDGE}", "/srv/tftp": f"{folder}/tftp", _GENERATED: str(generated)}
     for shown, ours in own.items():
         assert shown in block
         block = block.replace(shown, ours)
-    lines = (*(line.strip() for line in block.splitlines()), *_sites(strangers), *more)
+    lines = (*block.splitlines(), *_sites(strangers), *more)
     with _running_dnsmasq("proxy", folder, lines):
         yield
 
@@ -194,10 +192,10 @@ def _plain_dnsmasq(host: Neighbour, folder: Path) -> Iterator[None]:
 NAMED: Final = "boot.test"  # the name of `HOST` to clients of the plain dnsmasq
 
 
-def write_proxy(folder: Path, base_url: str = BASE_URLS["gitboot"]) -> Path:
-    """Write the configuration of a proxy for a fleet with one server at a site, which has another loader."""
+def write_generated(folder: Path, output: str = "dhcp-proxy", base_url: str = BASE_URLS["gitboot"]) -> Path:
+    """Write the configuration of DHCP servers for a fleet with one server at a site, which has another loader."""
     sites = f"[{{name: nginx, select: {{matchLabels: {{role: far}}}}, baseURL: '{BASE_URLS['nginx']}'}}]"
-    spec = f"baseURL: '{base_url}', sites: {sites}, outputs: [ipxe, grub, dhcp-proxy]"
+    spec = f"baseURL: '{base_url}', sites: {sites}, outputs: [ipxe, grub, {output}]"
     servers = (server("known", "role: near"), server("far", "role: far", "loader: GRUB"))
     decisions = decided(fleet(spec), image("web-1"), profile("web", "web-1"), policy("web", "All"), *servers)
     for path, file in render_fleet_files(decisions).items():
@@ -210,7 +208,7 @@ def write_proxy(folder: Path, base_url: str = BASE_URLS["gitboot"]) -> Path:
 def _proxy_at_a_name(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     own = folder / "named"
     own.mkdir()
-    write_proxy(own, f"http://{NAMED}:{PORT}")
+    write_generated(own, base_url=f"http://{NAMED}:{PORT}")
     with beside("dnsmasq")(own, folder, strangers):
         yield
 
@@ -273,13 +271,13 @@ OTHERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[No
 
 @contextmanager
 def _dhcpd_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    with _running_dhcpd(_shown("ISC dhcpd"), folder), _router(folder, _NO_IPV6):
+    with _running_dhcpd(code_block(PAGE, "# /etc/dhcp/dhcpd.conf"), folder), _router(folder, _NO_IPV6):
         yield
 
 
 @contextmanager
 def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    text = _shown("Kea")
+    text = code_block(PAGE, '{"Dhcp4": {\n    "interfaces-config"')
     own = {
         '"interfaces": ["eth0"]': f'"interfaces": ["{BRIDGE}/{HOST}"]',
         '"lease-database": {"type": "memfile"}': _FOR_TESTS,
@@ -291,20 +289,12 @@ def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = N
         yield
 
 
-def _shown(server: str) -> str:
-    """Return the configuration that the page shows for a server."""
-    section = PAGE.read_text().partition(f"\n## {server}\n")[2].partition("\n## ")[0]
-    [block] = re.findall(r"^```\n(.*?)^```\n", section, re.MULTILINE | re.DOTALL)
-    assert isinstance(block, str)
-    return block
-
-
 @contextmanager
 def _one_boot_file(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     """Send the boot file that the page names for a server with only one."""
     lines = (f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative", *_RANGES[4])
-    assert "`loaders/grub-x86_64.efi`" in PAGE.read_text().partition("\n## UniFi")[2]
-    with _running_dnsmasq("dhcp", folder, (*lines, f"dhcp-boot=loaders/grub-x86_64.efi,,{HOST}")):
+    file = inline_code(PAGE, "loaders/grub-x86_64.efi")
+    with _running_dnsmasq("dhcp", folder, (*lines, f"dhcp-boot={file},,{HOST}")):
         yield
 
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.boots.programs import program
+from tests.helpers.documentation import code_block
 
-PAGE: Final = Path(__file__).parents[2] / "docs/how-to/secure-boot.md"
-
-
-def _find_commands(start: str) -> list[str]:
-    section = PAGE.read_text().partition("## A UKI with your own key\n")[2]
-    found = [line.strip() for line in section.splitlines() if line.strip().startswith(start)]
-    assert found, f"the page has no command that starts with {start}"
-    return found
+PAGE: Final = "docs/how-to/secure-boot.md"
 
 
-def _run(line: str, folder: Path) -> None:
-    words = shlex.split(line)
-    subprocess.run([program(words[0]), *words[1:]], cwd=folder, check=True, capture_output=True)
+def _type(block: str, folder: Path) -> None:
+    program(block.split()[0])  # this fails if it is missing
+    subprocess.run(["sh", "-euc", block], cwd=folder, check=True, capture_output=True)
 
 
 class SigningKey(NamedTuple):
@@ -34,8 +27,7 @@ class SigningKey(NamedTuple):
     @classmethod
     def create(cls, folder: Path) -> SigningKey:
         """Create a key in an empty folder by the commands of the page."""
-        for line in _find_commands("openssl "):
-            _run(line, folder)
+        _type(code_block(PAGE, "openssl req "), folder)
         assert (folder / "boot.cer").exists()
         return cls(folder / "boot.key", folder / "boot.pem")
 
@@ -43,8 +35,7 @@ class SigningKey(NamedTuple):
         """Sign a program by the command of the page."""
         folder = self.key.parent
         shutil.copy(unsigned, folder / "linux.efi")
-        [line] = _find_commands("sbsign ")
-        _run(line, folder)
+        _type(code_block(PAGE, "sbsign "), folder)
         return folder / "linux-signed.efi"
 
 

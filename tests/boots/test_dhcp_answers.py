@@ -8,9 +8,10 @@ from typing import Final
 
 import pytest
 
-from tests.boots.dhcp import NAMED, OF_PAGE, OTHER, OTHERS, beside, write_proxy
+from tests.boots.dhcp import NAMED, OF_PAGE, OTHER, OTHERS, PAGE, beside, dnsmasq, kea, write_generated
 from tests.boots.dhcp_client import ADDRESS, KINDS, RELAYED, Answer, Client, Kind, client
 from tests.boots.network import BASE_URLS, HOST, NGINX, own_network
+from tests.helpers.documentation import inline_code
 from tests.helpers.fleets import mac_of
 
 BASE: Final = BASE_URLS["gitboot"]
@@ -34,7 +35,7 @@ def wire() -> Iterator[None]:
 @pytest.fixture
 def generated(tmp_path: Path) -> Path:
     (tmp_path / "tftp").mkdir()
-    return write_proxy(tmp_path)
+    return write_generated(tmp_path)
 
 
 def boot_file(asks: Client, kind: Kind, mac: str = mac_of("asks")) -> Answer:
@@ -87,7 +88,7 @@ def test_a_machine_without_a_document_gets_the_site_that_its_operator_sets(gener
 
 def test_a_proxy_answers_only_the_fleet_if_its_operator_ignores_the_others(generated: Path, tmp_path: Path) -> None:
     kind = KINDS["iPXE on BIOS"]
-    with beside("dnsmasq", "dhcp-ignore=tag:!known")(generated, tmp_path), client() as asks:
+    with beside("dnsmasq", inline_code(PAGE, "dhcp-ignore=tag:!known"))(generated, tmp_path), client() as asks:
         ignored = asks.discover(kind, {OTHER}, mac_of("stranger"))
         # dnsmasq answers one request after the other, so the first would have been answered by now.
         assert asks.discover(kind, {HOST, OTHER}, mac_of("known")).keys() == {HOST, OTHER}
@@ -104,7 +105,7 @@ def test_a_proxy_answers_a_relay_for_a_network_that_its_configuration_names(gene
 
 def test_a_proxy_at_a_host_name_names_itself_to_clients_that_need_an_address(generated: Path, tmp_path: Path) -> None:
     base_url = f"http://{NAMED}:8080"
-    with beside("dnsmasq")(write_proxy(generated, base_url), tmp_path), client() as asks:
+    with beside("dnsmasq")(write_generated(generated, base_url=base_url), tmp_path), client() as asks:
         for name in ("BIOS", "UEFI x64", "iPXE on UEFI"):
             assert boot_file(asks, KINDS[name]).next_server == HOST, name
         kind = KINDS["iPXE on BIOS"]
@@ -127,3 +128,24 @@ def test_a_server_of_the_page_answers_each_kind_of_client(name: str, tmp_path: P
                 expected = (HOST, LOADERS[kind.architecture])
                 assert (found.next_server, found.file) == expected, client_name
                 assert found.vendor == "", client_name
+
+
+@pytest.mark.parametrize("name", ["dnsmasq", "Kea"])
+def test_a_server_with_the_generated_files_of_the_page_answers_each_kind_of_client(name: str, tmp_path: Path) -> None:
+    serve, output = {"dnsmasq": (dnsmasq, "dhcp-dnsmasq"), "Kea": (kea, "dhcp-kea")}[name]
+    stranger, far = mac_of("stranger"), mac_of("far")
+    with serve(write_generated(tmp_path, output), tmp_path, {stranger: "nginx"}), client() as asks:
+        for client_name, kind in KINDS.items():
+            found = asks.discover(kind, {HOST})[HOST]
+            if kind.ipxe:
+                assert found.file == f"{BASE}/boot.ipxe", client_name
+            elif kind.http:
+                expected = ("HTTPClient", f"{BASE}/assets/{LOADERS[kind.architecture]}")
+                assert (found.vendor, found.file) == expected, client_name
+            else:
+                expected = (HOST, LOADERS[kind.architecture])
+                assert (found.next_server, found.file) == expected, client_name
+        for mac in (stranger, far):  # by the page's line for a machine, and by a document
+            script = asks.discover(KINDS["iPXE on UEFI"], {HOST}, mac)[HOST]
+            assert script.file == f"{BASE_URLS['nginx']}/boot.ipxe"
+        assert asks.discover(KINDS["UEFI x64"], {HOST}, far)[HOST].file == "loaders/grub-x86_64.efi"

@@ -19,8 +19,9 @@ from tests.boots.network import BASE_URLS, HOST
 from tests.boots.programs import program
 from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
-from tests.docs.test_https import make_certificates
+from tests.docs.test_https import PAGE, make_certificates
 from tests.endpoint.test_tls import put, served
+from tests.helpers.documentation import code_block
 from tests.helpers.endpoints import Site, get
 from tests.helpers.fleets import configured, fleet, mac_of, policy, profile, server, uuid_of
 from tests.helpers.http_peers import Authority, Issued
@@ -53,7 +54,9 @@ def assets(images: Images, tmp_path: Path) -> Path:
 def enroll(authority: str, folder: Path) -> Path:
     """Return the EFI signature list with an authority, as docs/how-to/https-for-machines.md describes it."""
     (folder / "ca.pem").write_text(authority)
-    subprocess.run([program("cert-to-efi-sig-list"), "ca.pem", "ca.esl"], cwd=folder, check=True)
+    program("cert-to-efi-sig-list")  # this fails if it is missing
+    line, _ = code_block(PAGE, "cert-to-efi-sig-list ").splitlines()
+    subprocess.run(["sh", "-euc", line], cwd=folder, check=True)
     return folder / "ca.esl"
 
 

@@ -12,8 +12,14 @@ import pytest
 from tests.boots.page import key_of, rows
 
 ROOT = Path(__file__).parents[2]
-# Programs that read the data of a machine, loaders whose kernel is never sent, and a client of DHCP servers.
-NO_BOOT_OF_A_MACHINE = ("test_scripts.py", "test_first_boots.py", "test_asking.py", "test_dhcp_answers.py")
+# Programs that read the data of a machine, loaders whose kernel is never sent, a client of DHCP servers, and commands.
+NO_BOOT_OF_A_MACHINE = (
+    "test_scripts.py",
+    "test_first_boots.py",
+    "test_asking.py",
+    "test_dhcp_answers.py",
+    "test_commands_of_pages.py",
+)
 
 
 def _collected(request: pytest.FixtureRequest) -> set[str]:

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 from pathlib import Path
-from textwrap import dedent
 from typing import Final
 
 import pytest
 
+from tests.helpers.documentation import code_block
 from tests.helpers.forked_commands import captured
+from tests.helpers.http_peers import Authority
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
-
-
-PAGE: Final = "how-to/https-for-machines.md"
-
-
-def list_blocks(page: str, heading: str) -> list[str]:
-    """Return the indented code blocks of a section."""
-    text = (DOCS / page).read_text()
-    section = re.split(r"^#+ ", text.partition(f"{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    return [dedent(found) for found in re.findall(r"(?<=\n\n)((?: {4,}\S.*\n)+)", section)]
+PAGE: Final = "docs/how-to/https-for-machines.md"
+VERIFY_PAGE: Final = "docs/how-to/verify-files-with-ipxe.md"
 
 
-def type_blocks(page: str, heading: str, program: str, folder: Path) -> None:
-    """Run each block of a section that contains a program."""
-    blocks = [each for each in list_blocks(page, heading) if program in each and "…" not in each]
-    assert blocks
-    for block in blocks:
-        subprocess.run(["sh", "-euc", block], cwd=folder, check=True, capture_output=True)
+def type_block(block: str, folder: Path) -> None:
+    subprocess.run(["sh", "-euc", block], cwd=folder, check=True, capture_output=True)
 
 
 def make_certificates(folder: Path) -> None:
     """Create ca.pem, machines.crt and machines.key as docs/how-to/https-for-machines.md describes it."""
-    type_blocks(PAGE, "## Set it up", "openssl", folder)
+    type_block(code_block(PAGE, "openssl req "), folder)
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +34,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_doctor_accepts_the_certificate_of_the_page(folder: Path) -> None:
-    [block] = [each for each in list_blocks(PAGE, "## Set it up") if "doctor" in each]
-    command, _, _ = block.partition(" --state STATE")  # there is no instance
-    words = [str(folder / each) if each.endswith((".crt", ".key", ".pem")) else each for each in shlex.split(command)]
+    command = code_block(PAGE, "gitboot doctor").replace(" --state STATE", "")  # there is no instance
+    words = [
+        str(folder / each) if each.endswith((".crt", ".key", ".pem")) else each
+        for each in shlex.split(command.replace("\\\n", " "))
+    ]
     done = captured(*words[1:])
     assert "machines can use" in " ".join(done.stdout.split()), done.stdout
+
+
+def test_a_key_of_any_kind_is_accepted_after_the_suites_of_firmware_are_off(tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue()  # with an EC key
+    own = f"machines-tls = ['0.0.0.0:8443', '{issued.certificate}', '{issued.key}']\n"
+    for settings, expected in (("", "firmware cannot use"), (code_block(PAGE, "firmware-ciphers"), "machines can use")):
+        (tmp_path / "gitboot.toml").write_text(own + settings)
+        done = captured("doctor", "--config", tmp_path / "gitboot.toml")
+        assert expected in " ".join(done.stdout.split()), done.stdout
 
 
 def test_the_signatures_of_the_page_are_valid_for_their_files_alone(folder: Path) -> None:
     for name in ("vmlinuz", "initrd.img"):
         (folder / name).write_text(f"the content of {name}")
-    type_blocks("how-to/verify-files-with-ipxe.md", "# Verify files with iPXE", "openssl", folder)
+    type_block(code_block(VERIFY_PAGE, "openssl req "), folder)
+    type_block(code_block(VERIFY_PAGE, "for file in "), folder)
 
     def verifies(content: str, signature: str) -> bool:
         how = ("-binary", "-inform", "DER", "-CAfile", "ca.pem", "-purpose", "any")

@@ -9,8 +9,9 @@ import signal
 import subprocess
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Final
 
 from tests.helpers.git_repositories import ENVIRONMENT, program
@@ -25,6 +26,7 @@ _FENCED: Final = re.compile(
     re.M | re.S,
 )
 _INDENTED: Final = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+_NESTED: Final = re.compile(r"(?:^ {8}.*\n)+", re.MULTILINE)  # in an item of a list
 _INLINE: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 
 
@@ -71,10 +73,22 @@ def read(page: str) -> Page:
         for found in _FENCED.finditer(text)
     )
     text = _FENCED.sub(_blank, text)
-    codes = [found for found in _INDENTED.finditer(text) if not _is_list_item(text[: found.start()])]
-    indented = tuple(_block(page, text, found, 0) for found in codes)
-    starts = {found.start() for found in codes}
-    text = _INDENTED.sub(lambda found: _blank(found) if found.start() in starts else found[0], text)
+    codes = [
+        code
+        for found in _INDENTED.finditer(text)
+        for code in (
+            _NESTED.finditer(text, found.start(), found.end()) if _is_list_item(text[: found.start()]) else (found,)
+        )
+        if text[: code.start()].endswith("\n\n")
+    ]
+    indented = tuple(
+        replace(_block(page, text, found, 0), text=re.sub("^ {8}", " " * 4, found[0], flags=re.MULTILINE))
+        if found.re is _NESTED
+        else _block(page, text, found, 0)
+        for found in codes
+    )
+    for code in reversed(codes):  # the earlier places stay valid
+        text = f"{text[: code.start()]}{_blank(code)}{text[code.end() :]}"
     return Page(
         fenced=fenced, indented=indented, inline=tuple(_block(page, text, each, 1) for each in _INLINE.finditer(text))
     )
@@ -111,6 +125,18 @@ def commands(block: Block) -> Iterator[tuple[str, ...]]:
                 command = []
             else:
                 command.append(word)
+
+
+def code_block(page: str, start: str) -> str:
+    """Return the only block of code on a page that begins with ``start``, without its indentation."""
+    (found,) = (text for each in read(page).shown if (text := dedent(each.text)).startswith(start))
+    return found
+
+
+def inline_code(page: str, text: str) -> str:
+    """Return a text that a page has as inline code."""
+    assert text in {each.text for each in read(page).inline}, f"{page} does not contain `{text}`"
+    return text
 
 
 MIRROR_PAGE: Final = "docs/how-to/publish-to-a-mirror.md"

@@ -283,10 +283,16 @@ def test_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, verify: Ver
     assert (code, found[NOBODY]) == (8, "Wrong")
 
 
-@pytest.mark.parametrize("status", [404, 410])
+def place_shim(copy: Path, architecture: str = "x64") -> None:
+    (copy / "assets/loaders").mkdir(parents=True)
+    (copy / f"assets/loaders/shim{architecture}.efi").write_bytes(b"MZ")
+
+
+@pytest.mark.parametrize(("status", "architecture"), [(404, "x64"), (410, "aa64")])
 def test_p3_a_404_with_an_empty_body_is_a_finding_because_shim_waits_for_it(
-    mirror: CopyServer, output: Path, verify: Verify, status: int
+    mirror: CopyServer, copy: Path, output: Path, verify: Verify, status: int, architecture: str
 ) -> None:
+    place_shim(copy, architecture)
     mirror.otherwise = (status, b"")
     assert verify(mirror.url) == (8, {NOBODY: "Wrong"})
     (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
@@ -296,6 +302,34 @@ def test_p3_a_404_with_an_empty_body_is_a_finding_because_shim_waits_for_it(
     )
     mirror.otherwise = (status, b"#")
     assert verify(mirror.url) == (0, {})
+
+
+def test_a_404_with_an_empty_body_is_right_if_machines_do_not_load_shim(mirror: CopyServer, verify: Verify) -> None:
+    mirror.otherwise = (404, b"")
+    assert verify(mirror.url) == (0, {})
+
+
+@pytest.mark.parametrize("body", [b"", b"<?xml version='1.0'?><Error/>"])
+@pytest.mark.parametrize(("outputs", "result"), [("ipxe, pxelinux", 0), ("ipxe, grub", 8)])
+def test_the_body_of_a_404_matters_only_to_loaders_of_the_fleet(
+    tmp_path: Path, body: bytes, outputs: str, result: int
+) -> None:
+    root = tmp_path / "output"
+    Site(root).publish(planned(fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]"), *SEED[1:]))
+    place_shim(root / "boot")
+    with serving(root / "boot") as mirror:
+        mirror.otherwise = (404, body)
+        code, shown, _ = typed("--tree", root, mirror.url)
+        assert (code, "response has a" in shown) == (result, bool(result)), shown
+        mirror.otherwise = (404, b"#")
+        assert typed("--tree", root, mirror.url)[0] == 0
+
+
+def test_an_absent_grub_script_with_a_body_is_a_finding() -> None:
+    answer = MirrorAnswer(status=404, sha256="a" * 64, has_body=True)
+    found = check_absence("grub.cfg-01-52-54-00-00-00-01", answer, "why")
+    assert found is not None and found.fault is MirrorFault.WRONG
+    assert check_absence("ipxe/1.ipxe", answer, "why") is None
 
 
 def test_p3_a_bucket_that_answers_with_xml_has_the_finding_for_grub_only(

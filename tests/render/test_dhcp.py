@@ -22,6 +22,7 @@ from gitboot.render.dhcp import LOADERS, LONGEST_PROXY_URL
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import hypothesis_strategies
 from tests.helpers.cases import for_each
+from tests.helpers.documentation import code_block, inline_code
 from tests.helpers.fleets import uuid_of
 
 OUTPUTS = ["ipxe", "grub", "pxelinux", "dhcp-dnsmasq", "dhcp-kea"]
@@ -62,6 +63,9 @@ def decided(servers: Iterable[hypothesis_strategies.Document], **fleet: Any) -> 
         *servers,
     )
     return hypothesis_strategies.decided(documents)
+
+
+PAGE = "docs/how-to/dhcp.md"
 
 
 def configuration(decisions: Decisions) -> dict[str, str]:
@@ -149,9 +153,10 @@ FLEETS = {
 def test_dnsmasq_accepts_the_configuration_beside_an_existing_one(case: str, tmp_path: Path) -> None:
     included = tmp_path / "gitboot.conf"
     included.write_text(configuration(FLEETS[case]())["dnsmasq.conf"])
-    own = f"port=0\ndhcp-range=10.1.0.0,static\ndhcp-host=52:54:00:ff:00:01,own\nconf-file={included}\n"
+    include = code_block(PAGE, "conf-file=").replace("/srv/gitboot/ops/dhcp/dnsmasq.conf", str(included))
+    own = f"port=0\ndhcp-range=10.1.0.0,static\ndhcp-host=52:54:00:ff:00:01,own\n{include}"
     (tmp_path / "dnsmasq.conf").write_text(own)
-    _passes("dnsmasq", "--test", "-C", str(tmp_path / "dnsmasq.conf"))
+    _passes(*inline_code(PAGE, "dnsmasq --test").split(), "-C", str(tmp_path / "dnsmasq.conf"))
 
 
 @needs("dnsmasq")
@@ -173,22 +178,23 @@ def test_kea_accepts_the_configuration_beside_an_existing_one(case: str, version
     for name, text in configuration(FLEETS[case]()).items():
         (tmp_path / name).write_text(text)
     (tmp_path / "kea.json").write_text(kea_configuration(tmp_path, version))
-    _passes(f"kea-dhcp{version}", "-t", str(tmp_path / "kea.json"))
+    command = {4: inline_code(PAGE, "kea-dhcp4 -t FILE"), 6: inline_code(PAGE, "kea-dhcp6 -t FILE")}[version]
+    _passes(*command.replace("FILE", str(tmp_path / "kea.json")).split())
 
 
 def kea_configuration(folder: Path, version: int) -> str:
     """Return the configuration of an operator, with the additions of docs/how-to/dhcp.md."""
-    return f"""{{"Dhcp{version}": {{
-        "ip-reservations-unique": false,
-        "lease-database": {{"type": "memfile", "persist": false}},
-        "client-classes": [{{"name": "own"}}, <?include "{folder}/kea-dhcp{version}-classes.json"?>],
-        "reservations": [
-            {{"hw-address": "52:54:00:ff:00:01", "hostname": "own"}},
-            <?include "{folder}/kea-dhcp{version}-reservations.json"?>
-        ],
-        "reservations-global": true,
-        "reservations-in-subnet": true
-    }}}}"""
+    block = code_block(PAGE, '{"Dhcp4": {\n    "client-classes"')
+    own = {
+        "…": '"lease-database": {"type": "memfile", "persist": false}',
+        '"client-classes": [': '"client-classes": [{"name": "own"}, ',
+        '"reservations": [': '"reservations": [{"hw-address": "52:54:00:ff:00:01", "hostname": "own"}, ',
+        "/srv/gitboot/ops/dhcp": str(folder),
+    }
+    for shown, ours in own.items():
+        assert shown in block
+        block = block.replace(shown, ours)
+    return re.sub(r"(?i)(?<=dhcp)4", str(version), block)
 
 
 def _passes(*command: str) -> None:

@@ -31,7 +31,7 @@ from gitboot.cli.options import (
     reject_old_variables,
     write_outputs,
 )
-from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
+from gitboot.errors import ArtifactMissing, BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.files import check_output_directory, check_state_directory
 from gitboot.jsonio import format_document
 from gitboot.model.boot_policy import Method
@@ -421,13 +421,14 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
     """Check that each mirror serves the boot loaders and the first script that DHCP names."""
     fetcher = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=tls.authority)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
-    loaders = sorted(
-        {
-            each.path
-            for loader in (None, *list_requested_loaders(decisions))
-            for each in list_loader_offers(decisions, loader)
-        }
-    )
+    offers = [
+        offer
+        for loader in (None, *list_requested_loaders(decisions))
+        for offer in list_loader_offers(decisions, loader)
+    ]
+    loaders = sorted({offer.path for offer in offers})
+    # DHCP sends these offers as URLs to UEFI HTTP boot, which fetches the loaders itself.
+    loads_by_http = bool(decisions.outputs & _DHCP_OUTPUTS) and any(offer.client.http for offer in offers)
     by_firmware = {
         file.url
         for boot in (
@@ -446,22 +447,28 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
             )
             continue
         yield fine("DHCP", f"{url} can be fetched")
-        is_needed = any(each.startswith(f"{mirror.base_url}/") for each in by_firmware)
+        is_needed = loads_by_http or any(each.startswith(f"{mirror.base_url}/") for each in by_firmware)
         if is_needed and url.startswith("https:") and tls.firmware_ciphers:
             yield from of_firmware_suites(mirror.base_url)
-        missing = []
+        missing, faults = [], 0
         for path in loaders:
             try:
-                fetcher.head(mirror.loader_url(path))
-            except GitbootError:
+                fetcher.head(url := mirror.loader_url(path))
+            except ArtifactMissing:
                 missing.append(path)
+            except GitbootError as error:
+                yield _wrong("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
+                faults += 1
         if missing:
             message = (
                 f"{mirror.base_url}/assets/ does not contain boot loaders that DHCP uses: {format_names(missing, 3)}"
             )
             yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
-        else:
+        elif not faults:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+
+
+_DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY})
 
 
 def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Examination:
@@ -521,7 +528,7 @@ def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]
     try:
         fetcher.head(url)
     except GitbootError as error:
-        if urlsplit(base_url).path.strip("/"):
+        if isinstance(error, ArtifactMissing) and urlsplit(base_url).path.strip("/"):
             loads = "loads" if len(servers) == 1 else "load"
             message = f"{url} is missing; copy it if {_format_servers(servers)} {loads} shim by HTTP instead of TFTP"
             hint = f"curl -fsSO {quote_words(f'{base_url}/{path}')}  # then put the file at {url}"

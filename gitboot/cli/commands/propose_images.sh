@@ -1,5 +1,5 @@
-# The first job read files of vendors, so its results are untrusted. Check all of them before the first push. A value of
-# the first job reaches a command only as a quoted argument or as a file.
+# The first job read files of vendors, so its results are untrusted. Check all of them before the first push.
+# A value of the first job reaches a command only as a quoted argument or as a file.
 export LC_ALL=C
 refuse() { echo "refused: $1"; exit 1; }
 proposals=$(mktemp -d)
@@ -17,17 +17,21 @@ check(len(text) <= 1_000_000, "the list of proposals has more than 1 MB")
 proposals = [each for each in json.loads(text)["streams"] if each.get("branch") and each.get("commit")]
 check(len(proposals) <= 100, "more than 100 proposals")
 for number, each in enumerate(proposals):
-    check(all(isinstance(each.get(name), str) for name in ("branch", "commit", "title", "body")), "a proposal without texts")
+    texts = (each.get(name) for name in ("branch", "commit", "title", "body"))
+    check(all(isinstance(text, str) for text in texts), "a proposal without texts")
     branch, title, body = each["branch"], each["title"], each["body"]
-    check(re.fullmatch(r"gitboot/update-[A-Za-z0-9][A-Za-z0-9._-]{0,249}", branch), f"{branch!a} is not a branch of gitboot")
+    is_ours = re.fullmatch(r"gitboot/update-[A-Za-z0-9][A-Za-z0-9._-]{0,249}", branch)
+    check(is_ours, f"{branch!a} is not a branch of gitboot")
     check(re.fullmatch("[0-9a-f]{40}", each["commit"]), f"{branch}: {each['commit']!a} is not a commit")
     check(title.isprintable() and 0 < len(title) <= 255, f"{branch}: {title!a} is not a title")
     check(len(body) <= 60_000, f"{branch}: the body has more than 60000 characters")
     # GitLab removes carriage returns, also in /\rmerge.
-    check(body.replace("\n", "").replace("\t", "").isprintable(), f"{branch}: the body has characters that cannot be shown")
+    is_printable = body.replace("\n", "").replace("\t", "").isprintable()
+    check(is_printable, f"{branch}: the body has characters that cannot be shown")
     # GitLab runs a line such as /merge. All forges skip checks for a title such as [skip ci].
     check(not re.search(r"(?m)^\s*/\w", body), f"{branch}: the body has a command")
-    check(not re.search(r"(?i)\[[a-z -]*\b(ci|actions)\b[a-z -]*\]", title), f"{branch}: the title {title!a} turns off checks")
+    skips = re.search(r"(?i)\[[a-z -]*\b(ci|actions)\b[a-z -]*\]", title)
+    check(not skips, f"{branch}: the title {title!a} turns off checks")
     folder = Path(sys.argv[2], f"{number:03}")
     folder.mkdir()
     for name in ("branch", "commit", "title", "body"):
@@ -54,10 +58,19 @@ for proposal in "$proposals"/*/; do
     refuse "$branch has a commit message that turns off checks, or acknowledges a guard"
   fi
   git diff-tree -r --no-renames --raw "$BASE" "$commit" > "$proposal/changes"
-  case "$(wc -l < "$proposal/changes")" in 1 | 2) ;; *) refuse "$branch changes more than an image and a stream" ;; esac
+  case "$(wc -l < "$proposal/changes")" in
+    1 | 2) ;;
+    *) refuse "$branch changes more than an image and a stream" ;;
+  esac
   while read -r _ mode _ _ status path; do
-    case "$mode $status" in "100644 A" | "100644 M") ;; *) refuse "$branch removes a file, or adds a special file" ;; esac
-    case "/$path" in "/${GITBOOT_SUBPATH:+$GITBOOT_SUBPATH/}"*) ;; *) refuse "$branch changes a file outside the fleet" ;; esac
+    case "$mode $status" in
+      "100644 A" | "100644 M") ;;
+      *) refuse "$branch removes a file, or adds a special file" ;;
+    esac
+    case "/$path" in
+      "/${GITBOOT_SUBPATH:+$GITBOOT_SUBPATH/}"*) ;;
+      *) refuse "$branch changes a file outside the fleet" ;;
+    esac
     case "/$path" in */.* | '/"'*) refuse "$branch changes a file that is not part of the fleet" ;; esac
     case "$path" in *.yaml | *.yml) ;; *) refuse "$branch changes a file that is not a document" ;; esac
   done < "$proposal/changes"

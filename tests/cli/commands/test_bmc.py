@@ -17,6 +17,7 @@ from gitboot.bmc.power_steps import PowerAction, PowerChangeRefused, ResetType, 
 from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
+from tests.helpers.documentation import inline_code
 from tests.helpers.fleets import configured, image, policy, profile, uuid_of
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
@@ -189,7 +190,9 @@ def test_an_error_names_the_bmc_its_credentials_the_cause_and_the_next_step(nigh
 
 def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(night: Rack) -> None:
     order = "boot order: Boot0001, Boot0002"
-    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as planned\n" in get(night, "db00").out
+    command = inline_code("docs/how-to/secure-boot.md", "gitboot bmc get SERVER").replace("SERVER", "db00").split()[1:]
+    shown = night.typed(*command, "--credentials", night.credentials).out
+    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as planned\n" in shown
     (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
     assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
     assert "Secure Boot" not in get(night).out

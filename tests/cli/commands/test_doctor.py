@@ -52,9 +52,9 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 
 @contextmanager
-def _serving(folder: Path) -> Iterator[str]:
+def _serving(folder: Path, handler: type[SimpleHTTPRequestHandler] = _Quiet) -> Iterator[str]:
     """Serve a folder, and yield its base URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -256,6 +256,52 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
         assert find_secure_boot(rack) == [signed]
 
 
+class _Broken(_Quiet):
+    """Fails for GRUB's first script and for one loader."""
+
+    def do_HEAD(self) -> None:
+        if self.path.endswith(("/grub/grub.cfg", "/snponly-x86_64.efi")):
+            self.fail()
+        else:
+            super().do_HEAD()
+
+    def fail(self) -> None:
+        self.send_error(500)
+
+
+class _Closing(_Broken):
+    def fail(self) -> None:
+        self.close_connection = True
+
+
+@pytest.mark.parametrize("handler", [_Broken, _Closing])
+@pytest.mark.parametrize("path", ["", "/boot"])
+def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
+    tmp_path: Path, path: str, handler: type[SimpleHTTPRequestHandler]
+) -> None:
+    web = tmp_path / "web"
+    (web / "boot").parent.mkdir()
+    (web / "boot").symlink_to(tmp_path / "output/boot")
+    with (
+        _serving(web if path else tmp_path / "output/boot", handler) as url,
+        Rack(tmp_path, settings=_SECURE.format(f"{url}{path}")) as rack,
+    ):
+        rack.add("web01")
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        place_signed_loaders(rack.output / "boot/assets")
+        _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
+    host = url.removeprefix("http://")
+    cause = f"{host} answers 500" if handler is _Broken else f"{host}: Remote end closed connection"
+    [script] = [each for each in items["Secure Boot"] if "grub.cfg" in each["message"]]
+    assert script["message"].startswith(f"{url}/grub/grub.cfg cannot be read: {cause}")
+    assert script["health"] == "warning"
+    loader, missing = [each["message"] for each in items["loaders"]]
+    assert loader.startswith(f"{url}{path}/assets/loaders/snponly-x86_64.efi cannot be read: {cause}")
+    assert "does not contain boot loaders that DHCP uses: " in missing
+    assert "snponly-x86_64" not in missing
+
+
 def test_a_signed_grub_without_http_is_a_warning(tmp_path: Path) -> None:
     with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         rack.add("web01")
@@ -300,7 +346,8 @@ def https(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Ite
 
 
 @contextmanager
-def serve_https(folder: Path, authority: Authority, pool: tuple[str, ...] = POOL) -> Iterator[Https]:
+def serve_https(folder: Path, authority: Authority, pool: tuple[str, ...] = POOL, more: str = "") -> Iterator[Https]:
+    """Serve the tree of a rack. ``more`` is added to the spec of the Fleet."""
     issued = authority.issue(rsa_bits=2048)
     context = issued.context
     (folder / "ca.pem").write_text(authority.pem)
@@ -308,14 +355,16 @@ def serve_https(folder: Path, authority: Authority, pool: tuple[str, ...] = POOL
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        with Rack(folder, settings=f"baseURL: 'https://127.0.0.1:{server.server_port}'", pool=pool) as made:
-            made.add("web01")
-            made.push()
-            made.once(*made.spooling, records="fresh")
-            options = ("--state", made.state, "--credentials", made.credentials)
-            yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
-        server.shutdown()
-        thread.join()
+        try:
+            with Rack(folder, settings=f"baseURL: 'https://127.0.0.1:{server.server_port}'{more}", pool=pool) as made:
+                made.add("web01")
+                made.push()
+                made.once(*made.spooling, records="fresh")
+                options = ("--state", made.state, "--credentials", made.credentials)
+                yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def find_certificates(*options: object) -> list[tuple[str, str]]:
@@ -349,6 +398,18 @@ def test_a_server_without_suites_of_firmware_is_a_warning_with_uefi_http_boot(
     with serve_https(tmp_path, authority, pool) as https:
         https.context.set_ciphers(Suites.MACHINES)
         [(health, message)] = find_certificates(*https.options)
+    assert (health, "has no cipher suite of firmware, so UEFI HTTPS boot fails" in message) == ("warning", True)
+
+
+@pytest.mark.parametrize("dhcp", ["dhcp-dnsmasq", "dhcp-kea", "dhcp-proxy"])
+def test_a_server_without_suites_of_firmware_is_a_warning_if_dhcp_sends_its_loaders_to_uefi_http_boot(
+    tmp_path: Path, authority: Authority, dhcp: str
+) -> None:
+    with serve_https(tmp_path, authority, more=f", outputs: [ipxe, {dhcp}]") as https:
+        https.context.set_ciphers(Suites.MACHINES)
+        [(health, message)] = find_certificates(*https.options)
+        https.context.set_ciphers(Suites.FIRMWARE)
+        assert find_certificates(*https.options) == []
     assert (health, "has no cipher suite of firmware, so UEFI HTTPS boot fails" in message) == ("warning", True)
 
 

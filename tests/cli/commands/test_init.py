@@ -678,6 +678,17 @@ def test_the_example_has_the_same_ci(path: str) -> None:
     assert (ROOT / "example-repo" / path).read_text() == build_seed_file(path)
 
 
+@pytest.mark.parametrize("path", CI)
+def test_no_line_of_a_ci_file_is_longer_than_120_characters(path: str) -> None:
+    lines = build_seed_file(path).splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.lstrip().startswith("image: ")] == []
+
+
+def test_no_line_of_the_container_file_is_longer_than_120_characters() -> None:
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith("ARG BASE=")] == []
+
+
 @pytest.mark.parametrize("path", CI[:2])
 def test_ci_installs_the_gitboot_version_that_wrote_it(path: str) -> None:
     text = (ROOT / "example-repo" / path).read_text()
