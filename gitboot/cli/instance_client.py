@@ -325,7 +325,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
         if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
     }
     if not found:
-        raise UsageError(f"{'none of these servers has' if servers else 'no server has'} the labels {selector}")
+        raise UsageError(f"{'these servers do not have' if servers else 'no server has'} the labels {selector}")
     return found
 
 
@@ -334,7 +334,7 @@ def confirm_or_abort(*, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("cannot ask for confirmation without a terminal: add --yes to confirm")
+        raise UsageError("gitboot cannot ask for confirmation without a terminal: add --yes to confirm")
     click.confirm("Continue?", abort=True)
 
 

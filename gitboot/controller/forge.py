@@ -355,7 +355,7 @@ class VerdictSender(RetryingSender):
 
     Each report contains the ledger's change number, with which the instance detects at its next start that the ledger
     is an older copy. If the ledger changes without a new verdict, the number is reported after a pause. With ``asks``,
-    nothing is reported until `read_known_changes` has succeeded.
+    the thread reports only after `read_known_changes` has succeeded.
     """
 
     def __init__(

@@ -244,7 +244,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def is_check(self) -> bool:
-        """Whether gitboot sent the request. Such a request consumes no boot, and its denials are not reported."""
+        """Return whether gitboot sent the request. Such a request does not consume a boot or report a denial."""
         return is_check(self.agent, self.query)
 
 

@@ -131,7 +131,7 @@ class OutputDirectory:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the directory was not replaced and still contains the manifest of the last publication.
+        """Return whether the directory was not replaced and still contains the manifest of the last publication.
 
         False if somebody restored an older copy of the tree. Also False if the tree belongs to another ledger, so that
         the next publication checks the tree again.

@@ -367,7 +367,7 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_running(self) -> bool:
-        """Whether the system has fetched its user data since the last served boot."""
+        """Return whether the system has fetched its user data since the last served boot."""
         return self.started is not None and self.started_boot == len(self.boots)
 
     @property

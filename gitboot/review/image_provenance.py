@@ -160,7 +160,7 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
 
     @property
     def changes_requirement(self) -> bool:
-        """Whether an instance may withhold or offer boots that it offered or withheld before."""
+        """Return whether an instance may withhold or offer boots that it offered or withheld before."""
         return any(each.is_requirement for each in self.rules)
 
 

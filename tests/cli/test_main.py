@@ -584,9 +584,9 @@ def test_e17_plan_shows_that_a_maintenance_run_was_already_used(tmp_path: Path) 
 
 def test_plan_counts_the_servers_that_may_need_an_installation(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON)
-    assert done.err.startswith("2 servers may need an installation: gitboot does not know if they are")
+    assert done.err.startswith("2 servers may need an installation, because gitboot does not know if they are")
     alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
-    assert alone.err.startswith("1 server may need an installation: gitboot does not know if it is")
+    assert alone.err.startswith("1 server may need an installation, because gitboot does not know if it is")
 
 
 def test_plan_reads_any_revision_and_uncommitted_files(tmp_path: Path) -> None:
@@ -842,7 +842,7 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
         assert done.code == Exit.FINE, done
         return cells(done), done.err
 
-    alone = "Without --state, gitboot does not know which commit an instance has accepted, or what is installed."
+    alone = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
     known = f"commit {accepted[:12]}, which the instance of {state} has accepted, with the records of its ledger; "
     known += f"guards hold commit {held[:12]}"
     with monkeypatch.context() as patched:

@@ -95,8 +95,8 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     """Copy the ledger to another location, and use it there.
 
     Stop the instance first. The new location must be empty. gitboot copies the ledger and compares both copies. It
-    renames an old ledger file, and leaves an old database where it is. After that, gitboot does not use the old
-    location. Each access to it fails with an error that names the new location.
+    renames an old ledger file, and keeps an old database. After that, gitboot does not use the old location. Each
+    access to it fails with an error that names the new location.
 
     If several hosts share the ledger, run the same command on each of them, to record the new location in its STATE. If
     a copy was interrupted, the same command completes it.
@@ -365,7 +365,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
-        raise UsageError(f"{name} was not moved, so there is nothing to reclaim")
+        raise UsageError(f"{name} was not moved, so you cannot reclaim it")
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
         raise UsageError(f"{path} exists already; move it away")

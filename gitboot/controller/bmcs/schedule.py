@@ -66,7 +66,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_locked_out(self) -> bool:
-        """Whether the BMC rejects gitboot until an operator acts, for example by providing new credentials."""
+        """Return whether the BMC rejects gitboot until an operator acts, for example by providing new credentials."""
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:

@@ -111,7 +111,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the ledger's records are verified and complete."""
+        """Return whether the ledger's records are verified and complete."""
         return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 

@@ -150,8 +150,7 @@ def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, b
     names = sorted(found.values())
     message = (
         f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
-        "what "
-        f"is installed. Check the server, then run gitboot records set {quote_words(names[0])}"
+        f"what is installed. Check the server, then run gitboot records set {quote_words(names[0])}"
     )
     update.add_event("ServerUnknown", message, warning=True, servers=names)
 
