@@ -215,8 +215,8 @@ class Marks(Struct, frozen=True, kw_only=True):
         progress of a machine that was still booting may advance without a reset.
 
         Unchanged marks rule out a reset only if ``earlier`` is settled: a machine in POST may consume an override that
-        is set during POST, without another reset. ``moving_marks`` are the marks that are known to change at each reset
-        of this machine. The BMC must report at least one of them, because some BMCs do not update LastResetTime.
+        is set during POST, without another reset. ``moving_marks`` are the marks that change at each reset of this
+        machine. The BMC must report at least one of them, because some BMCs do not update LastResetTime.
         """
         if self._clock_was_lost(earlier):
             return Reset.UNKNOWN

@@ -383,7 +383,7 @@ def _read_documents(directory: Path) -> Iterator[Any]:
 def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
     """Return the existing folders in which an instance's endpoints look for a stop: beside its tree, and its spools.
 
-    If the ledger cannot be read, only the default spool is known.
+    If gitboot cannot read the ledger, it uses only the default spool.
     """
     output, spool = _read_places(state)
     candidates = {state / SPOOL, *(stop_folders(output, spool) if output is not None else ())}

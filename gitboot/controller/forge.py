@@ -119,7 +119,7 @@ class CommitVerdict:
 
     @property
     def description(self) -> str:
-        """The description of the commit status, at most 140 characters long. If necessary, `says` is shortened."""
+        """The description of the commit status, at most 140 characters long. `says` is cut if it is too long."""
         proof = f", proof {self.proof}" if self.proof else ""
         witness = f" (ledger {self.ledger}, change {self.change}{proof})"
         room = _MAX_DESCRIPTION - len(witness)
@@ -149,7 +149,7 @@ class Project(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
-        """Parse ``KIND=URL``, where URL is the project's page.
+        """Parse ``KIND=URL``. The URL is the page of the project.
 
         ``api`` is the URL of the API, if it is not at the usual path. Raises `UsageError`.
         """

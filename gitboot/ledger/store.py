@@ -106,7 +106,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """Run a block in a transaction. When the block ends, either all of its writes are durable or none are.
+        """Run a block in a transaction. All writes of the block become durable in one step, when the block ends.
 
         If this write has to wait for another write and that write fails, this write fails too. Without this rule, each
         waiting writer in turn would wait for a database that hangs.

@@ -1,4 +1,4 @@
-"""ImageSource: where a vendor lists its releases, and which files a release has."""
+"""ImageSource: the index of a vendor's releases, and the files of a release."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping

@@ -290,7 +290,7 @@ class Boot:
 
     @property
     def signature_files(self) -> tuple[BootFile, ...]:
-        """The signatures that iPXE fetches: those of the files that it starts. Firmware and GRUB fetch none."""
+        """The signatures of the files that iPXE starts. Firmware and GRUB do not fetch signatures."""
         if self.http_boot not in (None, HttpBoot.LOADER) or self.medium is not None:
             return ()
         text, signatures = self.entries.get("ipxe"), self.files.loader_signatures
@@ -410,7 +410,7 @@ class WithheldBoot(NamedTuple):
 
 
 class CopySettings(NamedTuple):
-    """Which boots may be served by copies of the boot files, which cannot record a fetch."""
+    """The boots that copies of the boot files may serve, although copies cannot record a fetch."""
 
     one_time_boots: bool = False  # whether copies serve one-time boots
     late_ends: bool = False  # whether copies serve a maintenance to loaders that cannot ask for its end
@@ -439,7 +439,7 @@ def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What a commit decides for one server: its possible boots, and the windows in which they apply."""
+    """The decision of a commit for one server: its possible boots, and the windows in which they apply."""
 
     server: str
     uuid: SystemUuid

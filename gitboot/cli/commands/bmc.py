@@ -162,8 +162,8 @@ def diff(
     request that it would send, and why. It also prints the resets that a policy or a maintenance with `power` requires,
     and what they wait for.
 
-    With --assets, gitboot warns if Secure Boot is on and the program in the plan has no signature. gitboot does not
-    know which signatures the firmware trusts, and does not look into ISO files.
+    With --assets, gitboot warns if Secure Boot is on and the program in the plan has no signature. gitboot cannot check
+    which signatures the firmware trusts, and does not read ISO files.
     """
     found = [
         one for one in _inspect(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings

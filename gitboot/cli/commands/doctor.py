@@ -595,7 +595,7 @@ def _of_room(place: Path, *, files: int) -> Examination:
 
 
 def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """Run a check. Yield its error or its warnings, or ``message`` if there are none."""
+    """Run a check. Yield its error or its warnings. Without errors and warnings, yield ``message``."""
     warnings: list[str] = []
     try:
         check(warnings.append)

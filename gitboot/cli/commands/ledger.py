@@ -150,9 +150,9 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     Do this if the new location of a copied ledger is permanently lost. URL is the old database, and FILE is the old
     file, such as STATE/ledger.sqlite.copied-1. Stop the instances on all hosts first.
 
-    The old ledger has no record of later installations and overrides, so every server is unknown until you run
-    `gitboot records begin`. The command asks for confirmation, and fails if it finds that the ledger is in use
-    elsewhere. If several hosts share the database, run the same command on each of them.
+    The old ledger has no record of later installations and overrides, so every server is unknown until you run `gitboot
+    records begin`. The command asks for confirmation. If another location of the ledger is in use, the command fails.
+    If several hosts share the database, run the same command on each of them.
     """
     from gitboot.cli.instance_client import confirm_or_abort
 
