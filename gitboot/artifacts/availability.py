@@ -212,7 +212,7 @@ class NeededArtifact(Struct, frozen=True, kw_only=True):
 
     file: BootFile
     images: tuple[str, ...]
-    sites: tuple[str, ...]  # site names; "" stands for servers without a site
+    sites: tuple[str, ...]  # site names; "" means servers without a site
     servers: int  # how many servers may boot from it, not counting unknown machines
     by_firmware: bool  # whether firmware fetches it directly by UEFI HTTP boot
 

@@ -120,7 +120,7 @@ class Placed:
     sha256: str | None = None  # None: the boot loader is missing
     message: str = field(
         metadata=json_key("from")
-    )  # where the boot loader came from, or which package to install if it is missing
+    )  # the source of the boot loader, or the package to install if the loader is missing
     outcome: Placement = field(metadata=OMITTED)
 
 

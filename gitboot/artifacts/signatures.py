@@ -37,7 +37,7 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
     by: ImageSigner | None  # the trusted signer; None: there is no trusted signature
     # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
     fault: str | None
-    claim: Provenance | None  # where the digest comes from, as the image states it
+    claim: Provenance | None  # the origin of the digest, as the image states it
 
     @property
     def false_claim(self) -> str | None:

@@ -352,7 +352,7 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
     secure_boot: bool | None = None  # the state from the next boot on; None: not read, or not reported
     bios_path: str | None = None  # the path of the firmware settings
     has_uri_setting: bool = (
-        # Whether firmware has a setting for the URI that it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`.
+        # True if firmware has a setting for the URI that it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`.
         False
     )
     firmware_uri: str | None = None  # the value of this setting, "" if it is empty; None: not read, or not reported

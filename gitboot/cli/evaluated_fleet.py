@@ -49,7 +49,7 @@ from gitboot.review.guards import has_ack_line
 from gitboot.text import did_you_mean, format_count, format_names, quote_words
 
 _ENCODING_BATCH: Final = 1000  # results that gitboot encodes together
-MIN_FILES_FOR_CACHE: Final = 500  # a fleet with fewer files is evaluated faster than its results are looked up
+MIN_FILES_FOR_CACHE: Final = 500  # for a fleet with fewer files, the evaluation is faster than the cache
 
 
 def load_fleet(path: Path, rev: str | None) -> FleetRepository:

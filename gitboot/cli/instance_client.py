@@ -52,7 +52,7 @@ from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, quote_words
 
-# If one of these conditions is false, the records prove nothing, or gitboot does not serve the planned boots.
+# If one of these conditions is false, the records are no proof, or gitboot does not serve the planned boots.
 _REQUIRED_CONDITIONS: Final = (
     "AcceptingCommits",
     "InstallsAllowed",

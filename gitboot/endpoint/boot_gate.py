@@ -379,7 +379,7 @@ class BootGate:
         if guarded.role is Role.DATA:
             served_to = None if served is None or served.first.is_start else served.first.client
             is_own = self._is_own_system(guarded, request, served_to)
-            # A boot that was served is consumed, regardless of the client that asks for its data.
+            # A served boot is consumed, regardless of the client that requests its data.
             is_shown = is_own or served_to is None
             is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
             if not is_own:

@@ -123,7 +123,7 @@ class CopyNotes(NamedTuple):
 
     identity: str
     changes: int
-    moved_to: str | None  # where the ledger was moved to
+    moved_to: str | None  # the new location of the ledger
     copy: str | None  # the id of the copy that this ledger is, or that it was moved to
     copied_from: str | None  # the source of an unfinished copy
 

@@ -50,7 +50,7 @@ class LedgerSummary(NamedTuple):
     identity: str
     changes: int
     rows: Mapping[str, int]  # by table
-    moved_to: str | None = None  # where the ledger was moved to
+    moved_to: str | None = None  # the new location of the ledger
     lease: LeaseState | None = None
 
 

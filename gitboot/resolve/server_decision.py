@@ -413,7 +413,7 @@ class CopySettings(NamedTuple):
     """The boots that copies of the boot files may serve, although copies cannot record a fetch."""
 
     one_time_boots: bool = False  # whether copies serve one-time boots
-    late_ends: bool = False  # whether copies serve a maintenance to loaders that cannot ask for its end
+    late_ends: bool = False  # whether copies serve a maintenance to loaders that cannot request its end
     ipxe_https: bool = False  # whether iPXE can query an endpoint over HTTPS
 
     def facts(self) -> dict[str, Any]:

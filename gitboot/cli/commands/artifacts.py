@@ -168,7 +168,7 @@ def download(
         mirror_all(fetchers, signed, out, note, parallel=parallel)
     done.sort(key=lambda each: each.path)
     pruned = []
-    if not sites:  # with --site, gitboot does not know which artifacts other sites need
+    if not sites:  # with --site, gitboot cannot tell which artifacts other sites need
         before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
             pruned = prune(out, set(files), before)

@@ -348,7 +348,7 @@ _DOUBT: Final = "RestoredLedger"
 
 class ReclaimPlan(NamedTuple):
     name: str
-    moved_to: str | None  # where the ledger was moved to; None: another host has already reclaimed it
+    moved_to: str | None  # the new location of the ledger; None: another host has already reclaimed it
     identity: str
     changes: int
 

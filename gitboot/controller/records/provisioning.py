@@ -279,9 +279,9 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
     if now is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
         _write_with_event(update, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
         return
-    # The accepted commit had removed this boot, and no fetch was known when gitboot accepted it: a mirror served the
-    # boot, or the evidence arrived late. gitboot never installs a server with unknown disks, so an operator must look
-    # at it.
+    # The accepted commit had removed this boot, and gitboot had no fetch of the boot when it accepted the commit. A
+    # mirror served the boot, or the evidence arrived late. gitboot never installs a server with unknown disks, so an
+    # operator must check the server.
     by = f"BootImage/{offer.image}"
     if record.overwritten_by == by:
         return
