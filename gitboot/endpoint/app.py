@@ -210,9 +210,7 @@ class Endpoint:
         except Exception:
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             reply = self._count_reply(RequestKind.NOTHING, INTERNAL_ERROR)
-        await (reply or NOT_FOUND)(
-            scope, receive, send
-        )  # the client has disconnected, but uvicorn needs a response
+        await (reply or NOT_FOUND)(scope, receive, send)  # the client has disconnected, but uvicorn needs a response
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
         """Return the response to a GET or HEAD request, or None if the client has closed the connection."""
