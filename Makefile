@@ -1,15 +1,15 @@
-# `make` alone lists what can be made. The first call of `make run`, `test` or `check` sets up .venv.
+# `make` lists the targets. The first call of `make run`, `make test` or `make check` creates .venv.
 
-# The first that is 3.11 or newer is taken; `make PYTHON=python3.13 …` chooses another.
+# Use the first Python that is 3.11 or newer. `make PYTHON=python3.13 …` selects another Python.
 PYTHON := python3.11 python3
 BIN := .venv/bin
-# A file goes to one process: what stands around the machines that it boots is set up once. Most tests wait for other
-# processes now and then: there are three for each core. A boot of firmware computes more: there are two.
+# One process runs all tests of a file, so it starts the environment of the tests only once. Most tests wait for other processes, so run
+# three test processes for each core. Boots of firmware need more CPU time, so run two for each core.
 WORKERS := $(shell expr 3 \* $$(nproc))
 PYTEST = $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY := .venv/.ready
 
-# Tests start a thousand programs: none of them compiles what one before it has compiled.
+# Tests start a thousand programs. Reuse compiled files, so that each program starts faster.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -18,18 +18,18 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
 
-run: $(READY) ## watch gitboot work on the example fleet, on this machine only
+run: $(READY) ## run gitboot with the example fleet, only on this machine
 	@scripts/run-example
 
-test: $(READY) ## run all tests but those that boot real firmware or install packages
+test: $(READY) ## run all tests, except those that boot real firmware or install packages
 	$(PYTEST) $(BOOTS) $(SEARCH)
 
 test-boot: WORKERS := $(shell expr 2 \* $$(nproc))
-test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
+test-boot: $(READY) ## boot real firmware from published files; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots
 
-test-mutations: $(READY) ## put each fault of tests/mutations.yaml into a copy of the code; tests have to notice all
+test-mutations: $(READY) ## add each fault of tests/mutations.yaml to a copy of the code, and check that tests find it
 	$(BIN)/python -m tests.mutations
 
 test-packages: WORKERS := 1
@@ -44,7 +44,7 @@ bench: $(READY) ## measure what gitboot costs, and write docs/explanation/benchm
 flows: $(READY) ## list what gitboot calls in three flows; `make flows FLOWS='compare benchmarks/flows/2fefe59.json'`
 	@$(BIN)/python -m benchmarks.flows $(or $(FLOWS),record)
 
-check: $(READY) ## all else that CI checks: style, types, architecture, dependencies, schemas, the example
+check: $(READY) ## run all other checks of CI: style, types, architecture, dependencies, schemas, the example
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -59,14 +59,14 @@ docs: $(READY) ## build the documentation as a site, strictly: build/site
 	@scripts/install '.[docs]'
 	$(BIN)/python scripts/site.py
 
-release: ## build all files of a release in build/release, of what is committed; needs Debian and root
+release: ## build all files of a release in build/release from the commit; needs Debian and root
 	scripts/install-packages packaging/packages.txt
 	scripts/release
 
-audit: $(READY) ## ask for known vulnerabilities of what gitboot stands on; needs a network
+audit: $(READY) ## check the installed packages for known vulnerabilities; needs a network
 	$(BIN)/python scripts/audit.py
 
-reference: $(READY) ## write schemas/ and docs/reference/ anew, from the code
+reference: $(READY) ## write schemas/ and docs/reference/ from the code
 	$(BIN)/python -m gitboot.review.formats.json schemas
 	$(BIN)/python scripts/reference.py
 
@@ -78,19 +78,19 @@ clean: ## remove .venv and every cache
 	rm -rf .venv .cache .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Anew only when pyproject.toml changes; a set-up that was interrupted is begun again.
+# Run this again only if pyproject.toml changed or the last run was interrupted.
 $(READY): pyproject.toml
 	@for python in $(PYTHON); do \
 		"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
 		python=; \
 	done; \
 	if [ -z "$$python" ]; then \
-		echo 'gitboot needs Python 3.11 or newer, and none of these is one: $(PYTHON)' >&2; \
+		echo 'gitboot needs Python 3.11 or newer. These commands are missing or older: $(PYTHON)' >&2; \
 		echo 'On Debian 12 or newer: apt install python3 python3-venv' >&2; \
 		exit 1; \
 	fi; \
 	if ! "$$python" -c 'import ensurepip' 2>/dev/null; then \
-		echo "$$python cannot make virtual environments. On Debian: apt install python3-venv" >&2; \
+		echo "$$python cannot create virtual environments. On Debian: apt install python3-venv" >&2; \
 		exit 1; \
 	fi; \
 	echo "Setting up .venv with $$("$$python" --version): about 50 packages, about a minute, only this once."; \

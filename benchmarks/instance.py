@@ -104,7 +104,7 @@ class Instance:
         self.wait_until(lambda: any(each["reason"] == "StandbyStarted" for each in self.status().get("conditions", ())))
 
     def wait_until_published(self, revision: str | None) -> None:
-        """Wait until the instance has published this commit; None stands for any commit.
+        """Wait until the instance has published this commit. None means any commit.
 
         Raises AssertionError if gitboot rejects or holds the commit.
         """

@@ -407,7 +407,7 @@ def verification_figures(site: Site) -> Iterator[Figures]:
 
 
 def _verified(site: Site, mirror: str, folder: Path, *more: str) -> Cost:
-    """Return the cost of a verification that finds nothing wrong."""
+    """Return the cost of a verification without findings."""
     costs = []
     for _ in range(site.rounds):
         with (folder / "report.json").open("w") as report:

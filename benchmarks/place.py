@@ -123,7 +123,7 @@ def memory(name: str) -> Iterator[Path]:
 
 @contextmanager
 def disk(name: str, scratch: Path) -> Iterator[Path]:
-    """Mount a new ext4 that lies in a file below ``scratch``. A used one can be several times slower."""
+    """Mount a new ext4 file system from a file below ``scratch``. A used one can be several times slower."""
     image, at = scratch / f"{name}.ext4", scratch / f"{name}.mounted"
     at.mkdir()
     commands = (

@@ -18,7 +18,7 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """What one row measured, round by round."""
+    """The measurements of one row, round by round."""
 
     rounds: Sequence[Cost]
     beside: Mapping[str, Sequence[Cost]] = field(default_factory=dict)  # of other programs for the same work, by name

@@ -196,7 +196,7 @@ class Copies:
             thread.join()
 
     def fetches(self, endpoint: str | None) -> dict[str, Fetch]:
-        """Return how to fetch the boot script of the server from each copy, as a loader that asks the endpoint does."""
+        """Return how a loader that asks the endpoint fetches the boot script of the server from each copy."""
         copies = {name: _of_web(f"{url}/") for name, url in self._served().items()}
         copies["S3"] = _of_web(f"{self._store.url}/boots/boot/")
         copies["Git branch, before its checkout"] = self._in_branch
@@ -236,7 +236,7 @@ def _of_web(base: str) -> Fetch:
 
 
 def _asking(fetch: Fetch, endpoint: str) -> Fetch:
-    """Return a function that fetches a script from a copy, or from the endpoint if the copy's script asks there."""
+    """Return a function that fetches a script from a copy, or from the endpoint if the copy's script refers to it."""
 
     def asked() -> str:
         script = fetch()

@@ -110,7 +110,7 @@ class RetryingSender(ABC):
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """Whether there is nothing left to send."""
+        """Return whether the thread has sent all items."""
 
     def start(self) -> None:
         self._thread.start()

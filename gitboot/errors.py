@@ -95,7 +95,7 @@ class BmcBusy(TryAgain):
 
 
 class BmcChanged(BmcBusy):
-    """A BMC has changed since gitboot read it, so gitboot wrote nothing."""
+    """A BMC has changed since gitboot read it, so gitboot did not write to the BMC."""
 
 
 class HostUnreachable(TryAgain):
@@ -162,7 +162,7 @@ class BmcNotTrusted(UsageError):
 
 
 class StaleDigest(OperatorError):
-    """An acknowledgement names changes that are not held, or no longer held."""
+    """An acknowledgement names changes that gitboot does not hold, or no longer holds."""
 
 
 class SourceRefused(OperatorError):
@@ -206,7 +206,7 @@ class DamagedLedger(LedgerError):
 
 
 class LedgerLeft(LedgerError):
-    """The ledger was moved to another location, where it is used now."""
+    """An instance uses the ledger at another location now."""
 
 
 class LedgerUnfinished(LedgerError):
@@ -214,7 +214,8 @@ class LedgerUnfinished(LedgerError):
 
 
 class LeaseLost(LedgerError):
-    """Another instance uses this ledger or may use it, so this instance writes nothing and sets no override."""
+    """Another instance uses this ledger or may use it, so this instance does not write to the ledger or set
+    overrides."""
 
 
 class BmcRejected(OperatorError):

@@ -29,7 +29,7 @@ def printable(text: str) -> str:
 
     Each control character (C0, DEL, C1, line ends), each character that is invisible or that reorders its neighbours,
     each lone surrogate, and each space other than U+0020 becomes an escape. The first ``#`` of a command for a CI
-    system also becomes an escape. A second call changes nothing.
+    system also becomes an escape. A second call has no effect.
     """
     if not _is_plain(text):
         text = "".join(

@@ -1,7 +1,7 @@
-"""Check the installed packages for known vulnerabilities: pip-audit, in its own environment.
+"""Check the installed packages for known vulnerabilities with pip-audit, in its own environment.
 
-The exit code is 1 if a vulnerability is known. If no service responds, the script reports that nothing was checked, and
-fails with --required only.
+The exit code is 1 if a package has a known vulnerability. If no vulnerability service responds, the script prints a
+message, and fails only with --required.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--required", action="store_true", help="fail where no service answers")
-    parser.add_argument("--report", type=Path, help="read pip-audit's own JSON instead")
+    parser.add_argument("--required", action="store_true", help="fail if no vulnerability service responds")
+    parser.add_argument("--report", type=Path, help="read the JSON output of pip-audit from this file")
     given = parser.parse_args()
     report = json.loads(given.report.read_text()) if given.report else asked()
     return told(report, required=given.required)
@@ -49,7 +49,7 @@ def told(report: dict[str, Any], *, required: bool) -> int:
             fixed = ", ".join(known.get("fix_versions", ())) or "no version yet"
             print(f"{each['name']} {each['version']}: {known['id']}, fixed by {fixed}")
     if not audited:
-        print("no service of vulnerabilities answered: nothing was audited", file=sys.stderr)
+        print("no vulnerability service responded: nothing was audited", file=sys.stderr)
         return int(required)
     print(f"{len(audited)} of {len(packages)} packages were audited", file=sys.stderr)
     return int(any(each["vulns"] for each in audited) or (required and len(audited) < len(packages)))

@@ -1,10 +1,10 @@
-"""Write gitboot/resolve/betterleaks_patterns.py again: patterns of tokens, from the rules of betterleaks.
+"""Write gitboot/resolve/betterleaks_patterns.py with patterns of tokens, from the rules of betterleaks.
 
 pip install kingfisher-secret-scanner && python scripts/leak_rules.py
 
-betterleaks, by the author of gitleaks, maintains these rules; MongoDB's kingfisher-secret-scanner has them in a
-package. The script takes rules whose tokens may occur in user data and identify themselves: a rule that needs a name
-beside 32 letters finds digests too. To take more rules, add a line to `WANTED`.
+betterleaks, by the author of gitleaks, maintains these rules. MongoDB's package kingfisher-secret-scanner contains
+them. The script uses rules for tokens that may occur in user data, and that have a form of their own. A rule that
+searches for a name beside 32 letters would also find digests. To use more rules, add a line to `WANTED`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write a manual page for each command, from its help: scripts/man.py OUT. The Debian package has them."""
+"""Write a manual page for each command from its help, for the Debian package: scripts/man.py OUT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(out: Path) -> None:
 
 
 def _load(group: click.Group) -> None:
-    """Commands are imported when they are called; a page is of all of them, and as roff has it."""
+    """Import all commands of a group, and prepare their help for roff."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)

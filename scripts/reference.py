@@ -1,4 +1,4 @@
-"""Write what is derived from the code: docs/reference/, the help of the page, alerts, and the example's CI.
+"""Write the generated files: docs/reference/, the help of the page, the alerts, and the CI of the example.
 
 `scripts/reference.py --check` prints the files that differ from the code.
 """
@@ -87,8 +87,8 @@ def commands_page() -> str:
         "# Commands",
         "",
         "Look up the arguments, options and exit codes of each command here. `gitboot COMMAND --help` has more detail,",
-        "defaults and an example. `scripts/reference.py` generates this page. The help says what each of the",
-        "[exit codes](exits.md) means. Each command also exits with 0 or 64.",
+        "defaults and an example. `scripts/reference.py` generates this page. The help explains each of the",
+        "[exit codes](exits.md). Each command also exits with 0 or 64.",
         _GLOSSARY,
         "",
         "## Shared options",
@@ -216,7 +216,7 @@ def _command_lines(
 
 
 def _short_name(option: click.Option) -> str:
-    """Return how the list of shared options of a command names an option: with its formats, if it has some."""
+    """Return the name of an option in the list of shared options of a command, with its formats."""
     found = _FORMAT.match(option.help or "")
     name = min(option.opts, key=len)
     return f"{name} {found[1].replace(', ', '|')}" if found else name
@@ -254,7 +254,7 @@ def configuration_page() -> str:
         "",
         "Each option of the command is also a key of its file. *Settings* are keys without an option, because",
         "operators rarely change them. An option wins over its variable, and a variable wins over the file. gitboot",
-        "rejects a key that it does not know. Restart gitboot after a change. `gitboot doctor --config` reads the file",
+        "rejects unknown keys. Restart gitboot after a change. `gitboot doctor --config` reads the file",
         "of `gitboot run`.",
         _GLOSSARY,
         "",
@@ -291,7 +291,7 @@ def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> st
 
 
 def _form_of(parameter: click.Parameter) -> str:
-    """Return how a variable has the values of a parameter; "" for a parameter with one value."""
+    """Return the format of a variable for a parameter with several values, or "" for a parameter with one value."""
     if parameter.nargs < 2 or not isinstance(parameter, click.Option):
         return ""
     separator = parameter.type.envvar_list_splitter or " "
@@ -432,7 +432,7 @@ def events_page() -> str:
         "[`gitboot events`](commands.md#gitboot-events) prints the events of an instance, and each process writes its",
         "events to standard error. An event has the fields `at`, `type` and `message`, and the fields in the table, if",
         "they apply. `level` is `warning` if you should look into the event. In the log, one event with `servers`",
-        "stands for the same event of several servers. *Log* marks an event that is only in the log of its process.",
+        "replaces the same event of several servers. *Log* marks an event that is only in the log of its process.",
         _GLOSSARY,
         "",
     ]
@@ -473,7 +473,7 @@ def _end(text: str) -> str:
 
 
 def alerts_file() -> str:
-    """Return docs/monitoring/alerts.yml with expressions, durations and labels of `CONDITIONS`. It has the texts."""
+    """Return docs/monitoring/alerts.yml with the expressions, durations and labels of `CONDITIONS`. Keep its texts."""
     text = (ROOT / "docs" / "monitoring" / "alerts.yml").read_text()
     for declared in CONDITIONS.values():
         for alert in declared.alerts:
@@ -723,7 +723,7 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         differ = [path.relative_to(ROOT) for path, text in files() if not _is(path, text)]
         for path in differ:
-            print(f"{path} is not what the code says: scripts/reference.py")
+            print(f"{path} is out of date: run scripts/reference.py")
         return 1 if differ else 0
     for path, text in files():
         path.parent.mkdir(parents=True, exist_ok=True)

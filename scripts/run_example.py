@@ -34,27 +34,27 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 SETTINGS = {"user.name": "You", "user.email": "you@example.net", "commit.gpgsign": "false"}  # of the fleet's repository
 
-# The servers of the acts, and the change that is held.
+# The servers of the steps, and the change that gitboot holds.
 INSTALLED, BATCH, MAINTAINED = "fra1-w09", "ams2-b01", "fra1-w04"
 NEXT_IMAGE = """\
 sed -i -e '/current:/s/4230.2.4/4459.2.4/' -e '/rollout:/,/selector:/d' \\
     streams/flatcar-stable.yaml"""
-INSTALLS_S = 20  # long enough to be seen on the page
+INSTALLS_S = 20  # long enough to see the installation on the page
 
-LAST_LINE = "Ctrl-C ends it. The page: {}/"
-JUDGED = "--judged"  # how the hook of the fleet's repository calls this script
+LAST_LINE = "To stop the example, press Ctrl-C. The page: {}/"
+JUDGED = "--judged"  # the argument with which the hook of the repository calls this script
 
-PATIENCE_S = 5  # for the requested end, before it is killed
-QUIET_S = 1.5  # without a line, and what can be done is shown
+PATIENCE_S = 5  # the time for a process to end before this script kills it
+QUIET_S = 1.5  # the time without a line after which the banner is printed
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
-# A command that is killed when its parent ends, in any way, and from which no signal is withheld.
+# Run a command that the kernel kills when its parent ends. The command receives all signals.
 LAUNCH = f"""\
 import ctypes, os, signal, sys
 parent, *command = sys.argv[1:]
 ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)
 if os.getppid() != int(parent):
-    sys.exit("its parent is gone")
+    sys.exit("the parent process has ended")
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.execv(command[0], command)
 """
@@ -75,30 +75,30 @@ def main() -> int:
             with _undisturbed():
                 for number in ENDING:
                     signal.signal(number, _end)
-                # If make were killed, no process would be left to end this.
+                # If make is killed, the kernel ends this process.
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-                if os.getppid() != PARENT:  # it ended before the kernel watched it
+                if os.getppid() != PARENT:  # the parent ended before the prctl call
                     raise Ended
                 threading.Thread(target=_end_with_terminal, daemon=True).start()
                 scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
             return _run(stack, scratch, port, base)
     except Ended:
         with suppress(OSError):  # of a terminal that is closed
-            print("\nEverything in the scratch folder is removed.", flush=True)
+            print("\nThe example has stopped, and its files are removed.", flush=True)
         return 0
 
 
 def _port() -> int:
     given = os.environ.get("PORT", "8080")
     if not given.isdecimal():
-        raise SystemExit(f"PORT is {given!r}, and is to be a number")
+        raise SystemExit(f"PORT must be a number, not {given!r}")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", int(given)))
         except OSError as error:
-            hint = "choose another, as in: PORT=8181 make run"
-            raise SystemExit(f"port {given} is not free ({error.strerror}): {hint}") from None
+            hint = "choose another port, for example: PORT=8181 make run"
+            raise SystemExit(f"port {given} is in use ({error.strerror}): {hint}") from None
     return int(given)
 
 
@@ -117,7 +117,7 @@ def _end_with_terminal() -> None:
 
 
 def _ignore_signals() -> None:
-    """Once is enough: ending is not to be interrupted."""
+    """Ignore further signals, so that they do not interrupt the end."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
@@ -152,7 +152,7 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
     if _ready(gitboot, base):
         _name(fleet, ledger=_get(f"{base}/api/v1/status")["ledger"])
         begin = [PYTHON, "-m", "gitboot", "records", "begin", "fresh", "--yes", "--state", str(scratch / "state")]
-        here = {**os.environ, "TMPDIR": str(scratch)}  # what it leaves where it is ended
+        here = {**os.environ, "TMPDIR": str(scratch)}  # for the files that remain if the process is killed
         if code := _start(stack, begin, stdout=subprocess.DEVNULL, env=here).wait():
             return code
         _hook(fleet, scratch / "state")
@@ -167,7 +167,7 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
 
 
 class Lines:
-    """The lines of gitboot and of the machines: cut on the terminal, in full in a log."""
+    """Lines of gitboot and of the machines. The terminal shows them cut, and the log contains them completely."""
 
     def __init__(self, log: Path) -> None:
         self._log = log.open("a")
@@ -183,27 +183,27 @@ class Lines:
                 self._log.write(line)
                 self._log.flush()
                 _show(shown(line.rstrip()))
-                with suppress(ValueError, TypeError, KeyError):  # a line that is no event of a server
+                with suppress(ValueError, TypeError, KeyError):  # a line that is not an event of a server
                     event = json.loads(line)
                     self._told.add((event["type"], event["server"]))
 
         threading.Thread(target=pump, daemon=True).start()
 
     def wait_for(self, type: str, server: str) -> None:
-        """Return when gitboot has reported an event of this type about the server, or after a minute."""
+        """Wait until gitboot has reported an event of this type about the server, but at most a minute."""
         until = time.monotonic() + 60
         while (type, server) not in self._told and time.monotonic() < until:
             time.sleep(0.1)
 
     def wait_until_quiet(self) -> None:
-        """Wait until the events of the start are printed; no longer than some seconds."""
+        """Wait until the events of the start are printed, but at most some seconds."""
         until = time.monotonic() + 10 * QUIET_S
         while time.monotonic() < min(until, self._last + QUIET_S):
             time.sleep(0.1)
 
 
 def _event(line: str) -> str:
-    """Format an event of gitboot as a line of text; any other line stays unchanged."""
+    """Format an event of gitboot as a line of text. Return any other line unchanged."""
     try:
         event = json.loads(line)
         return f"{event['at'][11:19]} {event['type']:<18} {event['message']}"
@@ -239,7 +239,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.Popen[str]:
-    """Start a process in its own group, so that this script passes Ctrl-C on; the stack ends it."""
+    """Start a process in its own group, so that Ctrl-C does not reach it. The stack ends the process."""
     with _undisturbed():
         process: subprocess.Popen[str] = subprocess.Popen(
             [PYTHON, "-c", LAUNCH, str(os.getpid()), *command],
@@ -253,9 +253,9 @@ def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.P
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """Ask a process to end; kill what it started, and itself where it takes too long."""
+    """End a process and the processes that it started. Kill them if they do not end in time."""
     _ignore_signals()
-    if process.returncode is None:  # until it is reaped, its number and its group's are not reused
+    if process.returncode is None:  # until wait() is called, the kernel does not reuse the process ID
         os.kill(process.pid, signal.SIGTERM)
         until = time.monotonic() + PATIENCE_S
         while not _has_ended(process.pid) and time.monotonic() < until:
@@ -265,12 +265,12 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Return whether a process has ended, without reaping it: its number stays in use."""
+    """Return whether a process has ended. Do not reap it, so that its process ID stays in use."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
-    """Start a Redfish double with a system for each server that has a BMC; return its URL and its output."""
+    """Start a Redfish double with a system for each server that has a BMC. Return its URL and its output."""
     systems = []
     for path in sorted((ROOT / "example-repo" / "servers").rglob("*.yaml")):
         text = path.read_text()
@@ -282,14 +282,14 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
         folder.mkdir(parents=True)
         (folder / "username").write_text("gitboot")
         (folder / "password").write_text("example")
-    # Facts of the instance: the hosts for its credentials, and the fleet's own authority that proves them.
+    # The hosts that may get the credentials. The certificate authority is in the fleet.
     (scratch / "credentials" / "access.toml").write_text(
         'networks = ["127.0.0.0/8"]\nhttp = true\nrepository-authorities = true\n'
     )
     (scratch / "bmcs").mkdir()
     command = [PYTHON, "-m", "tests.helpers.redfish_double", "--port", "0", *systems, "--fetch", base, "--post", "3"]
     command += ["--work", str(INSTALLS_S), "--hold", str(scratch / "hold")]
-    if shutil.which("openssl"):  # makes the authority of the BMCs' certificates; without it they speak plain HTTP
+    if shutil.which("openssl"):  # creates the certificates of the BMCs. Without openssl, the BMCs use HTTP
         command += ["--tls", str(scratch / "bmcs")]
     process = _start(stack, [*command, "--credentials", str(scratch / "credentials")], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -304,7 +304,7 @@ def _all_text(folder: Path) -> str:
 
 
 def _repository(fleet: Path, base: str, redfish: str, *, authority: Path) -> None:
-    """A real Git repository of the example, whose URLs, BMCs and their authority are this machine's."""
+    """Create a Git repository of the example fleet, with the URLs, the BMCs and the authority of this machine."""
     shutil.copytree(ROOT / "example-repo", fleet)
     if authority.exists():
         shutil.copy(authority, fleet / "certs" / "bmc-ca.pem")
@@ -322,7 +322,7 @@ def _repository(fleet: Path, base: str, redfish: str, *, authority: Path) -> Non
 
 
 def _artifacts(images: Path, assets: Path) -> None:
-    """Write a small file for each artifact of the images, and its digest and size into their documents."""
+    """Write a small file for each artifact, and write the digest and the size of the file into the BootImage."""
     artifact = re.compile(r"(url: assets:(\S+)\n +sha256: )\S+(\n +size: )\d+")
 
     def written(found: re.Match[str]) -> str:
@@ -337,7 +337,7 @@ def _artifacts(images: Path, assets: Path) -> None:
 
 
 def _name(fleet: Path, *, ledger: str) -> None:
-    """Commit that this instance acts: BMCs are set by the one that the Fleet names."""
+    """Commit the ledger of this instance to the Fleet, so that the instance sets BMCs."""
     settings = fleet / "fleet.yaml"
     text = settings.read_text()
     assert "  provisioning:\n" in text
@@ -350,7 +350,7 @@ def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:
     while time.monotonic() < until and not _has_ended(gitboot.pid):
         try:
             urllib.request.urlopen(f"{base}/readyz", timeout=2)
-            time.sleep(0.2)  # a gitboot whose port another process has taken has ended by now
+            time.sleep(0.2)  # if another process uses the port, gitboot has ended by now
             return not _has_ended(gitboot.pid)
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
@@ -363,7 +363,7 @@ def _get(url: str) -> Any:
 
 
 def _hook(fleet: Path, state: Path) -> None:
-    """Let `git commit` return when gitboot has judged the commit, so that the next command sees the result."""
+    """Install a hook that waits until gitboot has judged a commit, so that the next command sees the result."""
     hook = fleet / ".git" / "hooks" / "post-commit"
     hook.parent.mkdir(exist_ok=True)
     command = shlex.join([PYTHON, str(Path(__file__).resolve()), JUDGED, str(state)])
@@ -372,7 +372,7 @@ def _hook(fleet: Path, state: Path) -> None:
 
 
 def _wait_until_judged(state: str, commit: str) -> None:
-    """Return when gitboot has accepted, held or rejected the commit; or after a minute."""
+    """Wait until gitboot has accepted, held or rejected the commit, but at most a minute."""
     until = time.monotonic() + 60
     while time.monotonic() < until and Path(state).exists():
         with suppress(OSError, ValueError, KeyError):
@@ -386,7 +386,7 @@ def _wait_until_judged(state: str, commit: str) -> None:
 
 
 def _rehearse(stack: ExitStack, fleet: Path, scratch: Path) -> str:
-    """Make the change of act 3 in a copy of the fleet; return its digest."""
+    """Make the change of step 3 in a copy of the fleet, and return its digest."""
     copy = scratch / "rehearsal"
     shutil.copytree(fleet, copy)
     subprocess.run(["sh", "-c", NEXT_IMAGE], cwd=copy, check=True)
@@ -397,7 +397,7 @@ def _rehearse(stack: ExitStack, fleet: Path, scratch: Path) -> str:
 
 
 def _banner(scratch: Path, base: str, digest: str) -> str:
-    """Return what a visitor can do. A line that begins with two spaces is a command; a test types all of them."""
+    """Return the instructions for a visitor. Each line with two leading spaces is a command, and a test types it."""
     fleet, state, credentials, log = (
         shlex.quote(str(scratch / name)) for name in ("fleet", "state", "credentials", "gitboot.log")
     )
@@ -406,59 +406,59 @@ def _banner(scratch: Path, base: str, digest: str) -> str:
     in_seconds = "$(date -u -d @$(($(date +%s) + {})) +%FT%TZ)".format
     return f"""
 gitboot runs on the example fleet: 30 servers in a Git repository, with
-simulated machines and BMCs. This terminal shows what happens. Operators also
-see it on the page, which reloads itself every 5 seconds:
+simulated machines and BMCs. This terminal shows the events. The page shows
+the same to operators, and reloads itself every 5 seconds:
 
 {base}/
 
-Open a second terminal, and begin with these lines:
+Open a second terminal, and type these lines first:
 
   cd {fleet}
   export PATH={shlex.quote(str(Path(PYTHON).parent))}:"$PATH"
   export GITBOOT_STATE={state}
   export GITBOOT_CREDENTIALS={credentials}
 
-1. A machine installs. {INSTALLED} waits for its first boot. Restart the machine
+1. Install a machine. {INSTALLED} waits for its first boot. Restart the machine
 through its BMC:
 
   gitboot bmc power reset {INSTALLED} --force --reason 'First boot'
 
 This terminal shows Attempted, Started and, {INSTALLS_S} seconds later, Provisioned for
-{INSTALLED}. Meanwhile the page shows that {INSTALLED} is installing. After
-Provisioned, look at what happened to the server:
+{INSTALLED}. Until then, the page shows that {INSTALLED} is installing. After
+Provisioned, print the events of the server:
 
   gitboot events --server {INSTALLED}
 
-2. A commit changes a boot. The last command shows which words differ in the
-boot scripts of {BATCH} before and after the commit:
+2. Change a boot with a commit. The last command compares the boot script of
+{BATCH} before and after the commit:
 
   gitboot boot-script {BATCH} --tree ../output | tr ' ' '\\n' > ../before
   sed -i 's/,115200"]/,115200", quiet]/' profiles/batch.yaml
   git commit -qam 'Boot quietly'
   gitboot boot-script {BATCH} --tree ../output | tr ' ' '\\n' | diff ../before -
 
-The iPXE script of {BATCH}, as its machine fetches it:
+The iPXE script of {BATCH} has this URL:
 {script}
 
-3. A commit is held. This commit would reinstall servers, so gitboot waits for
-a person. The last command names the commit and the reasons:
+3. Approve a commit. This commit would reinstall servers, so gitboot holds it
+until a person approves it. The last command shows the commit and the reasons:
 
   {NEXT_IMAGE}
   git commit -qam 'Boot the next image'
   gitboot status
 
-Let the commit through:
+Approve the commit:
 
   gitboot approve {digest[:16]} --all-guards --reason 'The canaries work'
 
-After OverrideConfirmed for {INSTALLED}, let the machine install the next image:
+After OverrideConfirmed for {INSTALLED}, restart the machine to install the image:
 
   gitboot bmc power reset {INSTALLED} --force --reason 'Next image'
 
-4. A maintenance window opens in 10 seconds and closes 60 seconds later. In
-the window {MAINTAINED} boots a memory test, and gitboot restarts it for that.
-The last command shows when the window opens and closes. It reads from the
-published tree what gitboot knows of each server:
+4. Open a maintenance window. It opens in 10 seconds and closes 60 seconds
+later. In the window, gitboot restarts {MAINTAINED}, and the machine boots a
+memory test. The last command shows when the window opens and closes. It reads
+the records from the published tree:
 
   echo "
   apiVersion: gitboot.dev/v1alpha1
@@ -478,20 +478,20 @@ published tree what gitboot knows of each server:
   gitboot plan --timeline {MAINTAINED} --records ../output/ops/records
 
 This terminal shows `Phase  {MAINTAINED}: Disk → Maintenance` when the window
-opens, and `Phase  {MAINTAINED}: Maintenance → Disk` when it closes. After that
-{MAINTAINED} boots its disk again:
+opens, and `Phase  {MAINTAINED}: Maintenance → Disk` when it closes. Then restart
+{MAINTAINED}, which boots its disk again:
 
   gitboot bmc power reset {MAINTAINED} --force --reason 'Memory is fine'
 
-5. The page shows all of it: the servers under Servers, the window under
-Timeline, the commits under Changes. The same as JSON:
+5. Find all changes on the page. Servers shows the servers, Timeline shows the
+window, and Changes shows the commits. The API has the same data as JSON:
 
-all servers
+All servers:
 {base}/api/v1/servers
-the state of gitboot
+The status of gitboot:
 {base}/api/v1/status
 
-This terminal cuts long lines. The log has them in full:
+This terminal cuts long lines. The log contains the complete lines:
 {log}
 
 {LAST_LINE.format(base)}

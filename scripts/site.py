@@ -1,7 +1,7 @@
-"""Build the documentation as a site, from the pages as a forge shows them: `scripts/site.py` (zensical.toml).
+"""Build the documentation as a site from the pages in Git: `scripts/site.py` (zensical.toml).
 
 The script copies all linked files to build/docs with the layout of the repository, so that a link works on a forge and
-on the site. It also checks every link: zensical checks pages and their anchors, and this script the other files.
+on the site. zensical checks links to pages and anchors, and this script checks links to all other files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SEARCHES = {
 
 
 def gather() -> None:
-    """Bring what is shown to build/docs: what Git has or is about to have."""
+    """Copy the files of the site to build/docs, including files that are not committed yet."""
     asked = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *SHOWN, *NOT_SHOWN)
     listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     shutil.rmtree(PAGES, ignore_errors=True)
@@ -57,7 +57,7 @@ def build() -> None:
 
 
 def list_folders() -> None:
-    """Give each folder without a page a list of its files, because many servers of files do not list them."""
+    """Write a list of files into each folder without a page, because many web servers do not list files."""
     for folder in (SITE, *(each for each in SITE.rglob("*") if each.is_dir())):
         names = sorted(f"{each.name}/" if each.is_dir() else each.name for each in folder.iterdir())
         if "index.html" not in names:

@@ -2,7 +2,7 @@
 
 A flow is `change` (a word changes in one Server document, until the server's boot files are written), `get` (a boot
 loader fetches a boot script by MAC address, until it has the body) or `override` (somebody removes an override at a
-BMC, until gitboot has set and confirmed it). `idle` is an instance to which nothing happens.
+BMC, until gitboot has set and confirmed it). `idle` is an instance without events.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class Recorder:
         self._open()
 
     def _open(self) -> None:
-        # By the code's address: the hash of a code object reads all of it. The code is kept, so that its address is
-        # not used again.
+        # By the code's address: the hash of a code object reads all of it. Keep the code object, so that Python does
+        # not reuse its address.
         self._functions: dict[int, tuple[CodeType, int | None, int]] = {}
         name = f"{self._directory}/{time.monotonic_ns()}-{os.getpid()}.calls"
         self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -57,7 +57,7 @@ def argument_with(word: str) -> str:
 
 
 class FlowFailed(Exception):
-    """A flow did not end as it must. The message says which step failed and what gitboot printed."""
+    """A flow did not end as it must. The message contains the failed step and the output of gitboot."""
 
 
 class Site:

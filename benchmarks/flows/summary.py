@@ -1,4 +1,4 @@
-"""What a flow calls, over several rounds: as JSON, as text, and compared with what was recorded before."""
+"""The calls of a flow in several rounds, as JSON, as text, and as a comparison with an earlier record."""
 
 from __future__ import annotations
 

@@ -121,12 +121,12 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether the result is worth keeping: it has a state, or the signer of the file."""
+        """Return whether gitboot should store the result, because it has a state or the signer of the file."""
         return self.presence is not Presence.UNKNOWN or self.signer is not None
 
     @property
     def is_absent(self) -> bool:
-        """Whether the artifact is missing, wrong or unsigned. False if the server does not answer."""
+        """Return whether the artifact is missing, wrong or unsigned. False if the server does not answer."""
         return self.presence in (Presence.MISSING, Presence.WRONG, Presence.UNSIGNED)
 
 
@@ -212,7 +212,7 @@ class NeededArtifact(Struct, frozen=True, kw_only=True):
 
     file: BootFile
     images: tuple[str, ...]
-    sites: tuple[str, ...]  # site names; "" stands for servers without a site
+    sites: tuple[str, ...]  # site names; "" means servers without a site
     servers: int  # how many servers may boot from it, not counting unknown machines
     by_firmware: bool  # whether firmware fetches it directly by UEFI HTTP boot
 

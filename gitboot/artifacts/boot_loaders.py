@@ -120,7 +120,7 @@ class Placed:
     sha256: str | None = None  # None: the boot loader is missing
     message: str = field(
         metadata=json_key("from")
-    )  # where the boot loader came from, or which package to install if it is missing
+    )  # the source of the boot loader, or the package to install if the loader is missing
     outcome: Placement = field(metadata=OMITTED)
 
 
@@ -135,8 +135,8 @@ def place(
     """Copy every available boot loader to ``out`` and ``tftp``, and call ``report`` for each boot loader.
 
     Machines fetch the files in ``out`` from ``base_url``. gitboot searches the root folders ``systems`` in order for
-    each boot loader, and lists the copied boot loaders in a manifest. A second call with the same packages writes
-    nothing. If a package was removed, the boot loaders that were copied from it stay.
+    each boot loader, and lists the copied boot loaders in a manifest. A second call with the same packages does not
+    write files. If a package was removed, the boot loaders that were copied from it stay.
 
     Raises `AssetError` if a folder is not writable or GRUB cannot be built.
     """

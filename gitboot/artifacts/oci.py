@@ -166,7 +166,7 @@ _TOKEN: Final = re.compile(r"[!-~]+")  # the characters that a token in a header
 def _check_realm(realm: str, at: str) -> None:
     """Raise `RegistryRefused` if an attacker could have named the token server.
 
-    A registry on HTTPS may name any token server, because it could just as well ask for the credentials itself. A
+    A registry on HTTPS may name any token server, because it could also request the credentials itself. A
     plain HTTP response can be forged, so a registry on HTTP must be its own token server.
     """
     try:

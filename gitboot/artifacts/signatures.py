@@ -308,13 +308,13 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
     by: ImageSigner | None  # the trusted signer; None: there is no trusted signature
     # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
     fault: str | None
-    claim: Provenance | None  # where the digest comes from, as the image states it
+    claim: Provenance | None  # the origin of the digest, as the image states it
 
     @property
     def false_claim(self) -> str | None:
         """Why the claim is not true, as a clause after the name of the file. None: gitboot found no fault.
 
-        Only the claim of a signature can be checked. gitboot cannot know when a vendor published a digest.
+        gitboot can only check the claim of a signature, because it cannot find out when a vendor published a digest.
         """
         if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
             return None
@@ -372,7 +372,7 @@ class SignatureCheck:
         self._drop_copy()
 
     def find_signer(self, artifact: Artifact, checksums: Checksums | None = None) -> ImageSigner | None:
-        """Return the trusted signer of a file, or None if neither the file nor a list has a signature.
+        """Return the trusted signer of a file, or None if the file and the lists have no signature.
 
         For a file in an archive, the signature and the list are those of the archive, and the archive must contain the
         file with its digest. Raises `UntrustedSignature` with a text that continues "it is".
@@ -468,7 +468,7 @@ class SignatureCheck:
         return bytes(content)
 
     def _fetch_copy(self, artifact: Artifact) -> _Copy:
-        """Return a copy of the file, or of the archive that contains the file. The last copy is kept."""
+        """Return a copy of the file, or of the archive that contains the file. Keep the last copy."""
         member = split_member_url(artifact.url)
         url, most_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
         if self._copy is None or self._copy.url != url:

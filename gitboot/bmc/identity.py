@@ -237,7 +237,7 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
 
 
 def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
-    """Return the values that match neither those of the first contact nor those of the document.
+    """Return the values that differ from the values of the first contact and of the document.
 
     A missing value is a change only if the other value differs too, because BMCs report fewer values while they start.
     """

@@ -141,7 +141,7 @@ class TaskResult:
 
 
 class OverrideSession:
-    """Runs one task at one BMC, from its first reading until there is nothing left to do now.
+    """Runs one task at one BMC, from its first reading until no step is due.
 
     ``write`` stores a record durably before it returns. The session calls ``write`` before it changes the BMC.
     """
@@ -163,7 +163,7 @@ class OverrideSession:
         self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
-        """Carry out the next steps for the override or, if the override needs none, for the power."""
+        """Carry out the next steps for the override. If no such step is due, carry out the next steps for the power."""
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
@@ -331,7 +331,7 @@ class OverrideSession:
         self._written_power.append(record)
 
     def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
-        """Return the result of a task that has nothing left to do now.
+        """Return the result of a task if no step is due.
 
         ``power_message`` describes a confirmed power operation. ``power_reason`` explains why there is no power
         operation.

@@ -64,7 +64,7 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
 
     @property
     def accepts_data(self) -> bool:
-        """Whether the slot accepts an image that the system reads but does not boot."""
+        """Return whether the slot accepts an image that the system reads but does not boot."""
         return self.accepts_discs or _USB_STICK in self.types
 
 
@@ -170,7 +170,7 @@ class Override(Struct, frozen=True, kw_only=True):
 
     @property
     def gets_loader_from_dhcp(self) -> bool:
-        """Whether DHCP names the boot loader, which then requests the boot script."""
+        """Return whether DHCP names the boot loader, which then requests the boot script."""
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
@@ -215,8 +215,8 @@ class Marks(Struct, frozen=True, kw_only=True):
         progress of a machine that was still booting may advance without a reset.
 
         Unchanged marks rule out a reset only if ``earlier`` is settled: a machine in POST may consume an override that
-        is set during POST, without another reset. ``moving_marks`` are the marks that are known to change at each reset
-        of this machine. The BMC must report at least one of them, because some BMCs do not update LastResetTime.
+        is set during POST, without another reset. ``moving_marks`` are the marks that change at each reset of this
+        machine. The BMC must report at least one of them, because some BMCs do not update LastResetTime.
         """
         if self._clock_was_lost(earlier):
             return Reset.UNKNOWN
@@ -312,7 +312,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def as_utc(instant: datetime) -> datetime:
-    """Return a time with a UTC offset. A time without an offset is taken as UTC, like all times of the same BMC."""
+    """Return a time with a UTC offset. If a time has no offset, interpret it as UTC, like all times of the same BMC."""
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 
@@ -352,7 +352,7 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
     secure_boot: bool | None = None  # the state from the next boot on; None: not read, or not reported
     bios_path: str | None = None  # the path of the firmware settings
     has_uri_setting: bool = (
-        # Whether firmware has a setting for the URI that it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`.
+        # True if firmware has a setting for the URI that it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`.
         False
     )
     firmware_uri: str | None = None  # the value of this setting, "" if it is empty; None: not read, or not reported
@@ -376,12 +376,12 @@ class OverrideState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the override may still be set on the BMC."""
+        """Return whether the override may still be set on the BMC."""
         return self in (OverrideState.RECORDED, OverrideState.CONFIRMED, OverrideState.CLEARING)
 
     @property
     def is_unused(self) -> bool:
-        """Whether the override was never set, or was certainly not consumed."""
+        """Return whether the override was never set, or was certainly not consumed."""
         return self in (OverrideState.CLEARED, OverrideState.INSERTED, OverrideState.OPENED, OverrideState.UNSENT)
 
 
@@ -463,12 +463,12 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def has_media(self) -> bool:
-        """Whether a medium of the override may be in a slot."""
+        """Return whether a medium of the override may be in a slot."""
         return any(each.may_be_inserted for each in self.media)
 
     @property
     def may_be_left_on_bmc(self) -> bool:
-        """Whether the BMC may still show the override or one of its media."""
+        """Return whether the BMC may still show the override or one of its media."""
         return self.state.is_open or self.has_media
 
     def with_medium(self, medium: Medium) -> OverrideRecord:

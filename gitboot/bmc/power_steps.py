@@ -72,7 +72,7 @@ class PowerRecordState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the machine may be down because of this operation."""
+        """Return whether the machine may be down because of this operation."""
         return self in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE)
 
 

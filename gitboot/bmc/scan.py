@@ -43,7 +43,7 @@ _DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """The result for one address. If there are neither servers nor an error, the address has no Redfish service."""
+    """The result for one address. If the result has no servers and no error, the address has no Redfish service."""
 
     address: str
     servers: tuple[FoundServer, ...] = ()
@@ -99,7 +99,7 @@ def _build_too_many_error(place: str, number: int) -> UsageError:
 
 
 class FirstContact(Struct, frozen=True, kw_only=True):
-    """What gitboot finds at the address of a BMC without sending a request or a credential."""
+    """The certificate and the IP address of a BMC, which gitboot reads without sending a request or a credential."""
 
     address: str
     ip: IPv4Address | IPv6Address | None = None  # None: the host was not resolved
@@ -158,7 +158,7 @@ def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnec
 
 
 def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
-    """Read the identity of a machine by IPMI, which shows neither network interfaces nor the architecture."""
+    """Read the identity of a machine by IPMI. IPMI does not show network interfaces or the architecture."""
     from gitboot.bmc.ipmi import IpmiConnection
     from gitboot.bmc.redfish.transport import ConnectionPolicy
 
@@ -390,7 +390,7 @@ class FoundServer(Struct, frozen=True, kw_only=True):
 
     @property
     def missing_identity(self) -> str | None:
-        """Which identity a document needs but the BMC does not report, or None."""
+        """The identity that a document needs but the BMC does not report, or None."""
         if self.identity.uuid is None or is_placeholder_uuid(self.identity.uuid):
             return "it reports no UUID"
         return None if self.nics else "it reports no MAC address"

@@ -62,9 +62,9 @@ machines_tls_option = combine_options(
         cls=Setting,
         default=True,
         show_default=True,
-        help="Whether the address of --machines-tls also offers cipher suites with RSA key exchange, after those with "
-        "forward secrecy. UEFI HTTPS boot of many machines needs them. Whoever steals the key can decrypt recorded "
-        "connections with these suites.",
+        help="Also offer cipher suites with RSA key exchange at the address of --machines-tls, after the suites with "
+        "forward secrecy. UEFI HTTPS boot of many machines needs RSA key exchange. If the key is stolen, the thief can "
+        "decrypt recorded connections that used RSA key exchange.",
     ),
 )
 # The options that control which clients may send which requests to an endpoint.

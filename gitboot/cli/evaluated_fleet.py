@@ -49,7 +49,7 @@ from gitboot.review.guards import has_ack_line
 from gitboot.text import did_you_mean, format_count, format_names, quote_words
 
 _ENCODING_BATCH: Final = 1000  # results that gitboot encodes together
-MIN_FILES_FOR_CACHE: Final = 500  # a fleet with fewer files is evaluated faster than its results are looked up
+MIN_FILES_FOR_CACHE: Final = 500  # for a fleet with fewer files, the evaluation is faster than the cache
 
 
 def load_fleet(path: Path, rev: str | None) -> FleetRepository:
@@ -185,7 +185,7 @@ def plan_fleet(
     """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`.
 
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
-    ledger. If the command line names neither a fleet nor a revision, the fleet is the instance's accepted commit.
+    ledger. If the command line does not name a fleet or a revision, the fleet is the instance's accepted commit.
     """
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
@@ -220,9 +220,9 @@ def plan_fleet(
 
 
 def print_unknown_instance(records: str | None, state: Path | None) -> None:
-    """Print what a command cannot know without an instance, unless ``records`` or ``state`` was given."""
+    """Print a note about the missing records of an instance, unless ``records`` or ``state`` is set."""
     if records is None and state is None:
-        text = "Without --state, gitboot does not know which commit an instance has accepted, or what is installed."
+        text = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
         click.echo(wrap_text(text), err=True)
 
 
@@ -240,7 +240,7 @@ def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | Non
 
 
 def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[SystemUuid, Record], bool]:
-    """Return the records that ``--records`` names, and whether the option was given."""
+    """Return the records that ``--records`` names, and whether the command line has this option."""
     known_records: dict[SystemUuid, Record] = {}
     if records in ("fresh", "adopt"):
         new = make_first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
@@ -282,8 +282,8 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
         if state is not None:
             remedy = f"Run gitboot records show --state {quote_words(state)}."
         text = (
-            f"{format_count(number, 'server')} may need an installation: gitboot does not know if {pronoun} installed. "
-            f"{remedy}"
+            f"{format_count(number, 'server')} may need an installation, because gitboot does not know if "
+            f"{pronoun} installed. {remedy}"
         )
         click.echo(wrap_text(text), err=True)
 
@@ -404,7 +404,8 @@ def compare_range(
 def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: int) -> str | None:
     """Return the commit and author of a line in HEAD, or None for an uncommitted line. ``number`` is 1-based.
 
-    The result of a merge is not a commit. Lines of a file that the merge does not change are looked up in the branch.
+    The result of a merge is not a commit. If the merge does not change a file, the function reads its lines from the
+    branch.
     """
     revision = opened_range.head.revision.partition(" ")[0]
     if revision != opened_range.head.revision:

@@ -52,7 +52,7 @@ from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, quote_words
 
-# If one of these conditions is false, the records prove nothing, or gitboot does not serve the planned boots.
+# If one of these conditions is false, the records are no proof, or gitboot does not serve the planned boots.
 _REQUIRED_CONDITIONS: Final = (
     "AcceptingCommits",
     "InstallsAllowed",
@@ -325,7 +325,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
         if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
     }
     if not found:
-        raise UsageError(f"{'none of these servers has' if servers else 'no server has'} the labels {selector}")
+        raise UsageError(f"{'these servers do not have' if servers else 'no server has'} the labels {selector}")
     return found
 
 
@@ -334,7 +334,7 @@ def confirm_or_abort(*, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("cannot ask for confirmation without a terminal: add --yes to confirm")
+        raise UsageError("gitboot cannot ask for confirmation without a terminal: add --yes to confirm")
     click.confirm("Continue?", abort=True)
 
 
@@ -383,7 +383,7 @@ def _read_documents(directory: Path) -> Iterator[Any]:
 def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
     """Return the existing folders in which an instance's endpoints look for a stop: beside its tree, and its spools.
 
-    If the ledger cannot be read, only the default spool is known.
+    If gitboot cannot read the ledger, it uses only the default spool.
     """
     output, spool = _read_places(state)
     candidates = {state / SPOOL, *(stop_folders(output, spool) if output is not None else ())}

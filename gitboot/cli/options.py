@@ -325,7 +325,7 @@ secret_keys_option = click.option(
     "--secret-keys",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file with the age keys that decrypt the secrets of the fleet. `gitboot secret keygen` writes the file. "
-    "Default: none. gitboot then serves no secrets.",
+    "Without this option, gitboot does not serve secrets.",
 )
 accept_filesystem_option = click.option(
     "--accept-filesystem",

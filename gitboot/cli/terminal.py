@@ -195,7 +195,7 @@ def _is_terminal() -> bool:
 
 
 def log_to_events() -> None:
-    """Print log records from gitboot and libraries as events, so that standard error contains nothing else."""
+    """Print log records from gitboot and libraries as events, so that standard error contains only events."""
     logging.lastResort = _EventHandler(logging.WARNING)
 
 

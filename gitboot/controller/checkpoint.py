@@ -319,7 +319,7 @@ def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
-    """Return the key of a manifest. It depends only on values that are known at startup before the cache is read."""
+    """Return the key of a manifest. It depends only on values that gitboot has at startup before it reads the cache."""
     facts = knowledge.facts
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
@@ -481,7 +481,7 @@ class DamageSearch:
         self._thread.join()
 
     def take_damaged(self) -> frozenset[str]:
-        """Return the servers with damaged files, and clear the result. `ALL` stands for all servers."""
+        """Return the servers with damaged files, and clear the result. `ALL` means all servers."""
         with self._lock:
             found, self._found = self._found, set()
         return frozenset(found)

@@ -110,7 +110,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether the last evaluation of the newest commit did not end, so that gitboot will repeat it."""
+        """Return whether the last evaluation of the newest commit did not end, so that gitboot will repeat it."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -119,7 +119,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_preliminary(self) -> bool:
-        """Whether gitboot will judge the held commit again by the records, once it has processed all current
+        """Return whether gitboot will judge the held commit again by the records, once it has processed all current
         fetches.
         """
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated

@@ -40,7 +40,7 @@ class EvaluationUnfinished(Exception):
 
 
 class Wait(Enum):
-    """Which steps wait until gitboot has read all fetches.
+    """The steps that wait until gitboot has read all fetches.
 
     A step waits only if the records show fewer reinstallations than a comparison of its two commits.
     """
@@ -195,7 +195,7 @@ class CommitJudge:
         """Judge the commits in ``ahead``, and find the newest commit that gitboot can accept at ``at``.
 
         Acknowledgements in ``met`` and in ``knowledge`` are used up and do not count again. With ``reads_records``, the
-        records of servers are taken into account. The caller must first withhold all boots that the newest commit
+        judgement also uses the records of servers. The caller must first withhold all boots that the newest commit
         removes, and read all fetches of these boots. Without ``reads_records``, the steps that ``wait`` selects are not
         accepted yet, even if no guard holds them.
 

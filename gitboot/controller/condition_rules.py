@@ -44,12 +44,12 @@ from gitboot.text import format_age, format_count, format_rest
 
 _DOUBTS: Final = {
     "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
-    "from it. gitboot installs no server until you state which records are correct, with gitboot records begin",
-    "ForeignLedger": "the files in OUTPUT were published with another ledger, so the ledger of this instance does not "
-    "know what was installed. gitboot installs no server until you choose another --out, or state what is installed, "
-    "with gitboot records begin",
-    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger, which does not know which servers are "
-    "installed. gitboot installs no server until you state which are, with gitboot records begin",
+    "from it. gitboot does not install servers until you confirm the records, with gitboot records begin",
+    "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
+    "gitboot does not install servers until you choose another --out, or state what is installed, with gitboot "
+    "records begin",
+    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
+    "servers until you state which servers are installed, with gitboot records begin",
 }
 _CLOCK_STATES: Final = {
     ClockState.SYNCHRONISED: "a time service controls the clock",
@@ -87,7 +87,7 @@ _BMC_TEXTS: Final = {
     "ForeignMedium": "the virtual drives that NAME needs hold images that gitboot did not insert. gitboot does not "
     "eject them, and sets no boot override",
     "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
-    "NeedsOperator": "gitboot cannot tell whether NAME has booted or was reset. It changes nothing at this BMC until "
+    "NeedsOperator": "gitboot cannot find out whether NAME has booted or was reset. It does not change this BMC until "
     "you resolve this",
     "Overdue": "gitboot has been unable to change the boot override of NAME since TIME. It keeps trying",
     "Stalled": "gitboot could not change the boot override of NAME. It retries every 10 minutes",
@@ -326,8 +326,8 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     new = (
         "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
-        f"installation of {format_count(provisioned, 'server')}. gitboot installs no server until you state which are "
-        "installed, with gitboot records begin"
+        f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you state "
+        "which servers are installed, with gitboot records begin"
     )
     return doubt, _DOUBTS.get(doubt, new)
 

@@ -119,7 +119,7 @@ class CommitVerdict:
 
     @property
     def description(self) -> str:
-        """The description of the commit status, at most 140 characters long. If necessary, `says` is shortened."""
+        """The description of the commit status, at most 140 characters long. `says` is cut if it is too long."""
         proof = f", proof {self.proof}" if self.proof else ""
         witness = f" (ledger {self.ledger}, change {self.change}{proof})"
         room = _MAX_DESCRIPTION - len(witness)
@@ -149,7 +149,7 @@ class Project(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
-        """Parse ``KIND=URL``, where URL is the project's page.
+        """Parse ``KIND=URL``. The URL is the page of the project.
 
         ``api`` is the URL of the API, if it is not at the usual path. Raises `UsageError`.
         """
@@ -355,7 +355,7 @@ class VerdictSender(RetryingSender):
 
     Each report contains the ledger's change number, with which the instance detects at its next start that the ledger
     is an older copy. If the ledger changes without a new verdict, the number is reported after a pause. With ``asks``,
-    nothing is reported until `read_known_changes` has succeeded.
+    the thread reports only after `read_known_changes` has succeeded.
     """
 
     def __init__(

@@ -154,7 +154,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the newest Fleet does not define this instance's site, or names no ledger for the site."""
+        """Return whether the newest Fleet does not define this instance's site, or names no ledger for the site."""
         orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
         return orders is not None and orders.ledger == NO_LEDGER
 

@@ -150,7 +150,7 @@ class HookClient:
             return tuple(sorted(self._failures.values(), key=lambda each: (each.message, each.question)))
 
     def wait(self) -> None:
-        """Wait until each wanted question was asked once, at most twice the deadline of a request."""
+        """Wait until the thread has sent each wanted request once, but at most twice the deadline of a request."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or not self._unasked, 2 * self._request_s)
 

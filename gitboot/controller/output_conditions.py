@@ -116,7 +116,7 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
         boots, their = ("This server boots", "its") if count == 1 else ("These servers boot", "their")
         message = (
             f"{format_count(count, 'server')} cannot get {their} one-time boots. The target {lacking[0].name} cannot "
-            "serve them, because it does not record who fetched a file. An endpoint can, but the Fleet sets none. "
+            "serve them, because it does not record who fetched a file. The Fleet does not name an endpoint. "
             f"{boots} from disk until you set one"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message

@@ -77,7 +77,7 @@ class Reconciler:
     ) -> datetime | None:
         """Reconcile once at ``at``, and return when the next reconcile is due.
 
-        A second call with the same input changes nothing.
+        A second call with the same input has no effect.
 
         - ``fetched``: the result of the last fetch
         - ``serving``: the state of the endpoints

@@ -387,7 +387,7 @@ class UnknownMachineFile:
     def update(self, commit: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
         """Update the file. Return its new content and the events to report, or None if the file is unchanged.
 
-        If the file cannot be written, the endpoints' files are kept for the next update.
+        If gitboot cannot write the file, it keeps the endpoints' files for the next update.
         """
         left = list(read_unknown_files(self._spool)) if self._spool is not None else []
         if not left and (commit == self._applied or not (self._state / UNKNOWN).exists()):

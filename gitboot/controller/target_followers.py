@@ -47,7 +47,7 @@ class ListedTarget(Target, Protocol):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the tree in the target is still the one that gitboot published last."""
+        """Return whether the tree in the target is still the one that gitboot published last."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over in files published by an earlier process. Raises `PublishError`."""

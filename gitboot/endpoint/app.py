@@ -209,9 +209,7 @@ class Endpoint:
         except Exception:
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             reply = self._count_reply(RequestKind.NOTHING, INTERNAL_ERROR)
-        await (reply or NOT_FOUND)(
-            scope, receive, send
-        )  # a client that has gone receives nothing, but uvicorn needs a response
+        await (reply or NOT_FOUND)(scope, receive, send)  # the client has disconnected, but uvicorn needs a response
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
         """Return the response to a GET or HEAD request, or None if the client has closed the connection."""
@@ -580,7 +578,7 @@ class ClientRules(Struct, frozen=True, kw_only=True):
     tokens: Tokens | None = None  # for programs, which may read what operators may read, from any address
     operators_socket: tuple[str, int] | None = None  # a separate socket for operators; None: one socket for all clients
     certificate: Certificate | None = None  # for the socket for operators; None: no TLS
-    machines_tls_socket: tuple[str, int] | None = None  # a TLS socket that only machines use; None: there is none
+    machines_tls_socket: tuple[str, int] | None = None  # a TLS socket for machines; None: no TLS
     machines_certificate: Certificate | None = None  # for that socket
     max_idle: int = MAX_IDLE  # idle connections of one address
     webhooks: Webhooks | None = None  # webhooks of forges; None: webhooks are rejected

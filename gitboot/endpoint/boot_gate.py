@@ -244,7 +244,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def is_check(self) -> bool:
-        """Whether gitboot sent the request. Such a request consumes no boot, and its denials are not reported."""
+        """Return whether gitboot sent the request. Such a request does not consume a boot or report a denial."""
         return is_check(self.agent, self.query)
 
 
@@ -379,7 +379,7 @@ class BootGate:
         if guarded.role is Role.DATA:
             served_to = None if served is None or served.first.is_start else served.first.client
             is_own = self._is_own_system(guarded, request, served_to)
-            # A boot that was served is consumed, regardless of the client that asks for its data.
+            # A served boot is consumed, regardless of the client that requests its data.
             is_shown = is_own or served_to is None
             is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
             if not is_own:

@@ -111,7 +111,7 @@ class PublishedTree:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the output tree belongs to an instance other than the one that started this endpoint."""
+        """Return whether the output tree belongs to an instance other than the one that started this endpoint."""
         return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
 
     def find_server(self, identity: str) -> LocatedServer | None:

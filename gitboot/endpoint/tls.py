@@ -129,8 +129,8 @@ class Certificate:
             return
         if public_key == other._public_key:
             raise UsageError(
-                f"{self._file} has the same key as {other._file}; create another key for one of them, because whoever "
-                "steals the key of machines can decrypt recorded connections, or set firmware-ciphers = false"
+                f"{self._file} has the same key as {other._file}: create another key for one of them, or set "
+                "firmware-ciphers = false. A thief of the machines' key can decrypt recorded connections"
             )
 
     def _select_certificate(self, connection: ssl.SSLObject, *_: Any) -> None:

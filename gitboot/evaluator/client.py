@@ -157,7 +157,7 @@ class EvaluatorClient:
         return self._running
 
     def _keep_results(self, revision: Revision, results: _UnstoredResults) -> None:
-        """Keep the results of a commit in case the instance accepts it. Only the last few commits are kept."""
+        """Keep the results of a commit in case the instance accepts it. Keep only the last few commits."""
         if (before := self._unstored.pop(revision, None)) is not None:
             before.results.close()
         self._unstored[revision] = results

@@ -130,8 +130,8 @@ def parse_line(line: bytes) -> LineContent:
 def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
     """Return the kind of client that sent a request. ``agent`` is None if the log has no User-Agent.
 
-    A token in the path proves that the client is a machine, because only the installation knows the token. A path
-    without a token proves nothing, because a cache may turn a monitor's HEAD request into a GET request.
+    A token in the path proves that the client is a machine, because only the installation has the token. A path without
+    a token is no proof, because a cache may turn a monitor's HEAD request into a GET request.
     """
     if _has_token(path):
         return _Sender.MACHINE
@@ -266,7 +266,7 @@ def parse_s3(line: str) -> LoggedRequest | None:
 
 
 def _decode_field(text: str) -> str:
-    """Decode a header or query field of an S3 log, in which a hyphen stands for an empty value."""
+    """Decode a header or query field of an S3 log. In these logs, a hyphen means an empty value."""
     return "" if text == "-" else unquote(text)
 
 

@@ -223,7 +223,7 @@ class Observation:
 
     @property
     def may_serve_unrecorded(self) -> bool:
-        """Whether an endpoint may respond without recording the fetch: not for secrets and one-time boots."""
+        """Return whether an endpoint may respond without recording the fetch: not for secrets and one-time boots."""
         kind = find_non_script_kind(self.path)
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 

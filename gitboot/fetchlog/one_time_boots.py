@@ -80,7 +80,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unexpected(self) -> bool:
-        """Whether there are more addresses than an operator confirmed, or more than ten additional fetches.
+        """Return whether there are more addresses than an operator confirmed, or more than ten additional fetches.
 
         The first address needs no confirmation.
         """

@@ -124,7 +124,7 @@ class ParsedBlob(Struct, frozen=True, kw_only=True):
 
     @property
     def has_only_servers(self) -> bool:
-        """Whether the blob contains at least one document, and only valid Server documents."""
+        """Return whether the blob contains at least one document, and only valid Server documents."""
         if self.problems or self.more or self.broken or self.unread or not self.resources:
             return False
         return all(isinstance(resource, Server) for _, resource in self.resources)

@@ -34,7 +34,7 @@ class Identity(NamedTuple):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether many machines report this value, or gitboot derived it for a machine without a known UUID."""
+        """Return whether many machines report this value, or gitboot derived it for a machine without a known UUID."""
         match self.kind:
             case "UUID":
                 uuid = SystemUuid(self.value)

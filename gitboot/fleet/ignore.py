@@ -157,7 +157,7 @@ class InvalidPattern(ValueError):
 
 
 class Line(NamedTuple):
-    """A line that contains a pattern, so it is neither empty nor a comment."""
+    """A line that contains a pattern. It is not empty and not a comment."""
 
     number: int  # 1-based
     text: bytes

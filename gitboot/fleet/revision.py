@@ -19,7 +19,7 @@ class Verify(StrEnum):
 
 
 class ReinstallsNeed(StrEnum):
-    """What is required to allow a commit that installs servers again."""
+    """The requirement for a commit that installs servers again."""
 
     APPROVE = "approve"  # `gitboot approve` on the host of the instance
     SIGNED = "signed"  # `gitboot approve`, or a line in the message of a commit that is signed by a listed key

@@ -183,9 +183,9 @@ class Source:
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
         """Return the first-parent commits after ``since`` up to ``revision``, the oldest first, with their messages.
 
-        If ``since`` is not a first-parent ancestor of ``revision``, or too many commits lie between them, the result is
-        a single entry with all messages. Without ``since``, the result contains only ``revision``, because a new
-        instance does not accept the commits before it.
+        If ``since`` is not a first-parent ancestor of ``revision``, or if there are too many commits between them, the
+        result is a single entry with all messages. Without ``since``, the result contains only ``revision``, because a
+        new instance does not accept the commits before it.
         """
         with self.clone.open() as ours:
             if since is None:

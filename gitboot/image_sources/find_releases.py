@@ -172,7 +172,7 @@ class SourceReader:
             raise self._distrust(signed_url, f"the index is not signed: {url}: {error}") from error
 
     def _distrust(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
-        hint = "try again later, and ask the vendor if the problem persists"
+        hint = "try again later, and contact the vendor if the problem persists"
         if is_other_key:
             keys = f"the keys of the ImageSource {self._name}"
             hint = f"if the vendor has a new key, verify its fingerprint, and add it to {keys}"

@@ -294,7 +294,7 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
             hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
             raise UntrustedRelease(place, f"the file is {each.fault}", hint)
         elif release_files.keys and at not in declared_unsigned:
-            hint = "this source requires a signature of each file: check the index, and ask the vendor"
+            hint = "this source requires a signature of each file: check the index, and contact the vendor"
             raise UntrustedRelease(place, "the file has no signature", hint)
     return found
 

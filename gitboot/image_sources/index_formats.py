@@ -86,7 +86,7 @@ class ReleaseFiles(Struct, frozen=True, kw_only=True):
 
 
 class IndexQuery(Struct, frozen=True, kw_only=True):
-    """What to look for in an index: the entries of one channel and one architecture."""
+    """A filter for the entries of an index, by channel and architecture."""
 
     url: str  # of the index
     match: str = "{version}"  # the template of an entry's name; only {version} is left to fill

@@ -247,7 +247,7 @@ def escape_template(text: str) -> str:
 
 
 def translate_ipxe_argument(text: str) -> str | None:
-    """Convert an iPXE kernel argument to a template, or return None if only iPXE knows one of its variables."""
+    """Convert an iPXE kernel argument to a template, or return None if only iPXE has one of its variables."""
     if (bootif := _BOOTIF.fullmatch(text)) is not None:
         return f"BOOTIF={{{{ boot_nic.{'bootif' if bootif['hyphens'] else 'mac'} }}}}"
     pieces = _VARIABLE.split(text)
@@ -259,7 +259,7 @@ def translate_ipxe_argument(text: str) -> str | None:
 
 
 def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Convert kernel arguments to templates, except those with a secret or with a variable that only iPXE knows."""
+    """Convert kernel arguments to templates, except arguments with a secret or with a variable that only iPXE has."""
     safe_arguments, remarks = remove_secrets(arguments)
     templates = []
     for argument in safe_arguments:
@@ -313,7 +313,7 @@ def parse_bmc(
 
 
 class RemarkKind(StrEnum):
-    """What the import did with one fact from the source."""
+    """The result of the import for one fact from the source."""
 
     KEPT = "kept"
     GUESSED = "guessed"  # the import derived a value that the source does not contain

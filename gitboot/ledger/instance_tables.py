@@ -415,7 +415,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
 
 @contextmanager
 def _open_read_only(path: Path) -> Iterator[Database]:
-    """Open a separate read-only connection that neither blocks writers nor is blocked by writers."""
+    """Open a separate read-only connection. Readers and writers do not block each other."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database
 

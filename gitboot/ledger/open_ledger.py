@@ -32,7 +32,7 @@ def open_ledger(path: Path) -> Store:
 def read_places(path: Path) -> tuple[Path | None, Path | None]:
     """Return the output folder and the fetch log folder of a ledger's instance.
 
-    The ledger is neither written nor checked. Raises `LedgerError` if the ledger cannot be read.
+    The function does not write or check the ledger. Raises `LedgerError` if the ledger cannot be read.
     """
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         found: dict[str, str] = dict(
@@ -49,7 +49,7 @@ class LedgerSummary(NamedTuple):
     identity: str
     changes: int
     rows: Mapping[str, int]  # by table
-    moved_to: str | None = None  # where the ledger was moved to
+    moved_to: str | None = None  # the new location of the ledger
     lease: LeaseState | None = None
 
 

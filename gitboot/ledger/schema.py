@@ -256,7 +256,7 @@ class Database(ABC):
 
     @abstractmethod
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Execute a statement that returns nothing, once for each row of parameters."""
+        """Execute a statement without results, once for each row of parameters."""
 
     @abstractmethod
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -227,7 +227,7 @@ class Pending(NamedTuple):
 
 
 def find_offer(store: Store, plan: Digest) -> Offer | None:
-    """Return the offer that was stored for a plan, or None if there is none."""
+    """Return the stored offer for a plan, or None."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
         return parse_offer(plan, found[0][0]) if found else None

@@ -130,7 +130,7 @@ class CopyNotes(NamedTuple):
 
     identity: str
     changes: int
-    moved_to: str | None  # where the ledger was moved to
+    moved_to: str | None  # the new location of the ledger
     copy: str | None  # the id of the copy that this ledger is, or that it was moved to
     copied_from: str | None  # the source of an unfinished copy
 
@@ -267,7 +267,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """Run a block in a transaction. When the block ends, either all of its writes are durable or none are.
+        """Run a block in a transaction. All writes of the block become durable in one step, when the block ends.
 
         If this write has to wait for another write and that write fails, this write fails too. Without this rule, each
         waiting writer in turn would wait for a database that hangs.

@@ -128,7 +128,7 @@ class Checksums:
 
 
 class DigestOrigin(StrEnum):
-    """Where the digest of a file comes from, from the strongest evidence to the weakest."""
+    """The origin of a file's digest, from the strongest evidence to the weakest."""
 
     SIGNED = "signed"  # the vendor's signature covers the digest or the file
     PUBLISHED = "published"  # the vendor published the digest without a signature
@@ -137,7 +137,7 @@ class DigestOrigin(StrEnum):
 
 @structure
 class Provenance:
-    """Where the digest of a file comes from. It is a claim of this document until gitboot has verified it."""
+    """The origin of a file's digest. It is a claim of the document until gitboot verifies it."""
 
     digest: DigestOrigin = Field(
         description="signed: the vendor's signature covers the digest or the file. published: the vendor published "
@@ -177,7 +177,7 @@ class Artifact:
         description="A signature of the file itself, or of the archive that contains the file. Default: none.",
     )
     provenance: Provenance | None = Field(
-        default=None, description="Where the digest comes from. Default: the document does not state it."
+        default=None, description="The origin of the digest. Default: the document does not state the origin."
     )
     loader_signature: Url | None = Field(
         default=None,
@@ -398,7 +398,7 @@ class ImageStreamSpec:
         default=None, description="The lowest version that servers of this stream may boot. Default: any version."
     )
     follow: Follow | None = Field(
-        default=None, description="Where new images come from, for `gitboot update-images`. Default: none."
+        default=None, description="The source of new images, for `gitboot update-images`. Default: none."
     )
     require_provenance: RequiredProvenance = Field(
         default=RequiredProvenance.ANY,

@@ -191,7 +191,7 @@ class BootProfileSpec:
 
 @structure
 class BootProfile(Document):
-    """What servers boot, and how: image or stream, method, kernel arguments, user data."""
+    """The boot of servers: the image or stream, the method, the kernel arguments and the user data."""
 
     kind: Literal["BootProfile"] = Field(description="The kind of this document.")
     spec: BootProfileSpec = Field(description="The image, the boot method and the user data.")

@@ -133,7 +133,7 @@ class Provisioning:
     ledger: Ledger | None = Field(
         default=None,
         description="The identity of the ledger whose instance publishes and sets BMCs. Default: any instance may "
-        "publish, and none sets BMCs.",
+        "publish, but instances do not set BMCs.",
     )
 
     @check
@@ -272,7 +272,7 @@ class FleetSpec:
 
     @property
     def has_instances_by_site(self) -> bool:
-        """Whether any site names its own ledger."""
+        """Return whether any site names its own ledger."""
         return any(site.ledger is not None for site in self.sites)
 
     def ledger_for(self, site: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""ImageSource: where a vendor lists its releases, and which files a release has."""
+"""ImageSource: the index of a vendor's releases, and the files of a release."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -394,7 +394,7 @@ class SourceImage:
 
 @structure
 class ImageSourceSpec:
-    """Where a vendor lists releases, and the files of a release."""
+    """The index in which a vendor lists releases, and the files of a release."""
 
     description: Text | None = Field(default=None, description="The product, for people. Default: none.")
     channels: tuple[Text, ...] = Field(
@@ -423,7 +423,7 @@ class ImageSourceSpec:
         default=(),
         description="The keys that may sign: full fingerprints of OpenPGP keys, or public keys of minisign. gitboot "
         "ships the keys of the built-in sources. Other keys come from --image-keys, never from the fleet. Default: the "
-        "vendor signs nothing.",
+        "vendor does not sign files.",
     )
     image: SourceImage = Field(
         default_factory=SourceImage, description="The fields of new BootImages, besides their files. Default: defaults."
@@ -507,4 +507,6 @@ class ImageSource(Document):
     """A vendor's releases, from which gitboot makes BootImages. An ImageSource does not change what servers boot."""
 
     kind: Literal["ImageSource"] = Field(description="The kind of this document.")
-    spec: ImageSourceSpec = Field(description="Where the vendor lists releases, and the files of a release.")
+    spec: ImageSourceSpec = Field(
+        description="The index in which the vendor lists releases, and the files of a release."
+    )

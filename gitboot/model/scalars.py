@@ -319,7 +319,7 @@ _ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*
 def is_placeholder_serial(serial: str) -> bool:
     """Return whether boards report this serial number, in any case, if no serial number is set.
 
-    Placeholders are known texts, several words without a digit, texts with fewer than three different characters, and
+    Placeholders are listed texts, several words without a digit, texts with fewer than three different characters, and
     counting digits.
     """
     lower = serial.casefold().strip()

@@ -172,7 +172,7 @@ class ServerSpec:
     uuid: Uuid | None = Field(
         default=None,
         description="The SMBIOS system UUID, in any case. It is the key of the server's record. Default: not known "
-        "yet. Without a UUID gitboot neither installs the server nor uses its BMC.",
+        "yet. Without a UUID, gitboot does not install the server or use its BMC.",
     )
     replaces: Uuid | None = Field(
         default=None,

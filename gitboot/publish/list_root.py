@@ -46,7 +46,8 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
 
 
 def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None, now: datetime) -> bytes:
-    """Replace the publication key and, if ``new_root_key`` is given, the root key. Return the public root key as PEM.
+    """Replace the publication key. If ``new_root_key`` is set, also replace the root key. Return the public root key as
+    PEM.
 
     The new metadata is valid for `ROOT_VALID` from now. Readers that trust the earlier root key also accept the new
     one, because both keys sign the new root metadata. Raises `UsageError` if a file cannot be read, if ``root_key`` is

@@ -632,9 +632,9 @@ def is_fetched_by_machines_only(path: str) -> bool:
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
     """Return paths below boot/ that an earlier publication may have left for the same machines.
 
-    ``paths`` are the currently published paths. If none of them is of a certain kind, the Fleet does not name the
-    output of that kind. An earlier tree with that output contained such a path for every machine, so it is enough to
-    check `SAMPLE_SIZE` machines.
+    ``paths`` are the currently published paths. If a kind of file is missing, the Fleet does not name the output of
+    that kind. An earlier tree with that output contained such a path for every machine, so it is enough to check
+    `SAMPLE_SIZE` machines.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}

@@ -338,8 +338,8 @@ class Mirror:
 
         The latest time is set back only if it is later than the expiry of a newer list. Then either this clock was
         ahead, because a publisher renews its list long before it expires, or the list waited for this copy. The time is
-        never set back to before the end of a window that has passed, so that an ended window stays ended. Future ends
-        are kept until `replace` has replaced the files.
+        never set back to before the end of a window that has passed, so that an ended window stays ended. The program
+        keeps future ends until `replace` has replaced the files.
         """
         state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
@@ -383,7 +383,7 @@ class Mirror:
     def _link(self, path: str, folders: Set[str]) -> None:
         """Hard-link a staged file into the served folder, or copy the file if it cannot be linked.
 
-        ``folders`` contains the folders that are known to exist, and the file's folder is added to it. An unchanged
+        ``folders`` contains folders that exist. The function adds the file's folder to it. An unchanged
         file takes only two system calls.
         """
         source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)

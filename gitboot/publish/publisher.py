@@ -131,7 +131,7 @@ class OutputDirectory:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the directory was not replaced and still contains the manifest of the last publication.
+        """Return whether the directory was not replaced and still contains the manifest of the last publication.
 
         False if somebody restored an older copy of the tree. Also False if the tree belongs to another ledger, so that
         the next publication checks the tree again.
@@ -207,7 +207,7 @@ class OutputDirectory:
         may have changed. The first publication of a process must be ``complete``. A complete publication names all
         servers: other files of the tree are removed, and files of the wrong size are replaced. If there is no tree yet,
         the items of ``servers`` are read once and not stored. Later publications need to name only the servers that may
-        have changed, and spend no time on other servers. Publishing the same files again writes nothing.
+        have changed, and spend no time on other servers. Publishing the same files again does not write files.
 
         Before anything is written, gitboot decides all changes and checks their paths for foreign files. After a crash
         or a failure, each file is complete in its old or its new version, and all content that scripts refer to is
@@ -514,7 +514,7 @@ class PublicationPreview:
         return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> None:
-        """Do nothing, because a dry run writes no list."""
+        """Do nothing, because a dry run does not write a list."""
 
     def publish(
         self,

@@ -178,7 +178,7 @@ class ListReader:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
 
     def _other_version(self, name: str) -> Listing | None:
-        """Return a server's listing whatever its digest is, or None if the file is not a listing of that server.
+        """Return a server's listing without a check of its digest, or None if the file is not a listing of that server.
 
         Both a publication and a copy write a listing before they write the list that names it.
         """

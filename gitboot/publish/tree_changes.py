@@ -334,7 +334,7 @@ class _Decision:
         )
 
     def expire(self) -> None:
-        """Choose the retired content to remove, because nothing has used it for `GRACE`.
+        """Choose the retired content to remove, because no file has used it for `GRACE`.
 
         Content that is used again stays, but the list that retired it is removed.
         """

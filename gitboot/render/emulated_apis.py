@@ -134,7 +134,7 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
 
 
 def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
-    """Return the path of the boot script that an alias and its query select, or ``path`` itself if they select none.
+    """Return the path of the boot script that an alias and its query select. Otherwise, return ``path`` itself.
 
     All paths are relative to boot/.
     """

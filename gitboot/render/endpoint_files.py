@@ -64,7 +64,7 @@ class DiskWrite(NamedTuple):
 
 
 class PathVersion(NamedTuple):
-    """What an endpoint returns at a path, from one instant until the next version."""
+    """The response of an endpoint at a path, from one instant until the next version."""
 
     since: datetime | None  # None: from the beginning, before the first transition
     content: str | None  # sha256; None: 404

@@ -127,7 +127,7 @@ class PathKind(NamedTuple):
 
     @property
     def needs_identity_only(self) -> bool:
-        """Whether an identity is enough to build the path."""
+        """Return whether an identity is enough to build the path."""
         return "{token}" not in self.text and "{name}" not in self.text
 
     @property

@@ -631,7 +631,7 @@ def render_page_files(
     """Return the page's files that depend on the servers in ``changed``, or all of its files if ``changed`` is None.
 
     ``fleet_json`` contains the streams and the windows of the commit. ``published_locations`` are the source locations
-    that the page shows so far, or None if it shows none yet.
+    that the page shows so far, or None if the page shows no locations.
     """
     members: dict[str, list[str]] = {}  # server names by shard, in the order of the servers
     for name in servers:

@@ -1,7 +1,6 @@
 """Published names of tokens.
 
-A token's name depends on a key that only the instance knows, so reading the Git repository is not enough to compute the
-name.
+A token's name depends on a key that only the instance has, so a reader of the Git repository cannot compute the name.
 """
 
 from __future__ import annotations
@@ -97,8 +96,8 @@ class PublishedNames:
     def rename_files(self, files: Files, kept_paths: Collection[str] = ()) -> dict[str, File]:
         """Replace tokens with their published names in the paths and contents of files.
 
-        Immutable files and ``kept_paths`` keep their tokens. A file whose path contains an earlier name uses only names
-        from that earlier key, so that a client that knows only the earlier name does not learn a newer one.
+        Immutable files and ``kept_paths`` keep their tokens. A file with an earlier name in its path uses only names
+        from that earlier key. So a client with only the earlier name does not get a newer name.
         """
         found: dict[str, File] = {}
         for path, file in files.items():

@@ -695,7 +695,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
 def _find_unable_loaders(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
 ) -> Iterator[str]:
-    """Yield the names of boot loaders and methods that cannot ask the endpoint whether a maintenance has ended."""
+    """Yield the names of boot loaders and methods that cannot request the end of a maintenance from the endpoint."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"

@@ -27,7 +27,7 @@ SETTINGS: Final = (
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """The value of a field in a server's boot configuration, why the field has this value, and where it is set."""
+    """The value of a field in a server's boot configuration, with its reason and its location."""
 
     field: str  # such as image, kernelArguments[0] or vars.console
     value: str
@@ -42,7 +42,7 @@ class Reason(Struct, frozen=True, kw_only=True):
 
 
 def make_reason(field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step) -> Reason:
-    """Return a reason without its source location. Texts of YAML stand for true, false and a missing value."""
+    """Return a reason without its source location. True, false and a missing value have the texts of YAML."""
     shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     written_in = str(resource) if resource is not None else None
     return Reason(field=field, value=shown, rule=rule, why=why, resource=written_in, steps=path)

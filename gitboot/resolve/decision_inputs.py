@@ -109,7 +109,7 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
 
     @property
     def secure_boot(self) -> bool:
-        """Whether the firmware of the server starts only signed programs."""
+        """Return whether the firmware of the server starts only signed programs."""
         own = self.server.spec.secure_boot
         return bool(own if own is not None else self.shared.secure_boot)
 

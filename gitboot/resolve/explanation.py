@@ -351,7 +351,7 @@ def describe_origin(provenance: Provenance | None) -> str:
 
 
 def list_claimed_origins(architectures: Iterable[Artifacts]) -> list[str]:
-    """Return where the digests of an image come from, each origin once, or nothing if the image does not state it."""
+    """Return the origins of the digests of an image without duplicates. Empty: the image does not state the origins."""
     claims = [artifact.provenance for artifacts in architectures for _, artifact in artifacts.files()]
     return sorted(set(map(describe_origin, claims))) if any(each is not None for each in claims) else []
 

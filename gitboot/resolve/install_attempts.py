@@ -257,7 +257,7 @@ def make_first_records(
 def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
     """Return a record that states that the server is installed as its decision wants.
 
-    If ``at`` is given, the runs of maintenances that began before ``at`` count as consumed, so gitboot does not serve
+    If ``at`` is set, the runs of maintenances that began before ``at`` count as consumed, so gitboot does not serve
     them again. Earlier fetches are not evidence.
     """
     policy = decision.policy
@@ -375,7 +375,7 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
-    """Return the token that identifies the disk boot after a served installation, or None if none is expected."""
+    """Return the token that identifies the disk boot after a served installation, or None."""
     if progress is None or progress.state is not InstallState.SERVED:
         return None
     return offer_token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))

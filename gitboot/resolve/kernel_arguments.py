@@ -71,7 +71,7 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
       only equal arguments. If the name is in `ORDERED`, it replaces no arguments.
     - ``-name`` removes all earlier arguments with this name.
     - ``-name=value`` removes only this argument.
-    - ``--`` and Debian's ``---`` are arguments. After them, ``-name`` is an argument and removes nothing.
+    - ``--`` and Debian's ``---`` are arguments. After them, ``-name`` is an argument and does not remove arguments.
     """
     result: list[tuple[str, int]] = []  # pairs of an argument and the index of its list
     dropped: list[DroppedArgument] = []

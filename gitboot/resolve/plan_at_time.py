@@ -133,8 +133,8 @@ def make_fallback_plan(
 ) -> BootPlan:
     """Return the plan that replaces a withheld plan.
 
-    The server gets the policy's Always boot if that boot writes no disk and none of its files are absent. In all other
-    cases, and while all network boots are stopped, the server boots its local disk.
+    The server gets the policy's Always boot if that boot does not write a disk and no file of the boot is absent. In
+    all other cases, and while all network boots are stopped, the server boots its local disk.
     """
     is_stopped = stop is StopScope.ALL
     boot = harmless_boot(decision.policy, absent) if not is_stopped else None
@@ -324,7 +324,7 @@ def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Colle
 
 
 def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
-    """Return the policy's Always boot if it writes no disk and none of its files are absent, or None."""
+    """Return the policy's Always boot, or None if the boot writes a disk or one of its files is absent."""
     if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
         return None
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot

@@ -367,7 +367,7 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_running(self) -> bool:
-        """Whether the system has fetched its user data since the last served boot."""
+        """Return whether the system has fetched its user data since the last served boot."""
         return self.started is not None and self.started_boot == len(self.boots)
 
     @property
@@ -431,7 +431,7 @@ class Record:
 
     @property
     def installed(self) -> str | None:
-        """The installed image, or the version that another tool installed, or None if neither is known."""
+        """The installed image, or the version that another tool installed, or None."""
         return f"version {self.version}" if self.image is None and self.version is not None else self.image
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
@@ -441,7 +441,7 @@ class Record:
 
 
 class StopScope(StrEnum):
-    """Which boots a stop order or a condition stops, in addition to the boots that the commit stops."""
+    """The boots that a stop order or a condition stops, in addition to the boots that the commit stops."""
 
     NONE = "none"
     WRITING = "boots that write disks"

@@ -94,7 +94,7 @@ def offer_token(*parts: str) -> Digest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileProof:
-    """Where an instance finds the signature of a file that a stream requires to be signed."""
+    """The URLs from which an instance reads the signature of a file, if a stream requires a signature."""
 
     url: str  # as the image names the file
     signature: Signature | None  # of the file, or of the archive that contains the file
@@ -199,7 +199,7 @@ class Boot:
 
     @property
     def direct(self) -> bool:
-        """Whether the machine boots a UKI or an ISO, to which gitboot cannot pass kernel arguments."""
+        """Return whether the machine boots a UKI or an ISO, to which gitboot cannot pass kernel arguments."""
         if self.method is Method.PXE:
             return self.files.kernel is None
         return self.http_boot is not HttpBoot.LOADER
@@ -211,12 +211,12 @@ class Boot:
 
     @property
     def reads_medium(self) -> bool:
-        """Whether the system reads its user data from a second virtual medium."""
+        """Return whether the system reads its user data from a second virtual medium."""
         return self.medium is not None and self.config_from is ConfigFrom.MEDIUM and self.user_data is not None
 
     @property
     def asks_by_uuid(self) -> bool:
-        """Whether the system finds its user data only by its UUID."""
+        """Return whether the system finds its user data only by its UUID."""
         return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
 
     @property
@@ -227,7 +227,7 @@ class Boot:
 
     @property
     def shows_its_start(self) -> bool:
-        """Whether the booted system proves its start by fetching a URL that no other client knows."""
+        """Return whether the booted system proves its start by fetching a URL that no other client knows."""
         if self.user_data is None or self.direct:
             return self.asks_by_uuid
         folder = self.user_data.url.rpartition("/")[0]
@@ -235,7 +235,7 @@ class Boot:
 
     @property
     def may_ask_by_identity(self) -> bool:
-        """Whether the image and the texts suggest that the system may find its user data by identity."""
+        """Return whether the image and the texts suggest that the system may find its user data by identity."""
         if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
             return True
         user_data = self.user_data.files.values() if self.user_data is not None else ()
@@ -294,7 +294,7 @@ class Boot:
 
     @property
     def signature_files(self) -> tuple[BootFile, ...]:
-        """The signatures that iPXE fetches: those of the files that it starts. Firmware and GRUB fetch none."""
+        """The signatures of the files that iPXE starts. Firmware and GRUB do not fetch signatures."""
         if self.http_boot not in (None, HttpBoot.LOADER) or self.medium is not None:
             return ()
         text, signatures = self.entries.get("ipxe"), self.files.loader_signatures
@@ -422,10 +422,10 @@ class WithheldBoot(NamedTuple):
 
 
 class CopySettings(NamedTuple):
-    """Which boots may be served by copies of the boot files, which cannot record a fetch."""
+    """The boots that copies of the boot files may serve, although copies cannot record a fetch."""
 
     one_time_boots: bool = False  # whether copies serve one-time boots
-    late_ends: bool = False  # whether copies serve a maintenance to loaders that cannot ask for its end
+    late_ends: bool = False  # whether copies serve a maintenance to loaders that cannot request its end
     ipxe_https: bool = False  # whether iPXE can query an endpoint over HTTPS
 
     def facts(self) -> dict[str, Any]:
@@ -451,7 +451,7 @@ def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What a commit decides for one server: its possible boots, and the windows in which they apply."""
+    """The decision of a commit for one server: its possible boots, and the windows in which they apply."""
 
     server: str
     uuid: SystemUuid

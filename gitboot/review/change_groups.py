@@ -160,7 +160,7 @@ def _make_group(
 def _make_cause(
     key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
-    """Return a cause with its location. A Server document stands for the ``members`` servers of the group."""
+    """Return a cause with its location. One Server document represents the ``members`` servers of the group."""
     change = documents.get(key)
     is_own = key.kind == "Server"
     assert change is not None or is_own  # noqa: S101 - it is a cause because it changed

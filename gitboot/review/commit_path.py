@@ -54,7 +54,7 @@ class PathStep(Struct, frozen=True, kw_only=True):
 
 
 class CommitPath(Struct, frozen=True, kw_only=True):
-    """The steps that can be accepted, and the step that is held."""
+    """The steps that gitboot can accept, and the step that it holds."""
 
     accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each one starts where the previous one ends
     held_step: PathStep | None  # from the last accepted position to the newest commit; None: nothing is held
@@ -107,7 +107,7 @@ def find_commit_path(
 
 
 class _AckPosition(Struct, frozen=True):
-    """An acknowledgement, and the position of the first commit with the same content, whoever signed it."""
+    """An acknowledgement, and the position of the first commit with the same content, independent of its signature."""
 
     at: int
     ack: AckLine
@@ -242,7 +242,7 @@ _Given = _AckPosition | tuple[str, str]  # a line in a message, or an approval
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
-    """Return the provision numbers of UUIDs that are not known, from the first commit that contains each UUID.
+    """Return the provision numbers of unknown UUIDs, from the first commit that contains each UUID.
 
     ``commits`` yields, in order, the (UUID, provision number) pairs in each valid first-parent commit since the
     accepted commit.

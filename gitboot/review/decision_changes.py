@@ -90,7 +90,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
     @property
     def retired(self) -> bool:
-        """Whether the server becomes Retired, which means that its document stays in the fleet."""
+        """Return whether the server becomes Retired, which means that its document stays in the fleet."""
         both = [each.lifecycle is Lifecycle.RETIRED for each in (self.old, self.new) if each is not None]
         return both == [False, True]
 
@@ -159,7 +159,7 @@ class Changes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether gitboot would publish the same files, because no decision changed."""
+        """Return whether gitboot would publish the same files, because no decision changed."""
         return not (self.servers or self.unknown or self.shared or self.access)
 
     @property

@@ -194,7 +194,7 @@ def list_images(decision: Decision | None) -> Iterator[str]:
 
 
 class ChangeKind(StrEnum):
-    """What happened to a document or a server."""
+    """The kind of change of a document or a server."""
 
     ADDED = "added"
     REMOVED = "removed"

@@ -1,4 +1,4 @@
-"""Image provenance: where the digests of images come from, and the rules of streams about it."""
+"""Image provenance: the origins of the digests of images, and the rules of streams about provenance."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class FileClaim(Struct, frozen=True, kw_only=True):
 
     @property
     def verified_by(self) -> FileSigner | None:
-        """The trusted key that signed the file, or None if no check of the file is known or if the check failed."""
+        """The trusted key that signed the file, or None if a check of the file failed or is missing."""
         return self.result.signer if self.result is not None and self.result.fault is None else None
 
 
@@ -160,7 +160,7 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
 
     @property
     def changes_requirement(self) -> bool:
-        """Whether an instance may withhold or offer boots that it offered or withheld before."""
+        """Return whether an instance may withhold or offer boots that it offered or withheld before."""
         return any(each.is_requirement for each in self.rules)
 
 

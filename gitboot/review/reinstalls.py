@@ -205,8 +205,8 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
     """Return whether a record could show that the server is already installed, so that it is not reinstalled.
 
-    A record shows which installations of its policy a machine has had. It shows neither the boots of other machines nor
-    whether an image really writes no disk.
+    A record shows which installations of its policy a machine has had. It does not show the boots of other machines, or
+    whether an image really does not write a disk.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 

@@ -366,7 +366,7 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
     """Format JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays unchanged.
 
     Files in data URLs are decoded. ``show`` is applied to these files and to all other texts in the JSON. If ``show``
-    changes nothing, different inputs give different results, except if only the white space in the JSON differs.
+    returns its input, different inputs give different results, except if only the white space in the JSON differs.
     """
     try:
         value = _parse_json(text)

@@ -50,7 +50,7 @@ class ReviewOutcome(StrEnum):
 
 
 class Danger(NamedTuple):
-    """What a dangerous change affects, and why."""
+    """The effect of a dangerous change, and its reason."""
 
     risk: Risk
     names: tuple[str, ...]
@@ -227,7 +227,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def by_line(self) -> tuple[Guard, ...]:
-        """Those of the guards that hold the commit that `ack_lines` acknowledges."""
+        """The guards that hold the commit, if `ack_lines` acknowledges them."""
         return list_ack_guards(self.verdict, self.need) if self.verdict is not None else ()
 
     @property
@@ -251,7 +251,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def approval(self) -> str | None:
-        """The command to run on the host of an instance to approve the commit, or None if it is not held."""
+        """The command that approves the commit on the host of an instance, or None if no guard holds the commit."""
         if self.verdict is None or not self.verdict.held:
             return None
         return format_approval(self.verdict.digest)

@@ -52,7 +52,7 @@ class Joining(Struct, frozen=True, kw_only=True):
 
 
 class StreamUse(Struct, frozen=True, kw_only=True):
-    """Which images the servers of a stream boot."""
+    """The images that the servers of a stream boot."""
 
     name: str
     current: str
@@ -86,7 +86,7 @@ class OutdatedServer(Struct, frozen=True, kw_only=True):
 
 
 class ImageReport(Struct, frozen=True, kw_only=True):
-    """Which images a fleet uses at a time, and which servers are behind."""
+    """The images that a fleet uses at a time, and the servers that are behind."""
 
     items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]

@@ -27,7 +27,7 @@ from tests.helpers.running_instance import eventually
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_example.py"
 _SEARCHED_S = 4  # a start is interrupted after so long at most; how far it has come by then does not matter
 _PATIENCE_S = 300  # until a wait for an event ends
-_LAST_LINE = "Ctrl-C ends it. The page: "
+_LAST_LINE = "To stop the example, press Ctrl-C. The page: "
 _COLUMNS = 80
 
 
@@ -329,8 +329,8 @@ def test_finding_r5_each_link_of_the_banner_shows_curl_what_its_label_states(vis
     label, *_ = [each for each in visited.links if "iPXE" in each]
     assert label.startswith("The iPXE script of ams2-b01") and script.text.startswith("#!ipxe\n")
     assert "# ams2-b01: Network" in script.text
-    assert len(json.loads(servers.text)["items"]) == 30 and visited.links["all servers"] is servers
-    assert json.loads(status.text)["ledger"] and visited.links["the state of gitboot"] is status
+    assert len(json.loads(servers.text)["items"]) == 30 and visited.links["All servers"] is servers
+    assert json.loads(status.text)["ledger"] and visited.links["The status of gitboot"] is status
 
 
 @browsers

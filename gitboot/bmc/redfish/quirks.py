@@ -75,7 +75,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     network_drives: tuple[str, ...] = ()
     # Virtual media: whether the BMC keeps showing an image that it ejected, with ConnectedVia NotConnected.
     shows_ejected_media: bool = False
-    # Whether the BMC may show Inserted with the image of an earlier insertion, which is no longer connected.
+    # True if the BMC may show Inserted with the image of an earlier insertion that is no longer connected.
     shows_stale_media: bool = False
     sends_media_protocol: bool = False  # whether InsertMedia needs TransferProtocolType without listing its values
 

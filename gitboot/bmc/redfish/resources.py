@@ -60,7 +60,7 @@ class Resource(Struct, frozen=True, kw_only=True):
 
     @property
     def can_apply_at_reset(self) -> bool:
-        """Whether changes to the Settings resource can be applied at the next reset."""
+        """Return whether changes to the Settings resource can be applied at the next reset."""
         return "OnReset" in _as_text_set(_get_nested(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:

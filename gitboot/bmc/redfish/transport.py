@@ -345,7 +345,7 @@ def read_etags(header: object, body: object) -> tuple[str, ...]:
 def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
     """Yield the values of If-Match to try in turn. None means a request without If-Match.
 
-    If no ETag is known, the request without If-Match comes first.
+    If the BMC sent no ETag, the request without If-Match comes first.
     """
     # Some BMCs reject every ETag (ansible-collections/community.general issue 11261), or every If-Match
     # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler also ends with a request without If-Match.

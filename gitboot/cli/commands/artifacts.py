@@ -167,7 +167,7 @@ def download(
         mirror_all(fetchers, signed, out, note, parallel=parallel)
     done.sort(key=lambda each: each.path)
     pruned = []
-    if not sites:  # with --site, gitboot does not know which artifacts other sites need
+    if not sites:  # with --site, gitboot cannot tell which artifacts other sites need
         before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
             pruned = prune(out, set(files), before)
@@ -427,9 +427,9 @@ def loaders(
 ) -> None:
     """Install boot loaders under the names that DHCP sends.
 
-    gitboot copies iPXE, GRUB and PXELINUX from the packages of the distribution. It builds a GRUB image that
-    starts with grub.cfg at the base URL. If a loader is missing, gitboot prints the package that contains it. A second
-    run writes nothing.
+    gitboot copies iPXE, GRUB and PXELINUX from the packages of the distribution. It builds a GRUB image that starts
+    with grub.cfg at the base URL. If a loader is missing, gitboot prints the package that contains it. A second run
+    does not write files.
     """
     from gitboot.artifacts.boot_loaders import Placed, Placement, place
 
@@ -484,9 +484,9 @@ def resolve_image(
 ) -> None:
     """Print the BootImage spec of an image in a registry.
 
-    The spec names each file of the image by its digest. The image must have the format that boot-operator uses: the
-    media types of its layers mark the kernel, the initrd, the squashfs, the UKI or the ISO. gitboot reads only from the
-    registry, and writes nothing. The address of the image is oci://HOST/NAME:TAG.
+    The spec names each file of the image by its digest. The image must have the format of boot-operator. In this
+    format, the media types of the layers mark the kernel, the initrd, the squashfs, the UKI or the ISO. gitboot only
+    reads from the registry. The address of the image is oci://HOST/NAME:TAG.
     """
     import yaml
 
@@ -601,7 +601,7 @@ def check_needed_artifacts(
 
 
 def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:
-    """Return why machines cannot boot the artifact, or None if no reason is known."""
+    """Return why machines cannot boot the artifact, or None if gitboot found no reason."""
     if sighting.is_absent:
         return sighting.message
     return find_firmware_obstacle(sighting.head) if each.by_firmware and sighting.is_there else None

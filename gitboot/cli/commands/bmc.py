@@ -115,7 +115,7 @@ def get(
 
     gitboot reads the BMCs of SERVERS, or of all servers. The table shows the override that the plan wants, the override
     at the BMC, the newest record, the evidence and the next step. Servers that need an operator are listed first. If
-    you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot changes nothing.
+    you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot does not change the BMCs.
     """
     found = _inspect(servers, selector, state, credentials)
     text = partial(_format_text, found, state, in_full=bool(servers))
@@ -158,12 +158,12 @@ def diff(
 ) -> None:
     """Show what gitboot would send to BMCs now.
 
-    gitboot reads the BMCs of SERVERS, or of all servers, and sends nothing else. It prints each PATCH and POST request
-    that it would send, and why. It also prints the resets that a policy or a maintenance with `power` requires, and
-    what they wait for.
+    gitboot reads the BMCs of SERVERS, or of all servers, and does not change them. It prints each PATCH and POST
+    request that it would send, and why. It also prints the resets that a policy or a maintenance with `power` requires,
+    and what they wait for.
 
-    With --assets, gitboot warns if Secure Boot is on and the program in the plan has no signature. gitboot does not
-    know which signatures the firmware trusts, and does not look into ISO files.
+    With --assets, gitboot warns if Secure Boot is on and the program in the plan has no signature. gitboot cannot check
+    which signatures the firmware trusts, and does not read ISO files.
     """
     found = [
         one for one in _inspect(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
@@ -225,7 +225,8 @@ def access_files(state: Path, credentials: Path | None) -> None:
     """Print the access files that allow credentials for BMCs.
 
     gitboot prints an access.toml for each name of BMC credentials, with the BMCs of the accepted commit. Without
-    DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it knows already. With
+    DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it has accepted before.
+    With
     --credentials, the output keeps the certificates of your existing files. The addresses come from the repository, so
     read them before you copy the file.
     """
@@ -552,7 +553,7 @@ def power_get(
 def power_on(servers: tuple[str, ...], **options: Any) -> None:
     """Switch machines on.
 
-    gitboot sends nothing to a machine that is on already.
+    gitboot skips machines that are on already.
     """
     _change_power("on", servers, force=False, **options)
 

@@ -71,7 +71,7 @@ class _Line(Struct, frozen=True, kw_only=True):
     cls=Command,
     example=("gitboot bmc enroll bmcs.txt --credentials creds --as rack \\\n    --path fleet --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "gitboot wrote what was missing, or nothing was missing",
+        Exit.FINE: "gitboot wrote the missing documents, or all documents exist already",
         Exit.INVALID: "the fleet has errors",
         Exit.PARTIAL: "gitboot could not enrol all BMCs; the output shows why",
         Exit.USAGE: "an option is wrong, or gitboot cannot change a file",
@@ -118,7 +118,7 @@ class _Line(Struct, frozen=True, kw_only=True):
     "--fingerprints",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A file with an address and the SHA-256 of its certificate on each line. gitboot enrols only BMCs with these "
-    "certificates, even if access.toml has another certificate, and does not ask whether the certificates are right.",
+    "certificates, even if access.toml has another certificate. You need not confirm the certificates.",
 )
 @click.option(
     "--parallel",
@@ -150,13 +150,14 @@ def enroll(
     """Add BMCs and their servers to a fleet.
 
     gitboot connects to each NETWORK, ADDRESS or FILE. Each line of FILE contains a network, an address or a URL. A name
-    for the server and its MAC addresses may follow. First, gitboot shows the SHA-256 of each certificate. It has sent
-    no request and no password until you confirm. Then gitboot reads the BMCs, shows what it will write, and asks again.
+    for the server and its MAC addresses may follow. First, gitboot shows the SHA-256 of each certificate. It sends
+    requests and passwords only after you confirm. Then gitboot reads the BMCs, shows the changes, and waits for a
+    second confirmation.
 
     gitboot writes a document with provision 0 for each new machine, so it does not install the machine. Without
     --policy, the machine is Parked. gitboot adds the BMCs and their certificates to the access.toml of the credentials.
-    With --state, it also writes the ledger into the Fleet. A ledger that this command creates starts with `records
-    begin adopt`. gitboot does not change settings of the BMCs.
+    With --state, it also writes the ledger into the Fleet. If this command creates the ledger, the ledger begins with
+    `adopt`. gitboot does not change the BMCs.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
@@ -372,8 +373,8 @@ def _refuse(
     if pinned in (None, contact.certificate):
         return None
     return contact.address, (
-        f"the certificate changed: {trust.file} has {pinned}. gitboot sends this BMC nothing. If the BMC has a new "
-        "certificate, compare its SHA-256 with the BMC's own, write it after the address into FILE, and add "
+        f"the certificate changed: {trust.file} has {pinned}. gitboot sends no requests to this BMC. If the BMC has a "
+        "new certificate, compare its SHA-256 with the BMC's own, write it after the address into FILE, and add "
         "--fingerprints FILE"
     )
 
@@ -429,7 +430,7 @@ def _is_read(probe: Probe) -> bool:
 
 
 def _complete(found: FoundServer, line: _Line) -> FoundServer:
-    """Add the MAC addresses that the operator stated, if the BMC shows none."""
+    """Add the MAC addresses that the operator stated, if the BMC does not show MAC addresses."""
     if found.nics or not found.is_only_system:
         return found
     return structs.replace(found, nics=tuple(FoundNic(name="", mac=mac) for mac in line.macs))
@@ -499,10 +500,10 @@ _HINT: Final = (
 
 
 class _LedgerPlan(Struct, frozen=True, kw_only=True):
-    """What gitboot will write so that the Fleet names the ledger of an instance."""
+    """The changes that gitboot will write so that the Fleet names the ledger of an instance."""
 
     is_new: bool = False  # there is no ledger yet
-    identity: str | None = None  # the ledger to write into the Fleet; None: a new ledger, or none
+    identity: str | None = None  # the ledger to write into the Fleet; None: a new ledger, or no ledger
     names_ledger: bool = False  # whether the Fleet does not name the ledger yet
     steps: tuple[str, ...] = ()
 
@@ -514,7 +515,9 @@ def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan
     identity = None if is_new else _read_identity(state)
     if named is not None:
         if identity != spec.provisioning.ledger:
-            click.echo(f"the Fleet names the ledger {named}; gitboot changes neither this line nor {state}", err=True)
+            click.echo(
+                f"the Fleet names the ledger {named} already, so gitboot does not change this line or {state}", err=True
+            )
         return _LedgerPlan()
     file = path / _find_fleet_file(fleet)
     _name_ledger(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file

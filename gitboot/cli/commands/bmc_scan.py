@@ -97,7 +97,7 @@ def scan_network(
 
     gitboot connects to each address of NETWORK, ADDRESS or FILE. Each FILE contains one network, address or URL per
     line. If a Redfish service responds, gitboot reads it with the credentials in DIR/NAME. If DIR/NAME has an
-    access.toml, it must allow the address. gitboot changes nothing at the BMCs.
+    access.toml, the file must allow the address. gitboot does not change the BMCs.
 
     With --out, gitboot writes a document for each machine that no document describes, for a pull request. These servers
     are Parked, so gitboot does not boot them or set overrides at their BMCs until you change the documents.

@@ -248,7 +248,7 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 
     FILE is the output of `gitboot diff -o markdown=FILE`. gitboot posts one comment, and edits this comment after later
     changes. It never edits comments of other accounts. If FILE is missing or is not the review of COMMIT, the comment
-    states that the review failed. If the pull request has a newer commit than COMMIT, gitboot posts nothing.
+    states that the review failed. If the pull request has a newer commit than COMMIT, gitboot does not post a comment.
 
     gitboot finds the pull request or merge request from the environment variables of GitHub Actions or GitLab CI.
     GitHub needs GITHUB_TOKEN with the permission pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access
@@ -281,7 +281,7 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 def _read_review(file: Path, subpath: str, commit: str) -> str:
     """Return the review that `gitboot diff` wrote for this folder and commit. Raises `UsageError` for any other file.
 
-    The file must be a regular file. Neither the file nor its folder may be a symlink.
+    The file must be a regular file. The file and its folder must not be symlinks.
     """
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -72,7 +72,7 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance. Default: none, and gitboot checks only the host.",
+    help="The state directory of the instance. Default: gitboot checks only the host.",
 )
 @click.option(
     "--out",
@@ -108,8 +108,8 @@ def command(
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
     and where gitboot may send them, the certificate for machines, and the boot loaders that machines fetch at each base
     URL. For servers with secureBoot: true, it warns about loaders, kernels and UKIs without a signature. For each
-    failed check, it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no
-    BMC. To check BMCs, use `gitboot bmc get`.
+    failed check, it prints what to do. The instance may be running or not. gitboot only reads, and does not connect to
+    BMCs. To check BMCs, use `gitboot bmc get`.
 
     With --config, gitboot reads the configuration file of `gitboot run`.
     """
@@ -474,7 +474,7 @@ _DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.D
 def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Examination:
     """Check that the programs that servers with Secure Boot start have signatures, and that the signed GRUB has HTTP.
 
-    gitboot does not verify the signatures, because only the firmware knows which keys it trusts. ``authority`` is a
+    gitboot does not verify the signatures, because only the firmware contains the trusted keys. ``authority`` is a
     certificate authority to trust in addition to those of this machine.
     """
     servers_by_url: dict[str, set[str]] = {}
@@ -521,7 +521,7 @@ def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]
     """Check the script that the signed GRUB loads from the root of its web server if it came by HTTP.
 
     The output tree contains the script, so it is at the root if the base URL has no path. Otherwise only machines that
-    load shim by HTTP need a copy at the root. Those that load shim by TFTP find the script in the TFTP root.
+    load shim by HTTP need a copy at the root. Machines that load shim by TFTP find the script in the TFTP root.
     """
     path = SIGNED_GRUB.removeprefix(BOOT)
     url = urljoin(base_url, f"/{path}")
@@ -602,7 +602,7 @@ def _of_room(place: Path, *, files: int) -> Examination:
 
 
 def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """Run a check. Yield its error or its warnings, or ``message`` if there are none."""
+    """Run a check. Yield its error or its warnings. Without errors and warnings, yield ``message``."""
     warnings: list[str] = []
     try:
         check(warnings.append)

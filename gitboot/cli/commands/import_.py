@@ -39,10 +39,10 @@ _MAX_REASONS: Final = 10  # maximum number of reasons in the error for a source 
 _HELP: Final = """Generate a fleet from the data of another system.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
-and has no provision, so gitboot installs nothing. A comment marks each value that gitboot guessed. import-report.md
-lists what gitboot kept, guessed, left out, rejected and could not find for each machine. Documents that need a fact
-from you are in pending/, which the fleet ignores. gitboot writes no secrets: a document contains only the name of BMC
-credentials.
+and has no provision, so gitboot does not install servers. A comment marks each value that gitboot guessed.
+import-report.md lists what gitboot kept, guessed, left out, rejected and could not find for each machine. Documents
+that need a fact from you are in pending/, which the fleet ignores. gitboot does not write secrets. A document contains
+only the name of BMC credentials.
 
 You can import again. gitboot then updates the files that changed in SOURCE, and does not touch the files that you
 changed.
@@ -101,14 +101,14 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A file with the UUIDs that are not in SOURCE. Each line contains the MAC address or the name of a machine, "
     "a space, and the UUID. FILE can also be the JSON output of `gitboot bmc scan` or `gitboot unknown-machines`. "
-    "Default: none. gitboot then writes machines without a UUID to pending/.",
+    "Without this option, gitboot writes machines without a UUID to pending/.",
 )
 @click.option(
     "--sums",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="The output of sha256sum for the files that machines boot. Default: none. gitboot then writes the documents "
-    "that name these files to pending/.",
+    help="The output of sha256sum for the files that machines boot. Without this option, gitboot writes the "
+    "documents that name these files to pending/.",
 )
 @click.option(
     "--base-url",

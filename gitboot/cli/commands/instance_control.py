@@ -174,7 +174,7 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     example=("gitboot approve 7c1e4f0a92bd --all-guards \\\n    --reason 'planned reinstall' --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "gitboot recorded the approval",
-        Exit.STALE: "no commit is held, DIGEST is not the digest of the held commit, or another guard holds the commit",
+        Exit.STALE: "gitboot holds no commit, DIGEST is not of the held commit, or another guard holds the commit",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "an option or an argument is wrong, or the reason is a placeholder",
     },

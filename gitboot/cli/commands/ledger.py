@@ -100,8 +100,8 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     """Copy the ledger to another location, and use it there.
 
     Stop the instance first. The new location must be empty. gitboot copies the ledger and compares both copies. It
-    renames an old ledger file, and leaves an old database where it is. After that, gitboot does not use the old
-    location. Each access to it fails with an error that names the new location.
+    renames an old ledger file, and keeps an old database. After that, gitboot does not use the old location. Each
+    access to it fails with an error that names the new location.
 
     If several hosts share the ledger, run the same command on each of them, to record the new location in its STATE. If
     a copy was interrupted, the same command completes it.
@@ -155,9 +155,9 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     Do this if the new location of a copied ledger is permanently lost. URL is the old database, and FILE is the old
     file, such as STATE/ledger.sqlite.copied-1. Stop the instances on all hosts first.
 
-    The old ledger has no record of later installations and overrides, so every server is unknown until you run
-    `gitboot records begin`. The command asks for confirmation, and fails if it finds that the ledger is in use
-    elsewhere. If several hosts share the database, run the same command on each of them.
+    The old ledger has no record of later installations and overrides, so every server is unknown until you run `gitboot
+    records begin`. The command asks for confirmation. If another location of the ledger is in use, the command fails.
+    If several hosts share the database, run the same command on each of them.
     """
     from gitboot.cli.instance_client import confirm_or_abort
 
@@ -353,7 +353,7 @@ _DOUBT: Final = "RestoredLedger"
 
 class ReclaimPlan(NamedTuple):
     name: str
-    moved_to: str | None  # where the ledger was moved to; None: another host has already reclaimed it
+    moved_to: str | None  # the new location of the ledger; None: another host has already reclaimed it
     identity: str
     changes: int
 
@@ -370,7 +370,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
-        raise UsageError(f"{name} was not moved, so there is nothing to reclaim")
+        raise UsageError(f"{name} was not moved, so you cannot reclaim it")
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
         raise UsageError(f"{path} exists already; move it away")

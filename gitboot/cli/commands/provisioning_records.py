@@ -126,9 +126,9 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 def begin(what: str, state: Path, yes: bool) -> None:
     """Record once what is installed, for a new ledger.
 
-    Also use this command if a ledger was restored, belongs to another output tree, or is damaged. It changes nothing if
-    gitboot trusts the ledger. Before it writes, it shows the record of each server and what happens to the server. If
-    gitboot would install a server, it asks for confirmation.
+    Also use this command if a ledger was restored, belongs to another output tree, or is damaged. If gitboot trusts the
+    ledger, the command makes no changes. Before it writes, it shows the record of each server and what happens to the
+    server. If gitboot would install a server, it asks for confirmation.
 
     Use fresh if servers with provision 1 or more are not installed yet. Only a new ledger accepts this. Use adopt if
     every server already has the installation that Git describes. Use as-recorded if the records in the ledger are
@@ -289,8 +289,8 @@ def set_record(
     installation as drift, if the plans require another image. A policy with networkBoot OnImageChange installs such
     servers, so the command asks for confirmation first.
 
-    For several servers, the command shows their records and asks for confirmation. It changes all of these records or
-    none.
+    For several servers, the command shows their records and asks for confirmation. It changes all of these records in
+    one step.
     """
     at, foreign = current_time(), image is not None or version is not None
     if foreign and (what != "provisioned" or (image is not None and version is not None)):
@@ -350,7 +350,7 @@ def set_record(
 def import_records(file: Path, state: Path, reason: str) -> None:
     """Replace the records of servers with those in a file.
 
-    FILE contains exported records. gitboot replaces the records of all servers in FILE, or none.
+    FILE contains exported records. gitboot replaces the records of all servers in FILE in one step.
     """
     records = _read_exported_records(file)
     with open_offline(state, current_time()) as instance:
@@ -385,7 +385,7 @@ def hand_over(server: str, state: Path) -> None:
     or its UUID.
 
     The instance must have released the server first: it has accepted the commit that moves the server, has cleared its
-    override at the BMC, and publishes no files for it. The command changes nothing. You can repeat it.
+    override at the BMC, and publishes no files for it. The command does not change the ledger. You can repeat it.
     """
     at = current_time()
     with open_offline(state, at) as instance:

@@ -162,7 +162,7 @@ def advance_stream(
 
     A step of STREAM has succeeded if the instance applied it, and --after percent of the servers that it reaches are
     installed with the new image. gitboot then commits the next percentage on a new branch, for a pull request. It does
-    not change the work tree. If the branch exists already, gitboot writes nothing.
+    not change the work tree. If the branch exists already, gitboot does not commit.
 
     gitboot waits if too few servers are installed, if a server is unknown, or if the status of the instance is old. It
     stops if an installation failed.

@@ -572,7 +572,7 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         if bell.is_stopped:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
-            message = f"{why}: this instance publishes nothing and changes no BMC from now on"
+            message = f"{why}: this instance no longer publishes files or changes BMCs"
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
             print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files remain"))

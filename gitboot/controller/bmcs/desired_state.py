@@ -256,7 +256,7 @@ def find_desired_state(
 ) -> DesiredState:
     """Return the desired state of a machine's BMC.
 
-    Without ``may_set``, the task neither sets an override nor resets the machine.
+    Without ``may_set``, the task does not set an override or reset the machine.
     """
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:

@@ -114,7 +114,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the override for the pending boot disappeared and there is no evidence of a boot."""
+        """Return whether the override for the pending boot disappeared and there is no evidence of a boot."""
         plan = self.plan
         if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
             return False

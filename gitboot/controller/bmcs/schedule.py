@@ -66,7 +66,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_locked_out(self) -> bool:
-        """Whether the BMC rejects gitboot until an operator acts, for example by providing new credentials."""
+        """Return whether the BMC rejects gitboot until an operator acts, for example by providing new credentials."""
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
@@ -155,7 +155,7 @@ def plan_tasks(
     ``changed`` are the machines that changed in any way. ``outdated_base_urls`` are base URLs whose files are not up to
     date yet.
 
-    A task neither sets an override nor resets the machine if the machine boots from one of these base URLs, if
+    A task does not set an override or reset the machine if the machine boots from one of these base URLs, if
     ``may_set`` is false, or if the Fleet names no ledger. If no ledger is named, another instance may set overrides at
     the same BMCs. Any task may clear an override. If a machine's document now names another BMC, gitboot clears the
     override at the old BMC before it sets a new one.

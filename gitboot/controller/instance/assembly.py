@@ -93,7 +93,7 @@ from gitboot.system_clock import Uptime, read_uptime
 
 # Raises an error if another instance may be active; called right before each change at a BMC.
 Fence = Callable[[], None]
-# Stores an action of a BMC task before it is taken.
+# Stores an action of a BMC task before the task carries it out.
 WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]
 
 

@@ -45,7 +45,7 @@ class GitSettings(Struct, frozen=True, kw_only=True):
 class TrustSettings(Struct, frozen=True, kw_only=True):
     """Settings that determine whose commits gitboot trusts.
 
-    Neither a repository nor a user's Git configuration can change these settings.
+    A repository and a user's Git configuration cannot change these settings.
     """
 
     verify: Verify | None = None  # None: gitboot does not verify signatures

@@ -269,10 +269,10 @@ def _follow_active(
 ) -> Iterator[Callable[[], bool]]:
     """Until the block ends, fetch the active instance's branch, and evaluate the commit that it has accepted.
 
-    ``read_followed`` returns the branch and the accepted commit. Fetching begins once a branch is known. The results
-    are stored in the cache, which the instance uses after a take-over. Failed work is retried, and failures are not
-    reported before a take-over. Yields a function that returns whether the fleet is so large that it needs a prepared
-    tree.
+    ``read_followed`` returns the branch and the accepted commit. The standby begins to fetch after it has found a
+    branch. The results are stored in the cache, which the instance uses after a take-over. Failed work is retried, and
+    failures are not reported before a take-over. Yields a function that returns whether the fleet is so large that it
+    needs a prepared tree.
     """
     ended, large = threading.Event(), threading.Event()
 

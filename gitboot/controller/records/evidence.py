@@ -333,7 +333,7 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
 def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime) -> bool:
     """Return whether a reset consumed an override. For a lost override, the BMC may show this later.
 
-    A reset proves nothing if gitboot may have cleared the override without a record, because the machine may then have
+    If gitboot may have cleared the override without a record, a reset is not evidence, because the machine may have
     booted something else.
     """
     lost = record.state is OverrideState.LOST and not record.may_be_cleared_unrecorded(at)
@@ -436,7 +436,7 @@ def _provision_key(offer: Offer) -> str:
 def _is_newer_installation(offer: Offer, before: InstallationFetches) -> bool:
     """Return whether an offer belongs to a newer installation than the counted fetches.
 
-    Attempt 0 stands for the last attempt.
+    Attempt 0 means the last attempt.
     """
     if _provision_key(offer) == before.key:
         return offer.attempt > before.attempt

@@ -435,7 +435,8 @@ def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> R
 
 
 def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> WithheldBoots | None:
-    """Return the install boots in ``accepted`` that a newer valid commit does not offer, or None if there are none.
+    """Return the install boots in ``accepted`` that a newer valid commit does not offer, or None if it offers all of
+    them.
 
     ``newer`` are the later valid commits, oldest first. ``newest`` is the last commit that was evaluated.
     """

@@ -111,7 +111,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the ledger's records are verified and complete."""
+        """Return whether the ledger's records are verified and complete."""
         return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 
@@ -186,7 +186,7 @@ class KnowledgeUpdate:
         return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)
 
     def usable_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record, or None if it has none or if no record is usable."""
+        """Return the record of a server, or None if the server has no usable record."""
         return self.record(uuid) if self.recorded_commit is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
@@ -210,7 +210,7 @@ class KnowledgeUpdate:
             self.new_pins[uuid] = new_pin
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
-        """Return the fetches of a server's secrets during its newest installation, or None if there are none."""
+        """Return the fetches of a server's secrets during its newest installation, or None without such fetches."""
         if uuid in self.new_secret_fetches:
             return self.new_secret_fetches[uuid]
         return self.before.secret_fetches.get(uuid)

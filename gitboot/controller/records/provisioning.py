@@ -150,8 +150,7 @@ def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, b
     names = sorted(found.values())
     message = (
         f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
-        "what "
-        f"is installed. Check the server, then run gitboot records set {quote_words(names[0])}"
+        f"what is installed. Check the server, then run gitboot records set {quote_words(names[0])}"
     )
     update.add_event("ServerUnknown", message, warning=True, servers=names)
 
@@ -280,9 +279,9 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
     if now is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
         _write_with_event(update, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
         return
-    # The accepted commit had removed this boot, and no fetch was known when gitboot accepted it: a mirror served the
-    # boot, or the evidence arrived late. gitboot never installs a server with unknown disks, so an operator must look
-    # at it.
+    # The accepted commit had removed this boot, and gitboot had no fetch of the boot when it accepted the commit. A
+    # mirror served the boot, or the evidence arrived late. gitboot never installs a server with unknown disks, so an
+    # operator must check the server.
     by = f"BootImage/{offer.image}"
     if record.overwritten_by == by:
         return

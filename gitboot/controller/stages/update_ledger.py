@@ -63,8 +63,8 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     """Return the state and the inputs.
 
     If the inputs show that the ledger is an older copy, mark the ledger as unverified. The ledger is an older copy if
-    the forge knows a later change number, or if an endpoint served a boot that the ledger never offered. If the boot
-    was served before an operator initialized the ledger, only the record of its server becomes unverified.
+    the forge has a later change number, or if an endpoint served a boot that the ledger never offered. If the boot was
+    served before an operator initialized the ledger, only the record of its server becomes unverified.
     """
     taken = inbox.take(state.knowledge.spool_offsets, at)
     if taken.spooled:

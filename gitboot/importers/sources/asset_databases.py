@@ -204,7 +204,7 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
 
 
 def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    """Return the physical interfaces, where the members of a bond or bridge have its addresses."""
+    """Return the physical interfaces. The members of a bond or bridge get its addresses."""
     interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
     boots_by = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
     names: dict[str, ImportedNic] = {}
@@ -402,7 +402,7 @@ def _list_foreman_arguments(host: _Row) -> tuple[tuple[str, ...], tuple[ImportRe
 def _read_foreman_boot(
     host: _Row, media: Mapping[str, _Row], systems: Mapping[str, _Row]
 ) -> tuple[ImportedBoot | None, list[ImportRemark]]:
-    """Return the installer that a host boots, or remarks that explain why there is none."""
+    """Return the installer that a host boots, or remarks that explain why the host has no installer."""
     medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
     medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
     if host.get("managed") is False:

@@ -292,7 +292,7 @@ def _read_nics(
         elif not rejected:
             remarks.append(remark_missing(f"interface {name} has no MAC address"))
     remarks += [
-        remark_lost(f"address {address} of {name} was not imported, because none of its interfaces has a MAC address")
+        remark_lost(f"address {address} of {name} was not imported, because its interfaces have no MAC address")
         for name, addresses in masters.items()
         if name not in {as_text(each.get("interface_master")) for each in interfaces.values()}
         for address in addresses

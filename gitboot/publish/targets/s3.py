@@ -117,7 +117,7 @@ class Bucket:
             obstore.put(self._store, path, content, attributes=build_headers(path), mode="create", use_multipart=False)
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
-        """Write an object. If ``version`` is given, replace only the object with this ETag.
+        """Write an object. If ``version`` is set, replace only the object with this ETag.
 
         Raises `FileConflict` if the object has a different ETag.
         """

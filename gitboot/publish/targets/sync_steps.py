@@ -180,7 +180,7 @@ class FileStore(Protocol):
         """Write a new file. Raises `FileConflict` if the file exists."""
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
-        """Replace a file. If ``version`` is given, only that version is replaced.
+        """Replace a file. If ``version`` is set, replace only that version.
 
         Raises `FileConflict` if the file has another version.
         """

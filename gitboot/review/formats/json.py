@@ -191,7 +191,7 @@ class FileClaimFacts:
     file: str = Field(description="The architecture and the field, such as x86_64.kernel.")
     sha256: str
     claim: Literal["signed", "published", "firstSeen"] | None = Field(
-        description="Where the digest comes from, as the image claims; null: not stated."
+        description="The origin of the digest, as the image claims; null: not stated."
     )
     key: str | None = Field(description="The key that signed, as the image claims.")
     url: str | None = Field(description="The list, index or signature that has the digest, as the image claims.")
@@ -332,7 +332,7 @@ class DiffFacts:
     images: tuple[ImageFacts, ...]
     claims: tuple[ClaimFacts, ...] = Field(description="Images that newly claim to write no disk.")
     provenance: tuple[ProvenanceFacts, ...] = Field(
-        description="New and edited images: where the digests of their files come from, as the images claim."
+        description="New and edited images: the origins of the digests of their files, as the images claim."
     )
     streams: tuple[StreamRuleFacts, ...] = Field(description="Changes of follow and requireProvenance.")
     sources: tuple[SourceFacts, ...] = Field(description="Changed sources of images.")
