@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from tests.helpers.fleets import SEED, server, uuid_of
 from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import Rack, typed
 from tests.helpers.running_instance import alive, eventually
+
+ROOT = Path(__file__).parents[2]
 
 # Every command that reads a commit, with arguments with which it does: A: keys of age; E: exported records; F: a new
 # file; H: what was handed over; K: keys of images; S: a state directory; W: a fleet.
@@ -86,10 +89,12 @@ def _walk_commands(
         yield name, command
 
 
-def test_each_command_that_reads_a_commit_has_the_option_no_cache() -> None:
+def test_all_commands_that_read_a_commit_are_listed() -> None:
     found = dict(_walk_commands(cli, click.Context(cli)))
     names = {name: {each.name for each in command.params} for name, command in found.items()}
     assert {name for name, options in names.items() if "no_cache" in options} == COMMANDS.keys()
+    listed = (ROOT / "docs" / "adr" / "0011-commit-evaluation.md").read_text().partition("A test compares")[2]
+    assert set(re.findall("`([^`]+)`", listed.partition("## Consequences")[0])) == COMMANDS.keys()
     assert {name for name, options in names.items() if "commit_memory" in options} == {"run", *COMMANDS}
 
 

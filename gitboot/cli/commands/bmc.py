@@ -225,8 +225,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     """Print the access files that allow credentials for BMCs.
 
     gitboot prints an access.toml for each name of BMC credentials, with the BMCs of the accepted commit. Without
-    DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it has accepted before.
-    With
+    DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it has accepted before. With
     --credentials, the output keeps the certificates of your existing files. The addresses come from the repository, so
     read them before you copy the file.
     """
