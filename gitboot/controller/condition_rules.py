@@ -54,7 +54,7 @@ _DOUBTS: Final = {
 _CLOCK_STATES: Final = {
     ClockState.SYNCHRONISED: "a time service controls the clock",
     ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.UNKEPT: "the kernel reports that no time service controls the clock",
+    ClockState.UNKEPT: "no time service has set the clock since boot, which is usual in a container",
     ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
 }
 # The texts for one server and for several servers, the worst reason first. NAMES are the servers.

@@ -72,7 +72,7 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
     if found is not None and (found.expires is not None or found.failure is not None):
-        expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
+        until = f" until {format_instant(found.expires)}" if found.expires is not None else ""
         if found.failure is not None:
             reason, message = found.failure
             valid = (
@@ -97,9 +97,9 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
             )
             yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
-            yield "SignedListCurrent", True, "Signed", f"the list is signed{expires}"
+            yield "SignedListCurrent", True, "Signed", f"the signed list of boot files is valid{until}"
         else:
-            yield "SignedListCurrent", True, "Unsigned", f"no key signs the list{expires}"
+            yield "SignedListCurrent", True, "Unsigned", f"the list of boot files is valid{until}. No key signs the list"
     commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     lacking = [each for each in state.following if each.withheld]

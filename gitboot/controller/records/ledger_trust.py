@@ -169,7 +169,7 @@ class Beginning(StrEnum):
 
 
 _BEGINNING_TEXTS = {
-    Beginning.FRESH: "no server installed",
+    Beginning.FRESH: "no installed servers, except servers with provision 0",
     Beginning.ADOPT: "every server installed as Git describes it",
     Beginning.AS_RECORDED: "its own records",
     Beginning.RECORDS: "exported records",
