@@ -99,7 +99,7 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
         elif found.signed:
             yield "SignedListCurrent", True, "Signed", f"the signed list of boot files is valid{until}"
         else:
-            yield "SignedListCurrent", True, "Unsigned", f"the list of boot files is valid{until}. No key signs the list"
+            yield "SignedListCurrent", True, "Unsigned", f"the list of boot files is valid{until}, but not signed"
     commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     lacking = [each for each in state.following if each.withheld]
