@@ -22,6 +22,7 @@ from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.git.repository import (
+    ACCEPTED,
     SUBMODULE,
     SYMLINK,
     TREE,
@@ -492,6 +493,11 @@ _ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 
 
 def _explain_missing_commit(repository: pygit2.Repository, rev: str, error: Exception) -> str:
+    if ACCEPTED in repository.references:
+        return (
+            f"no commit {rev}: the repository of an instance has no branches, so use a commit ID or {ACCEPTED}~1, or "
+            "name another repository with --path"
+        )
     branches = sorted(repository.branches)
     if repository.head_is_unborn and not branches:
         return "no commit yet"
