@@ -36,10 +36,17 @@ from gitboot.bmc.scan import (
     render_document,
     scan,
 )
+from gitboot.cli.commands.bmc_scan import (
+    parallel_option,
+    places_options,
+    port_option,
+    read_places,
+    require_credentials,
+)
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import confirm_or_abort
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import VARIABLES, credentials_option, path_option, read_operator_name
+from gitboot.cli.options import VARIABLES, path_option, read_operator_name
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, check_acts, has_ledger, lock, make_private
 from gitboot.controller.operator_requests import BEGIN
@@ -78,11 +85,7 @@ class _Line(Struct, frozen=True, kw_only=True):
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
-@credentials_option
-@click.option(
-    "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
-)
+@places_options
 @path_option
 @click.option(
     "--state",
@@ -95,15 +98,7 @@ class _Line(Struct, frozen=True, kw_only=True):
     metavar="NAME",
     help="The BootPolicy of the new servers. Default: the servers are Parked, so gitboot does not manage them yet.",
 )
-@click.option(
-    "--port",
-    "ports",
-    metavar="PORT",
-    multiple=True,
-    default=[443],
-    type=click.IntRange(1, 65535),
-    help="A port to connect to. Repeat the option for several ports. Default: 443.",
-)
+@port_option
 @click.option(
     "--allow-http",
     is_flag=True,
@@ -120,13 +115,7 @@ class _Line(Struct, frozen=True, kw_only=True):
     help="A file with an address and the SHA-256 of its certificate on each line. gitboot enrols only BMCs with these "
     "certificates, even if access.toml has another certificate, and does not ask whether the certificates are right.",
 )
-@click.option(
-    "--parallel",
-    metavar="NUMBER",
-    default=64,
-    type=click.IntRange(1, 256),
-    help="The number of addresses to connect to at the same time. Default: 64.",
-)
+@parallel_option
 @click.option("--dry-run", is_flag=True, help="Show the certificates, send no credentials, and write nothing.")
 @click.option(
     "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
@@ -161,8 +150,7 @@ def enroll(
     from gitboot.cli.evaluated_fleet import load_fleet
 
     fleet = load_fleet(path, None)
-    if credentials is None:
-        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    credentials = require_credentials(credentials)
     entrusted = CredentialDirectory(credentials).read(name)
     if not (path / _find_fleet_file(fleet)).is_file():
         raise UsageError(f"gitboot cannot write documents into {path}: use a directory or a Git work tree")
@@ -280,24 +268,13 @@ def _ask(question: str, *, yes: bool) -> None:
 
 def _read_lines(places: Sequence[str]) -> list[_Line]:
     found = []
-    for place in places:
-        if not Path(place).is_file():
-            found.append(_Line(place=place))
-            continue
+    for source, words in read_places(places):
         try:
-            texts = Path(place).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{place} cannot be read: {error}") from None
-        for number, text in enumerate(texts, start=1):
-            words = text.partition("#")[0].split()
-            if not words:
-                continue
-            try:
-                named = len(words) > 1 and not _is_mac(words[1])
-                macs = tuple(parse_mac(each) for each in words[1 + named :])
-                found.append(_Line(place=words[0], name=parse_name(words[1]) if named else None, macs=macs))
-            except Malformed as error:
-                raise UsageError(f"{place}:{number}: {error.message}; {error.hint}") from None
+            named = len(words) > 1 and not _is_mac(words[1])
+            macs = tuple(parse_mac(each) for each in words[1 + named :])
+            found.append(_Line(place=words[0], name=parse_name(words[1]) if named else None, macs=macs))
+        except Malformed as error:
+            raise UsageError(f"{source}: {error.message}; {error.hint}") from None
     return found
 
 
