@@ -329,13 +329,15 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
     return found
 
 
-def confirm_or_abort(*, yes: bool) -> None:
-    """Ask for confirmation unless ``yes`` is set. Raises `click.Abort` if the user declines."""
+def confirm_or_abort(*, yes: bool, err: bool = False) -> None:
+    """Ask for confirmation unless ``yes`` is set, on standard error if ``err``. Raises `click.Abort` if the user
+    declines.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         raise UsageError("cannot ask for confirmation without a terminal: add --yes to confirm")
-    click.confirm("Continue?", abort=True)
+    click.confirm("Continue?", abort=True, err=err)
 
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")

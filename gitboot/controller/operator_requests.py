@@ -74,7 +74,7 @@ def carry_out(
             outcome = f"{REFUSED}{error}"
         type = "RecordsBegun" if request.action == BEGIN else "Requested"
         who, message = request.operator, f"{request.operator}: {outcome}"
-        servers = {"servers": names} if (names := _list_servers(request.facts)) else {}
+        servers: dict[str, Any] = {"servers": names} if (names := _list_servers(request.facts)) else {}
         update.add_event(type, message, who=who, request=request.action, **servers)
         update.request_outcomes.append((request, outcome))
 
