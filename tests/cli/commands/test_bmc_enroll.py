@@ -154,6 +154,9 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
     assert [(each["server"], each["record"]["provision"]) for each in _records(site)] == [(name, 0) for name in NAMES]
     got = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials, "-o", "json")
     assert [each["responded"] for each in got.json["items"]] == [True, True, True], got
+    shown = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials).out.splitlines()
+    assert [line.split()[1:3] for line in shown[1:4]] == [["no", "plan"]] * 3
+    assert shown[-1] == "3 BMCs: 3 with no plan"
 
 
 def test_without_confirmation_no_bmc_gets_a_request_and_nothing_is_written(site: Site) -> None:
