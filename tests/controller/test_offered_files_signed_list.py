@@ -63,9 +63,6 @@ def keys(tmp_path: Path) -> Path:
     return make_keys(tmp_path / "keys", NOW)
 
 
-Reconcile = Callable[[datetime], Condition]  # at an instant; what the condition of the list is then
-
-
 @contextmanager
 def reconciled(
     tmp_path: Path, repository: Repository, keys: Path | None
