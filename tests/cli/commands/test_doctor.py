@@ -9,10 +9,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,19 +21,15 @@ from gitboot.endpoint.tls import Suites
 from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
-from tests.helpers.http_peers import Authority, Issued
+from tests.helpers.http_peers import Authority, Issued, file_server
 from tests.helpers.instance_with_bmcs import POOL, Rack, typed
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     """A rack whose tree is served under its base URL, with the loaders that DHCP names."""
     folder = tmp_path_factory.mktemp("doctor")
-    with _serving(folder / "output/boot") as url, Rack(folder, settings=f"baseURL: '{url}'") as made:
+    with file_server(folder / "output/boot") as url, Rack(folder, settings=f"baseURL: '{url}'") as made:
         made.add("web01")
         made.add("web02")
         made.push()
@@ -49,19 +42,6 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
             f"out = '{made.output}'\nstate = '{made.state}'\ncredentials = '{made.credentials}'\npoll = 5\n"
         )
         yield made
-
-
-@contextmanager
-def _serving(folder: Path) -> Iterator[str]:
-    """Serve a folder, and yield its base URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +172,7 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
         "unsigned": efi_program(signed=False),
         "compressed": b"\x1f\x8b a compressed kernel",
     }
-    with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
+    with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         rack.add("web01")
         rack.push()
         rack.once(*rack.spooling, records="fresh")
@@ -241,7 +221,7 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
     web = tmp_path / "web"
     web.mkdir()
     (web / "boot").symlink_to(tmp_path / "output/boot")
-    with _serving(web) as url, Rack(tmp_path, settings=_SECURE.format(f"{url}/boot")) as rack:
+    with file_server(web) as url, Rack(tmp_path, settings=_SECURE.format(f"{url}/boot")) as rack:
         rack.add("web01")
         rack.push()
         rack.once(*rack.spooling, records="fresh")
@@ -257,7 +237,7 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
 
 
 def test_a_signed_grub_without_http_is_a_warning(tmp_path: Path) -> None:
-    with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
+    with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         rack.add("web01")
         rack.push()
         rack.once(*rack.spooling, records="fresh")
@@ -304,18 +284,15 @@ def serve_https(folder: Path, authority: Authority, pool: tuple[str, ...] = POOL
     issued = authority.issue(rsa_bits=2048)
     context = issued.context
     (folder / "ca.pem").write_text(authority.pem)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder / "output/boot"))) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        with Rack(folder, settings=f"baseURL: 'https://127.0.0.1:{server.server_port}'", pool=pool) as made:
-            made.add("web01")
-            made.push()
-            made.once(*made.spooling, records="fresh")
-            options = ("--state", made.state, "--credentials", made.credentials)
-            yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
-        server.shutdown()
-        thread.join()
+    with (
+        file_server(folder / "output/boot", context) as url,
+        Rack(folder, settings=f"baseURL: '{url}'", pool=pool) as made,
+    ):
+        made.add("web01")
+        made.push()
+        made.once(*made.spooling, records="fresh")
+        options = ("--state", made.state, "--credentials", made.credentials)
+        yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
 
 
 def find_certificates(*options: object) -> list[tuple[str, str]]:
