@@ -53,7 +53,7 @@ from gitboot.controller.instance.state_directory import LEDGER, check_acts, has_
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_trust import Beginning
 from gitboot.errors import OperatorError, TryAgain, UsageError
-from gitboot.files import create_output_file, write_output_file
+from gitboot.files import create_output_file, read_text, write_output_file
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.identities import list_machines as described_machines
 from gitboot.fleet.resources import FleetRepository, Id
@@ -357,7 +357,7 @@ _WEAK: Final = {
 def _read_fingerprints(file: Path) -> dict[str, str]:
     """Return the fingerprints in a file, by the key of each BMC in an access file."""
     found: dict[str, str] = {}
-    for number, text in enumerate(file.read_text().splitlines(), start=1):
+    for number, text in enumerate(read_text(file).splitlines(), start=1):
         words = text.partition("#")[0].split()
         try:
             if len(words) == 2:

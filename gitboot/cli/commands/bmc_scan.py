@@ -25,7 +25,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import UsageError
-from gitboot.files import write_output_file
+from gitboot.files import read_text, write_output_file
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.fleet.identities import list_machines as described_machines
 from gitboot.jsonio import format_document, to_json_value
@@ -150,11 +150,7 @@ def read_places(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         if not Path(place).is_file():
             yield place, [place]
             continue
-        try:
-            lines = Path(place).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{place} cannot be read: {error}") from None
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(read_text(Path(place)).splitlines(), start=1):
             if words := line.partition("#")[0].split():
                 yield f"{place}:{number}", words
 

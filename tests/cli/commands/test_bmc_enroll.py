@@ -414,6 +414,13 @@ def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
     assert (site.work / "fleet.yaml").read_text() == before and not site.state.exists()
 
 
+@pytest.mark.parametrize("option", [(), ("--fingerprints",)], ids=["the list", "the fingerprints"])
+def test_a_file_that_is_not_text_is_a_usage_error(site: Site, option: tuple[str, ...]) -> None:
+    (file := site.folder / "file").write_bytes(b"\xff\n")
+    done = site.enroll(*(site.list, *option) if option else (), file)
+    assert done.code == Exit.USAGE and f"{file} cannot be read: 'utf-8' codec" in _one_line(done.err), done
+
+
 def test_a_wrong_password_enrols_nothing(site: Site) -> None:
     (site.credentials / "rack" / "password").write_text("wrong\n")
     done = site.enroll(site.list, "--yes", "--state", site.state)
