@@ -343,17 +343,21 @@ def test_a_drain_that_ends_after_the_window_changes_nothing(
     assert record.clearances["check"].drained_at is None
 
 
-def test_a_drain_does_not_count_after_its_window_even_if_a_commit_extends_the_window(
-    tmp_path: Path, stack: ExitStack, system: HookSystem
-) -> None:
-    """The server may be in service again since the end of the window."""
-    hall = HookedHall(tmp_path, stack, system.origin)
+def drain_first_server(hall: HookedHall, system: HookSystem) -> None:
     hall.decide(check(drained_by(system)))
     hall.run(31)
     hall.bench.bmcs.takes = False  # so the drained server is not reset
     hall.answer(system)
     hall.run()
     assert hall.causes() == [Cause.MAINTENANCE, *[Cause.WAITING_FOR_DRAIN] * 2]
+
+
+def test_a_drain_does_not_count_after_its_window_even_if_a_commit_extends_the_window(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    """The server may be in service again since the end of the window."""
+    hall = HookedHall(tmp_path, stack, system.origin)
+    drain_first_server(hall, system)
     hall.run(6 * 3600, step=600)
     assert hall.causes() == [Cause.NEVER] * 3
     system.status = 503
@@ -387,12 +391,7 @@ def test_a_drain_ends_if_a_commit_ends_or_removes_the_maintenance(
 ) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
     for other in (check(drained_by(system), "20T11:00 20T11:30"), ""):
-        hall.decide(check(drained_by(system)))
-        hall.run(31)
-        hall.bench.bmcs.takes = False  # so the drained server is not reset
-        hall.answer(system)
-        hall.run()
-        assert hall.causes() == [Cause.MAINTENANCE, *[Cause.WAITING_FOR_DRAIN] * 2]
+        drain_first_server(hall, system)
         system.status = 503
         hall.decide(other)
         hall.run()

@@ -7,7 +7,6 @@ import json
 import ssl
 import struct
 import subprocess
-import threading
 import time
 import urllib.request
 from collections import Counter
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -32,7 +31,7 @@ from gitboot.artifacts.boot_loaders import HEAD
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
 from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
-from tests.helpers.http_peers import WebRequest, WebResponse, web_server
+from tests.helpers.http_peers import WebRequest, WebResponse, run_server, web_server
 
 # A web server of artifacts that can be made to do all that such servers do wrong.
 
@@ -127,19 +126,8 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
         def log_message(self, *_: Any) -> None:
             """Be quiet."""
 
-    server = ThreadingHTTPServer((host, 0), Handler)
-    server.daemon_threads = True
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    served.url = f"http{'s' if tls else ''}://{host}:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with run_server(Handler, tls, host) as served.url:
         yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 # OCI registries on this machine: Debian's docker-registry, anonymous, with passwords and with tokens, and faulty ones.

@@ -130,15 +130,17 @@ class WebResponse(NamedTuple):
 
 
 @contextmanager
-def run_server(handler: Callable[..., BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def run_server(
+    handler: Callable[..., BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
     """Run a server in a thread, and yield its URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer((host, 0), handler) as server:
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+            yield f"{'http' if tls is None else 'https'}://{host}:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

@@ -212,6 +212,17 @@ def place_signed_loaders(assets: Path, request: bytes = b" HTTP/1.1\r\nHost: ") 
         (assets / "loaders" / name).write_bytes(efi_program(signed=True) + more)
 
 
+def publish_signed_boot(rack: Rack, **loaders: bytes) -> None:
+    """Publish the boot of one server, with programs that firmware with Secure Boot accepts."""
+    rack.add("web01")
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    assets = rack.output / "boot/assets"
+    place_signed_loaders(assets, **loaders)
+    (assets / "flatcar-1").mkdir()
+    (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+
+
 def find_secure_boot(rack: Rack) -> list[tuple[str, str]]:
     _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
     return [(each["health"], each["message"]) for each in items["Secure Boot"]]
@@ -222,13 +233,7 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
     web.mkdir()
     (web / "boot").symlink_to(tmp_path / "output/boot")
     with file_server(web) as url, Rack(tmp_path, settings=_SECURE.format(f"{url}/boot")) as rack:
-        rack.add("web01")
-        rack.push()
-        rack.once(*rack.spooling, records="fresh")
-        assets = rack.output / "boot/assets"
-        place_signed_loaders(assets)
-        (assets / "flatcar-1").mkdir()
-        (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+        publish_signed_boot(rack)
         signed = ("ok", "3 programs for servers with Secure Boot have signatures")
         missing = f"{url}/grub/grub.cfg is missing; copy it if 1 server (web01) loads shim by HTTP instead of TFTP"
         assert find_secure_boot(rack) == [signed, ("ok", missing)]
@@ -238,13 +243,7 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
 
 def test_a_signed_grub_without_http_is_a_warning(tmp_path: Path) -> None:
     with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
-        rack.add("web01")
-        rack.push()
-        rack.once(*rack.spooling, records="fresh")
-        assets = rack.output / "boot/assets"
-        place_signed_loaders(assets, request=b"tftp")
-        (assets / "flatcar-1").mkdir()
-        (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+        publish_signed_boot(rack, request=b"tftp")
         message = f"{url}/assets/loaders/grubx64.efi has no module http, so it cannot boot 1 server (web01)"
         assert find_secure_boot(rack) == [("warning", message)]
 
