@@ -19,7 +19,10 @@ import click
 from msgspec import Struct
 
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
-from gitboot.cli.options import read_operator_name
+from gitboot.cli.options import (
+    current_time,
+    read_operator_name,
+)
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
@@ -270,9 +273,9 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
         ledger = stack.enter_context(open_ledger(state / LEDGER))
         if process is None:
             ledger.database.take_lease(Holder.load(state))  # another instance could become active at the same time
-        number = instance_tables.add_request(ledger, datetime.now(UTC), read_operator_name(), kind, facts)
+        number = instance_tables.add_request(ledger, current_time(), read_operator_name(), kind, facts)
         if process is None:
-            carry_out_offline(ledger, commit, datetime.now(UTC), read_held_change(state))
+            carry_out_offline(ledger, commit, current_time(), read_held_change(state))
         else:
             try:
                 os.kill(process, signal.SIGUSR1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any, Final, NoReturn
 
@@ -47,7 +46,14 @@ from gitboot.cli.commands.bmc_scan import (
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import confirm_or_abort
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import VARIABLES, OutputOption, output_option, path_option, read_operator_name
+from gitboot.cli.options import (
+    VARIABLES,
+    OutputOption,
+    current_time,
+    output_option,
+    path_option,
+    read_operator_name,
+)
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, check_acts, has_ledger, lock, make_private
 from gitboot.controller.operator_requests import BEGIN
@@ -600,7 +606,7 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
             with open_ledger(state / LEDGER) as store:
                 # An instance carries out this request with the first commit that it accepts.
                 instance_tables.add_request(
-                    store, datetime.now(UTC), read_operator_name(), BEGIN, {"how": Beginning.ADOPT}
+                    store, current_time(), read_operator_name(), BEGIN, {"how": Beginning.ADOPT}
                 )
                 identity = store.progress[0]
     if plan.names_ledger and identity is not None:
