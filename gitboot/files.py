@@ -390,6 +390,15 @@ def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
         raise UsageError(f"{path} cannot be {action}: {error.strerror or error}") from None
 
 
+def read_text(file: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a user-specified file. Raises `UsageError`."""
+    with convert_os_errors(file, "read"):
+        try:
+            return file.read_text(encoding)
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file} cannot be read: {error}") from None
+
+
 def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
     """Return the `os.stat` result of the regular file to replace, or None if there is no file. Raises `UsageError`."""
     if path.name in ("", ".."):  # for example /, .., folder/..

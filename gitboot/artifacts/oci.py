@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from gitboot.errors import HostUnreachable, NotInRegistry, OperatorError, RegistryRefused, UsageError
+from gitboot.files import convert_os_errors
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
 from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.scalars import OCI, Malformed, parse_digest
@@ -376,11 +377,8 @@ class RegistryCredentials(Struct, frozen=True):
         self._read()
 
     def _read(self) -> _AuthFile:
-        try:
-            with self.file.open("rb") as file:
-                mode, content = os.fstat(file.fileno()).st_mode, file.read()
-        except OSError as error:
-            raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
+        with convert_os_errors(self.file, "read"), self.file.open("rb") as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read()
         if mode & stat.S_IRWXO:
             raise UsageError(
                 f"{self.file} contains passwords, but all users can read it: run chmod 600 {quote_words(self.file)}"

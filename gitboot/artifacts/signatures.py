@@ -24,6 +24,7 @@ from gitboot.artifacts.archives import read_member
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher, FileSigner
 from gitboot.artifacts.downloads import CHUNK
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
+from gitboot.files import convert_os_errors
 from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated, split_openpgp_signatures
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, BootImage, Checksums, DigestOrigin, Provenance, Signature
@@ -227,10 +228,8 @@ _MOST_SIGNATURES: Final = 8  # Debian signs with three keys
 
 
 def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
-    try:
+    with convert_os_errors(directory, "read"):
         found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
     return [each for each in found if not each.name.startswith(".")]
 
 

@@ -22,6 +22,7 @@ from msgspec import Struct, structs
 from gitboot.bmc.override_state import MediaShare
 from gitboot.child_processes import run_for_output
 from gitboot.errors import BmcNotTrusted, UsageError
+from gitboot.files import read_text
 from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, format_names
@@ -228,19 +229,11 @@ def read_trust(directory: Path, name: str) -> Trust:
     """Read the access file and the authorities for one set of credentials. Raises `UsageError` for an invalid file."""
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
-    settings = _parse_access_file(file) if file.exists() else {}
+    settings = _parse_settings(read_text(file), file) if file.exists() else {}
     authority = next((path for path in (directory / name / AUTHORITY, directory / AUTHORITY) if path.exists()), None)
-    places = [(place, _read_pem(file.parent / path)) for place, path in settings.pop("authorities", ())]
-    pem = _read_pem(authority) if authority is not None else None
+    places = [(place, read_text(file.parent / path, "ascii")) for place, path in settings.pop("authorities", ())]
+    pem = read_text(authority, "ascii") if authority is not None else None
     return Trust(**settings, file=file, authority=pem, authorities=tuple(places))
-
-
-def _read_pem(file: Path) -> str:
-    try:
-        return file.read_text("ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{file} cannot be read: {why}") from None
 
 
 def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) -> str:
@@ -361,15 +354,6 @@ def _add_certificate(text: str, line: str) -> str:
 
 def _drop_certificate(text: str, key: str) -> str:
     return re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
-
-
-def _parse_access_file(file: Path) -> dict[str, Any]:
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{file} cannot be read: {why}") from None
-    return _parse_settings(text, file)
 
 
 def _parse_settings(text: str, file: Path) -> dict[str, Any]:

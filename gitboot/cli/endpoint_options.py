@@ -6,16 +6,14 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
-from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from msgspec import Struct
 
-from gitboot.cli.options import Setting, combine_options
+from gitboot.cli.options import Setting, combine_options, current_time
 from gitboot.cli.terminal import print_event
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.files import convert_os_errors
@@ -239,7 +237,7 @@ def open_operators_socket(access: AccessSettings) -> socket.socket | None:
         return None
     listener = open_listening_socket(access.operators_listen)
     url = build_url(access.operators_listen, listener, "https" if access.operators_tls is not None else "http")
-    print_event(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
+    print_event(Event(at=current_time(), type="ListeningForOperators", message=url, facts={"url": url}))
     return listener
 
 
@@ -251,7 +249,7 @@ def open_machines_tls_socket(access: AccessSettings) -> socket.socket | None:
         return None
     listener = open_listening_socket(access.machines_tls[0])
     url = build_url(access.machines_tls[0], listener, "https")
-    print_event(Event(at=_clock(), type="ListeningByTls", message=url, facts={"url": url}))
+    print_event(Event(at=current_time(), type="ListeningByTls", message=url, facts={"url": url}))
     return listener
 
 
@@ -259,9 +257,6 @@ def create_spool(spool: Path) -> None:
     """Create the directory of the fetch log if it is missing."""
     with convert_os_errors(spool, "made"):
         spool.mkdir(mode=0o750, parents=True, exist_ok=True)
-
-
-_clock: Final = partial(datetime.now, UTC)
 
 
 # --ledger and --ledger-password, for commands that serve boots on a host without the instance.

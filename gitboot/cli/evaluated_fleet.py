@@ -14,7 +14,7 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
-from gitboot.cli.options import is_fleet_named
+from gitboot.cli.options import is_path_named
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -185,7 +185,8 @@ def plan_fleet(
     """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`.
 
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
-    ledger. If the command line does not name a fleet or a revision, the fleet is the instance's accepted commit.
+    ledger. If the command line does not name a fleet, ``rev`` is a revision in the instance's repository, by
+    default its accepted commit.
     """
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
@@ -205,9 +206,11 @@ def plan_fleet(
             place=(state / CLONE, decisions.revision),
         )
     shown = "the records of its ledger" if records is None else f"the records of --records {records}"
-    if is_fleet_named(click.get_current_context()):
-        fleet = _plan_fleet_at(path, rev, at, records)
-        click.echo(wrap_text(f"{path}, with {shown.replace('its ledger', f'the instance of {state}')}"), err=True)
+    is_named = is_path_named(click.get_current_context())
+    if is_named or rev is not None:
+        fleet = _plan_fleet_at(path if is_named else state / CLONE, rev, at, records)
+        place = str(path) if is_named else f"revision {rev} in the repository of {state}"
+        click.echo(wrap_text(f"{place}, with {shown.replace('its ledger', f'the instance of {state}')}"), err=True)
         return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
     held = read_held_change(state)
     more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""

@@ -19,7 +19,10 @@ import click
 from msgspec import Struct
 
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
-from gitboot.cli.options import read_operator_name
+from gitboot.cli.options import (
+    current_time,
+    read_operator_name,
+)
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
@@ -270,9 +273,9 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
         ledger = stack.enter_context(open_ledger(state / LEDGER))
         if process is None:
             ledger.database.take_lease(Holder.load(state))  # another instance could become active at the same time
-        number = instance_tables.add_request(ledger, datetime.now(UTC), read_operator_name(), kind, facts)
+        number = instance_tables.add_request(ledger, current_time(), read_operator_name(), kind, facts)
         if process is None:
-            carry_out_offline(ledger, commit, datetime.now(UTC), read_held_change(state))
+            carry_out_offline(ledger, commit, current_time(), read_held_change(state))
         else:
             try:
                 os.kill(process, signal.SIGUSR1)
@@ -329,13 +332,15 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
     return found
 
 
-def confirm_or_abort(*, yes: bool) -> None:
-    """Ask for confirmation unless ``yes`` is set. Raises `click.Abort` if the user declines."""
+def confirm_or_abort(*, yes: bool, err: bool = False) -> None:
+    """Ask for confirmation unless ``yes`` is set, on standard error if ``err``. Raises `click.Abort` if the user
+    declines.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         raise UsageError("gitboot cannot ask for confirmation without a terminal: add --yes to confirm")
-    click.confirm("Continue?", abort=True)
+    click.confirm("Continue?", abort=True, err=err)
 
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")

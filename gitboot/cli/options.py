@@ -256,15 +256,14 @@ shown_state_option = click.option(
     envvar="GITBOOT_STATE",
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot shows the commit that the instance has accepted, with the "
-    "records of its ledger. If you also pass PATH, --path or --rev, gitboot shows that fleet with these records. "
-    "Default: show the fleet without records.",
+    "records of its ledger. With --rev, gitboot shows that commit of the instance's repository. With PATH or --path, "
+    "it shows that fleet with these records. Default: show the fleet without records.",
 )
 
 
-def is_fleet_named(context: click.Context) -> bool:
-    """Return whether the command line names the fleet or the revision to read."""
-    named = (context.get_parameter_source(name) for name in ("path", "rev"))
-    return context.meta.get(_PATH) is not None or ParameterSource.COMMANDLINE in named
+def is_path_named(context: click.Context) -> bool:
+    """Return whether the command line names the fleet to read."""
+    return context.meta.get(_PATH) is not None or context.get_parameter_source("path") is ParameterSource.COMMANDLINE
 
 
 def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:

@@ -73,8 +73,18 @@ def carry_out(
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
         type = "RecordsBegun" if request.action == BEGIN else "Requested"
-        update.add_event(type, f"{request.operator}: {outcome}", who=request.operator, request=request.action)
+        who, message = request.operator, f"{request.operator}: {outcome}"
+        servers: dict[str, Any] = {"servers": names} if (names := _list_servers(request.facts)) else {}
+        update.add_event(type, message, who=who, request=request.action, **servers)
         update.request_outcomes.append((request, outcome))
+
+
+def _list_servers(facts: Mapping[str, Any]) -> list[str]:
+    """Return the servers that a request names. A request of another version of gitboot may have any form."""
+    servers, items = facts.get("servers"), facts.get("items")
+    named = [facts.get("server"), *(servers if isinstance(servers, list) else ())]
+    named += [each.get("server") for each in items if isinstance(each, Mapping)] if isinstance(items, list) else []
+    return [each for each in named if isinstance(each, str)]
 
 
 def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:

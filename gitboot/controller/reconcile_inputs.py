@@ -33,6 +33,7 @@ from gitboot.fetchlog.unknown_machines import (
     read_unknown_files,
     render_unknown,
 )
+from gitboot.files import convert_os_errors
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
@@ -424,12 +425,11 @@ def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Ev
 
 def read_unknown(state: Path) -> UnknownMachines:
     """Read the unknown machines that an instance has recorded. Raises `UsageError`."""
-    try:
-        return parse_unknown((state / UNKNOWN).read_bytes())
-    except FileNotFoundError:
-        return UnknownMachines()
-    except OSError as error:
-        raise UsageError(f"{state / UNKNOWN} cannot be read: {error.strerror}") from None
+    with convert_os_errors(state / UNKNOWN, "read"):
+        try:
+            return parse_unknown((state / UNKNOWN).read_bytes())
+        except FileNotFoundError:
+            return UnknownMachines()
 
 
 def forget_unknown(state: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from starlette.types import Scope
 
 from gitboot.errors import UsageError
+from gitboot.files import convert_os_errors
 from gitboot.status.conditions import Event
 
 Network = IPv4Network | IPv6Network
@@ -108,10 +109,8 @@ class Tokens:
 
     def check(self) -> None:
         """Raise `UsageError` if the file cannot be read, or contains a token that is short enough to be guessed."""
-        try:
+        with convert_os_errors(self._file, "read"):
             tokens = self._read()
-        except OSError as error:
-            raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
         if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:
             raise UsageError(
                 f"{self._file} needs one token per line, each with at least {_MIN_TOKEN_LENGTH} characters"

@@ -14,6 +14,7 @@ from typing import Any, Final
 from gitboot.endpoint.connections import HEAD_S, Connection, Limits
 from gitboot.endpoint.served_files import Signature, read_signature
 from gitboot.errors import UsageError
+from gitboot.files import convert_os_errors
 from gitboot.model.scalars import has_rsa_key, read_certificate_ends, read_public_key
 from gitboot.status.conditions import Event
 
@@ -79,10 +80,8 @@ class Certificate:
         """Load the files, and use them for new connections. Raises `UsageError` if they cannot be used."""
         file, key = self._file, self._key
         for each in (key, file):
-            try:
+            with convert_os_errors(each, "read"):
                 content = each.read_bytes()
-            except OSError as error:
-                raise UsageError(f"{each} cannot be read: {error.strerror}") from None
         context = _build_context(self._suites)
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)

@@ -19,9 +19,10 @@ from msgspec import structs
 from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository, SourceError, UsageError
-from gitboot.files import resolve_fleet_root
+from gitboot.files import convert_os_errors, resolve_fleet_root
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.git.repository import (
+    ACCEPTED,
     SUBMODULE,
     SYMLINK,
     TREE,
@@ -382,10 +383,8 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     repository. Raises `UsageError` if the directory, the repository or the revision does not exist.
     """
     root = resolve_fleet_root(Path(path))
-    try:
+    with convert_os_errors(Path(path), "read"):  # a parent directory cannot be entered
         is_directory = root.is_dir()
-    except OSError as error:  # a parent directory cannot be entered
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     with convert_errors(path), open_containing_repository(root) as repository:
         if not is_directory and (repository is None or (rev in (None, WORKTREE) and not repository.is_bare)):
             raise UsageError(f"{path} is not a directory")
@@ -492,6 +491,11 @@ _ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 
 
 def _explain_missing_commit(repository: pygit2.Repository, rev: str, error: Exception) -> str:
+    if ACCEPTED in repository.references:
+        return (
+            f"no commit {rev}: the repository of an instance has no branches, so use a commit ID or {ACCEPTED}~1, or "
+            "name another repository with --path"
+        )
     branches = sorted(repository.branches)
     if repository.head_is_unborn and not branches:
         return "no commit yet"

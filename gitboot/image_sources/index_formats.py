@@ -228,7 +228,8 @@ def _get(value: Any, kind: type[T], *steps: str) -> T | None:
 def _need(value: Any, kind: type[T], url: str, *steps: str) -> T:
     found = _get(value, kind, *steps)
     if found is None:
-        raise _malformed(url, f"the index has no {_WORDS[kind]} at {'.'.join(map(_shorten, steps)) or 'its top'}")
+        place = ".".join(printable(step[:60]) for step in steps) or "its top"
+        raise _malformed(url, f"the index has no {_WORDS[kind]} at {place}")
     return found
 
 
@@ -248,10 +249,11 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
             continue  # another build
         for name, several in (_get(artifact, dict, "formats") or {}).items():
             for file, described in several.items() if isinstance(several, dict) else ():
+                signature = _get(described, str, "signature")
                 files[f"{platform}/{name}/{file}"] = IndexedFile(
                     url=_read_url(_need(described, str, query.url, "location"), query.url),
                     sha256=_read_sha256(_need(described, str, query.url, "sha256"), query.url),
-                    signature=_read_optional_url(_get(described, str, "signature"), query.url),
+                    signature=_read_url(signature, query.url) if signature is not None else None,
                 )
     published = parse_time(_get(stream, str, "metadata", "last-modified"))
     yield IndexEntry(version=version, published=published, files=files)
@@ -480,14 +482,6 @@ def _read_url(text: str, url: str) -> str:
     if urlsplit(url).scheme == "https" and not found.startswith("https://"):
         raise _malformed(url, f"the index is on https, but the file {_quote(found)} is not")
     return found
-
-
-def _read_optional_url(text: str | None, url: str) -> str | None:
-    return _read_url(text, url) if text is not None else None
-
-
-def _shorten(text: str) -> str:
-    return printable(text[:60])
 
 
 def _quote(text: str) -> str:

@@ -141,7 +141,7 @@ def list_followed_streams(
         stream, follow = following[name], following[name].spec.follow
         assert follow is not None  # noqa: S101 - `following` has only such streams
         source = find_source(follow.source)
-        channel = _find_channel(source, follow)
+        channel = follow.channel or next(iter(source.spec.channels), None)
         others = (other for other in repository.streams.values() if other is not stream)
         used = frozenset(image for each in others for image in _list_images(each))
         found.append(
@@ -157,10 +157,6 @@ def list_followed_streams(
             )
         )
     return tuple(found)
-
-
-def _find_channel(source: ImageSource, follow: Follow) -> str | None:
-    return follow.channel or next(iter(source.spec.channels), None)
 
 
 def _list_images(stream: ImageStream) -> Iterable[str]:
@@ -211,7 +207,12 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         )
         hint = f"try again later. If that image is not of this channel, name its channel in the annotation {CHANNEL}"
         raise StaleIndex(newest.index_url, cause, hint)
-    own = [image.spec.version for image in in_fleet.values() if _blocks(followed, image)]
+    # An image that another stream with the same source uses does not block this stream: it may follow.
+    own = [
+        image.spec.version
+        for image in in_fleet.values()
+        if followed.is_within_bounds(image.spec.version) and image.metadata.name not in followed.used
+    ]
     if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
         own.append(followed.current.spec.version)  # of any channel
     own_newest = max(own, key=_release_key, default=None)
@@ -247,14 +248,6 @@ def _release_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Return a key that sorts versions like `version_key`, but a prerelease, such as 1.2-rc1, before its release."""
     key = (part if part[0] or not is_prerelease(part[2]) else (-1, *part[1:]) for part in version_key(version))
     return (*key, (0, 0, ""))
-
-
-def _blocks(followed: FollowedStream, image: BootImage) -> bool:
-    """Return whether a release must be newer than an image of the fleet.
-
-    An image that another stream with the same source uses does not block this stream: it may follow.
-    """
-    return followed.is_within_bounds(image.spec.version) and image.metadata.name not in followed.used
 
 
 def _format_public_age(release: Release, now: datetime) -> str:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from inspect import getsource
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -41,10 +41,6 @@ from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.endpoint_files import ListedFile
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, find_path_kind, is_content, publication_stage
 from gitboot.text import did_you_mean, format_count
-
-if TYPE_CHECKING:
-    pass
-
 
 ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time

@@ -41,14 +41,12 @@ from gitboot.render.endpoint_files import (
     Pair,
     PublishedServer,
     Shard,
-    build_index,
     is_index_path,
     is_shared_list_file,
     parse_outline,
     parse_shard,
     parse_state,
     parse_state_path,
-    render_shard,
     shard_path,
     state_path,
 )
@@ -65,12 +63,6 @@ _RETIRED: Final = f"{OWN}/retired"
 _STATUS_FILES: Final = frozenset({HISTORY, STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
 _S = TypeVar("_S")
 _T = TypeVar("_T")
-
-
-class Difference(Struct, frozen=True, kw_only=True):
-    path: str
-    expected: str
-    found: str
 
 
 class Tree:
@@ -210,8 +202,8 @@ def read_manifest(root: Path) -> Manifest | None:
         return None
     with closing(Disk(root)) as disk:
         found = _read_whole(disk)
-        if found is not None and found.differences and found.is_settled:
-            raise build_damage_error(disk, found.differences[0].path)
+        if found is not None and found.damaged and found.is_settled:
+            raise build_damage_error(disk, found.damaged[0])
     return found.manifest if found is not None else None
 
 
@@ -223,32 +215,12 @@ def read_state(root: Path, server: str) -> PublishedServer | None:
         return None
 
 
-def verify_tree(root: Path) -> tuple[Difference, ...]:
-    """Read each file in full, and return those that differ from the manifest, sorted by path.
-
-    During a publication or after a crash, these include the files that the publication has changed so far.
-    """
-    with closing(Disk(root)) as disk:
-        found = _read_whole(disk)
-        if found is None:
-            raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
-        differences = list(found.differences)
-        for path, listed in found.manifest.files.items():
-            if difference := _compare(path, listed.sha256, _read_content(disk, path)):
-                differences.append(difference)
-        for path, shard in build_index(found.identities).items():
-            if difference := _compare(path, compute_digest(render_shard(shard)), _read_content(disk, path)):
-                differences.append(difference)
-    return tuple(sorted(set(differences), key=lambda difference: difference.path))
-
-
 class _WholeTree:
     """A completely read tree: all files that the manifest lists, and the parts whose digest is wrong."""
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
-        self.differences: list[Difference] = []  # wrong parts of the manifest, and wrong states
-        self.identities: dict[str, tuple[str, ...]] = {}  # by server
+        self.damaged: list[str] = []  # the paths of wrong parts of the manifest, and of wrong states
         files: dict[str, ListedFile] = {}
         for node, node_digest in head.nodes.items():
             for leaf, leaf_digest in (self._read_part(node_path(node), node_digest, parse_digests) or {}).items():
@@ -257,16 +229,15 @@ class _WholeTree:
                     path = state_path(server)
                     if (state := self._read_part(path, digest, parse_state)) is not None:
                         files |= {**state.files, path: ListedFile(digest, disk.size(path) or 0)}
-                        self.identities[server] = state.identities
         if head.shared is not None:
             files |= self._read_part(SHARED, head.shared, parse_listing) or {}
         self.manifest = Manifest(stamp=head.stamp, files=dict(sorted(files.items())))
         self.is_settled = disk.lstat(PENDING) is None  # no publication is in progress or was interrupted
 
     def _read_part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
-        data = _read_content(self._disk, path)
-        if difference := _compare(path, expected, data):
-            self.differences.append(difference)
+        data = self._disk.read(path) if self._disk.has_file(path) else None
+        if data is None or compute_digest(data) != expected:
+            self.damaged.append(path)
         with suppress(ValueError):
             return parse_part(data or b"")
         return None
@@ -276,18 +247,9 @@ def _read_whole(disk: Disk) -> _WholeTree | None:
     while (data := disk.read(MANIFEST)) is not None:
         whole = _WholeTree(disk, _parse(disk, MANIFEST, data, parse_head))
         # A publication may have completed after the head was read.
-        if not (whole.differences and whole.is_settled) or disk.read(MANIFEST) == data:
+        if not (whole.damaged and whole.is_settled) or disk.read(MANIFEST) == data:
             return whole
     return None
-
-
-def _compare(path: str, expected_digest: str, content: bytes | None) -> Difference | None:
-    found = "no file" if content is None else compute_digest(content)
-    return None if found == expected_digest else Difference(path=path, expected=expected_digest, found=found)
-
-
-def _read_content(disk: Disk, path: str) -> bytes | None:
-    return disk.read(path) if disk.has_file(path) else None
 
 
 def _read(disk: Disk, path: str, parse_file: Callable[[bytes], _T]) -> _T | None:

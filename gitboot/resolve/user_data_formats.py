@@ -134,7 +134,10 @@ def check(format: str, text: str) -> None:
 @lru_cache(maxsize=64)  # few, because each text has up to 1 MiB, and servers often share user data
 def _find_fault(format: str, text: str) -> Malformed | None:
     try:
-        _CHECKS[parse_family(format)](format, text)
+        if (family := parse_family(format)) is UserDataFormat.IGNITION:
+            check_ignition(format, text)
+        elif (check_text := _CHECKS.get(family)) is not None:
+            check_text(text)
     except Malformed as fault:
         return fault
     return None
@@ -174,14 +177,6 @@ def _check_network_config(text: str) -> None:
     )
 
 
-def _check_cloud_init(format: str, text: str) -> None:
-    cloud_init.read_user_data(text)
-
-
-def _check_kickstart(format: str, text: str) -> None:
-    check_kickstart(text)
-
-
 # The types of the keys below `autoinstall:`. Source: Subiquity, `autoinstall-schema.json`. The installer only warns
 # about unknown keys.
 _AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -203,7 +198,7 @@ _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
 _TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a text", dict: "a mapping"}
 
 
-def _check_autoinstall(format: str, text: str) -> None:
+def _check_autoinstall(text: str) -> None:
     """Check the configuration of the Ubuntu installer, which is below the key `autoinstall` in a cloud-config."""
     configs, is_complete = cloud_init.read_user_data(text)
     for config in configs:
@@ -263,7 +258,7 @@ def _describe(value: object) -> str:
 _PRESEED_TYPES: Final = ("boolean", "multiselect", "note", "password", "seen", "select", "string", "text", "title")
 
 
-def _check_preseed(format: str, text: str) -> None:
+def _check_preseed(text: str) -> None:
     number, lines = 0, iter(text.split("\n"))
     for line in lines:
         number += 1
@@ -291,7 +286,7 @@ def _check_preseed(format: str, text: str) -> None:
 _TALOS_TYPES: Final = ("controlplane", "init", "worker")
 
 
-def _check_talos(format: str, text: str) -> None:
+def _check_talos(text: str) -> None:
     """Check each document: the machine configuration needs `version`, all others need `apiVersion` and `kind`."""
     try:
         documents = [(node, _read_node(node)) for node in _compose_all(text)]
@@ -366,7 +361,7 @@ def _read_node(node: yaml.Node, levels: int = 3) -> object:
 _YAST: Final = "http://www.suse.com/1.0/yast2ns"
 
 
-def _check_autoyast(format: str, text: str) -> None:
+def _check_autoyast(text: str) -> None:
     """Check that the text is well-formed XML and an AutoYaST profile. Entity declarations are rejected."""
     roots: list[str] = []
     parser = ParserCreate(namespace_separator=" ")
@@ -397,7 +392,7 @@ def _reject_entity(name: str, *_: object) -> None:
     )
 
 
-def _check_combustion(format: str, text: str) -> None:
+def _check_combustion(text: str) -> None:
     if not text.startswith("#!"):
         raise make_user_data_fault(
             f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
@@ -406,18 +401,13 @@ def _check_combustion(format: str, text: str) -> None:
         )
 
 
-def _check_generic(format: str, text: str) -> None:
-    """Accept any text."""
-
-
-_CHECKS: Final[Mapping[UserDataFormat, Callable[[str, str], None]]] = {
-    UserDataFormat.IGNITION: check_ignition,
-    UserDataFormat.CLOUD_INIT: _check_cloud_init,
+# The other formats: Ignition, whose check needs the version, and Generic, which accepts any text.
+_CHECKS: Final[Mapping[UserDataFormat, Callable[[str], object]]] = {
+    UserDataFormat.CLOUD_INIT: cloud_init.read_user_data,
     UserDataFormat.AUTOINSTALL: _check_autoinstall,
-    UserDataFormat.KICKSTART: _check_kickstart,
+    UserDataFormat.KICKSTART: check_kickstart,
     UserDataFormat.PRESEED: _check_preseed,
     UserDataFormat.TALOS: _check_talos,
     UserDataFormat.AUTOYAST: _check_autoyast,
     UserDataFormat.COMBUSTION: _check_combustion,
-    UserDataFormat.GENERIC: _check_generic,
 }

@@ -178,13 +178,9 @@ def _list_image_uses(
             decided=decided[name],
             maintenances=maintained[name],
             provisioned=None if records is None else provisioned[name],
-            hosts=tuple(sorted({_find_host(artifact.url) for _, artifact, _ in files})),
+            hosts=tuple(sorted({urlsplit(artifact.url).hostname or "assets" for _, artifact, _ in files})),
             files={file: artifact.provenance for file, artifact, _ in files},
         )
-
-
-def _find_host(url: str) -> str:
-    return urlsplit(url).hostname or "assets"
 
 
 def _summarize_stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -812,10 +811,6 @@ def test_an_override_is_adapted_to_its_bmc(wanted: Override, bmc: BmcObservation
 )
 def test_an_override_is_compared_with_the_reading(override: Override, seen: Override, standing: bool) -> None:
     assert is_shown(override, _make_observation(seen)) is standing
-
-
-def _resource(path: str | None, body: dict[str, Any]) -> Resource:
-    return Resource(url=f"http://bmc{path}", body=body, etags=(body["@odata.etag"],))
 
 
 def _read(machine: Machine) -> BmcObservation:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from msgspec import structs
@@ -29,6 +28,7 @@ from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.http_peers import WebRequest, WebResponse, web_server
 from tests.helpers.instance_with_bmcs import Done, Rack, typed
 from tests.helpers.redfish_double.server import Redirect
 
@@ -163,28 +163,23 @@ def test_values_that_a_bmc_reports_cannot_inject_yaml() -> None:
 # The command, over real HTTP
 
 
-class _Website(BaseHTTPRequestHandler):
+class Website(NamedTuple):
     """A server without Redfish, which must not get a password."""
 
-    def do_GET(self) -> None:
-        self.server.authorizations.append(self.headers.get("Authorization"))  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"<html>hello</html>")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep silent."""
+    url: str
+    authorizations: list[str | None]
 
 
 @pytest.fixture(scope="module")
-def website() -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Website) as server:
-        server.authorizations = []  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def website() -> Iterator[Website]:
+    authorizations: list[str | None] = []
+
+    def answer(request: WebRequest) -> WebResponse:
+        authorizations.append(request.headers.get("Authorization"))
+        return WebResponse(content=b"<html>hello</html>")
+
+    with web_server(answer) as url:
+        yield Website(url, authorizations)
 
 
 @pytest.fixture(scope="module")
@@ -205,10 +200,10 @@ def _scan(rack: Rack, *more: object) -> Done:
     )
 
 
-def test_a_rack_is_scanned_and_compared(rack: Rack, website: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_rack_is_scanned_and_compared(rack: Rack, website: Website, tmp_path: Path) -> None:
     new, bmc = rack.bmc("new01")
     new.nics = {"NIC.1": "52:54:00:aa:00:01", "NIC.2": "52:54:00:aa:00:02", "NIC.3": "00:00:00:00:00:00"}
-    urls = [*(blade.bmc.url for blade in rack.blades.values()), bmc.url, f"http://127.0.0.1:{website.server_port}"]
+    urls = [*(blade.bmc.url for blade in rack.blades.values()), bmc.url, website.url]
     (tmp_path / "bmcs").write_text("# the rack\n" + "\n".join(urls) + "\n")
 
     done = _scan(rack, tmp_path / "bmcs", "--out", tmp_path / "out", "--detailed-exitcode")
@@ -224,7 +219,7 @@ def test_a_rack_is_scanned_and_compared(rack: Rack, website: ThreadingHTTPServer
         " 5 addresses scanned: 3 machines, 3 differences"
     )
     assert [line for line in done.out.splitlines() if len(line) > 100 and "wrote" not in line] == []
-    assert set(website.authorizations) == {None}  # type: ignore[attr-defined]
+    assert set(website.authorizations) == {None}
 
     written = (tmp_path / "out" / "servers" / f"{name}.yaml").read_text()
     assert '- {name: "NIC.1", mac: "52:54:00:aa:00:01"}' in written
@@ -286,14 +281,14 @@ def test_a_bmc_that_the_access_file_excludes_gets_no_request(rack: Rack) -> None
     assert len(web01.machine.requests) == before
 
 
-def test_a_scan_does_not_follow_a_redirect_with_a_password(rack: Rack, website: ThreadingHTTPServer) -> None:
+def test_a_scan_does_not_follow_a_redirect_with_a_password(rack: Rack, website: Website) -> None:
     web01 = rack.blades["web01"]
-    web01.bmc.fault(Redirect(location=f"http://127.0.0.1:{website.server_port}/redfish/v1/"))
-    seen = len(website.authorizations)  # type: ignore[attr-defined]
+    web01.bmc.fault(Redirect(location=f"{website.url}/redfish/v1/"))
+    seen = len(website.authorizations)
     done = _scan(rack, web01.bmc.url)
     assert done.code == Exit.PARTIAL
     assert "redirected to" in " ".join(done.out.split())
-    assert len(website.authorizations) == seen  # type: ignore[attr-defined]
+    assert len(website.authorizations) == seen
 
 
 def test_values_of_a_wrong_type_count_as_not_shown() -> None:

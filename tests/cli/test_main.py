@@ -868,6 +868,28 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     assert installed["flatcar-1"] == "2"
 
 
+@pytest.mark.parametrize("command", ["explain web01 provision", "plan --server web01", "images", "history web01"])
+def test_a_revision_is_read_in_the_repository_of_the_instance(
+    followed: Followed, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The current directory has another repository, and --path names the one to read."""
+    assert followed.run(records="adopt").code == Exit.FINE
+    work, words = followed.repository.work, (*command.split(), "-o", "json", "--state", followed.folder / "state")
+    old = git(work, "rev-parse", "HEAD")
+    followed.repository.push({"99.yaml": image("flatcar-99")})
+    assert followed.run().code == Exit.FINE
+    there = Repository.create(tmp_path / "elsewhere")
+    newest = there.push({path.name: path.read_text() for path in work.glob("*.yaml")}, "Another repository")
+    monkeypatch.chdir(there.work)
+    for revision in (old, "refs/gitboot/accepted~1"):
+        done = gitboot(*words, "--rev", revision)
+        assert done.code == Exit.FINE and done.json == gitboot(*words, "--rev", old, "--path", work).json, done
+    for revision in (newest, "HEAD", "main"):
+        done = gitboot(*words, "--rev", revision)
+        assert done.code == Exit.USAGE and f"has no commit {revision}: the repository of an instance" in done.err, done
+        assert gitboot(*words, "--rev", revision, "--path", ".").code == Exit.FINE
+
+
 def test_run_once_with_a_new_ledger_that_was_not_begun_is_partial(followed: Followed) -> None:
     done = followed.run()
     assert (done.code, "with gitboot records begin" in " ".join(done.err.split())) == (Exit.PARTIAL, True), done

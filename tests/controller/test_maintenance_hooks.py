@@ -350,17 +350,21 @@ def test_a_drain_that_ends_after_the_window_changes_nothing(
     assert record.clearances["check"].drained_at is None
 
 
-def test_a_drain_does_not_count_after_its_window_even_if_a_commit_extends_the_window(
-    tmp_path: Path, stack: ExitStack, system: HookSystem
-) -> None:
-    """The server may be in service again since the end of the window."""
-    hall = HookedHall(tmp_path, stack, system.origin)
+def drain_first_server(hall: HookedHall, system: HookSystem) -> None:
     hall.decide(check(drained_by(system)))
     hall.run(31)
     hall.bench.bmcs.takes = False  # so the drained server is not reset
     hall.answer(system)
     hall.run()
     assert hall.causes() == [Cause.MAINTENANCE, *[Cause.WAITING_FOR_DRAIN] * 2]
+
+
+def test_a_drain_does_not_count_after_its_window_even_if_a_commit_extends_the_window(
+    tmp_path: Path, stack: ExitStack, system: HookSystem
+) -> None:
+    """The server may be in service again since the end of the window."""
+    hall = HookedHall(tmp_path, stack, system.origin)
+    drain_first_server(hall, system)
     hall.run(6 * 3600, step=600)
     assert hall.causes() == [Cause.NEVER] * 3
     system.status = 503
@@ -394,12 +398,7 @@ def test_a_drain_ends_if_a_commit_ends_or_removes_the_maintenance(
 ) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
     for other in (check(drained_by(system), "20T11:00 20T11:30"), ""):
-        hall.decide(check(drained_by(system)))
-        hall.run(31)
-        hall.bench.bmcs.takes = False  # so the drained server is not reset
-        hall.answer(system)
-        hall.run()
-        assert hall.causes() == [Cause.MAINTENANCE, *[Cause.WAITING_FOR_DRAIN] * 2]
+        drain_first_server(hall, system)
         system.status = 503
         hall.decide(other)
         hall.run()
@@ -463,11 +462,11 @@ def test_an_instance_that_reconciles_once_drains_nothing(tmp_path: Path, stack: 
     system.wait_for_calls(1)
 
 
-def test_an_approval_from_a_url_survives_a_restart(tmp_path: Path, stack: ExitStack) -> None:
+def make_approved_hall(folder: Path, stack: ExitStack) -> tuple[HookedHall, HookSystem]:
+    """Return a hall whose maintenance a URL has approved. The URL would not approve it again."""
     system = stack.enter_context(hook_system(answers=approve))
-    hall = HookedHall(tmp_path, stack, system.origin)
-    window = "20T11:00 20T18:00"
-    hall.decide(check(approved_by(system), window))
+    hall = HookedHall(folder, stack, system.origin)
+    hall.decide(check(approved_by(system)))
     hall.bench.bmcs.takes = False  # no BMC is asked, so no machine is reset yet
     hall.run()
     assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
@@ -475,7 +474,12 @@ def test_an_approval_from_a_url_survives_a_restart(tmp_path: Path, stack: ExitSt
     hall.run()
     assert hall.causes() == [Cause.MAINTENANCE] * 3
     assert hall.resets == [0, 0, 0]
-    system.status = 403  # the system would not approve it again
+    system.status = 403
+    return hall, system
+
+
+def test_an_approval_from_a_url_survives_a_restart(tmp_path: Path, stack: ExitStack) -> None:
+    hall, system = make_approved_hall(tmp_path, stack)
     calls = len(system.calls)
     hall.restart()
     assert hall.resets_after() == [1, 0, 0]
@@ -498,29 +502,14 @@ def test_a_restart_continues_a_drain_and_begins_no_other(tmp_path: Path, stack: 
 
 
 def test_the_answer_of_another_url_does_not_count(tmp_path: Path, stack: ExitStack) -> None:
-    system = stack.enter_context(hook_system(answers=approve))
-    hall = HookedHall(tmp_path, stack, system.origin)
-    hall.decide(check(approved_by(system)))
-    hall.bench.bmcs.takes = False
-    hall.run()
-    hall.answer(system)
-    hall.run()
-    assert hall.causes() == [Cause.MAINTENANCE] * 3
-    system.status = 403
+    hall, system = make_approved_hall(tmp_path, stack)
     hall.decide(check(approved_by(system).replace("/approve", "/other")))
     hall.run()
     assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
 
 
 def test_an_approval_from_a_url_does_not_count_for_another_digest(tmp_path: Path, stack: ExitStack) -> None:
-    system = stack.enter_context(hook_system(answers=approve))
-    hall = HookedHall(tmp_path, stack, system.origin)
-    hall.decide(check(approved_by(system)))
-    hall.bench.bmcs.takes = False
-    hall.run()
-    hall.answer(system)
-    hall.run()
-    system.status = 403
+    hall, system = make_approved_hall(tmp_path, stack)
     hall.bench.bmcs.takes = True
     hall.decide(check(approved_by(system), more=", run: 2"))
     assert hall.resets_after(62) == [0, 0, 0]

@@ -35,7 +35,7 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.signed_list import VALID
-from gitboot.publish.tree_reader import find_suspects, verify_tree
+from gitboot.publish.tree_reader import find_suspects
 from gitboot.status.conditions import Condition
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress
 from tests.helpers.fleets import SEED, at, configured, fleet, image, mac_of, maintenance, policy, profile, server
@@ -43,6 +43,7 @@ from tests.helpers.forked_commands import captured
 from tests.helpers.instance_in_process import Here, Parts, in_process
 from tests.helpers.instance_with_bmcs import until_condition
 from tests.helpers.mirrors import nginx
+from tests.helpers.published_trees import verify_tree
 from tests.helpers.running_instance import Repository, eventually, git, running
 from tests.helpers.signed_lists import client, list_current_digests, make_keys, target
 
@@ -61,9 +62,6 @@ def repository(tmp_path: Path) -> Repository:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     return make_keys(tmp_path / "keys", NOW)
-
-
-Reconcile = Callable[[datetime], Condition]  # at an instant; what the condition of the list is then
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Transaction
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
-from gitboot.publish.tree_reader import read_tree_records, verify_tree
+from gitboot.publish.tree_reader import read_tree_records
 from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.paths import Files, is_content
 from gitboot.render.server_files import ServerState
@@ -40,6 +40,7 @@ from gitboot.status.conditions import Event, fill_state
 from gitboot.system_clock import read_uptime
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.helpers.instance_in_process import UNGUARDED, Here, Unsynced, note_fetch
+from tests.helpers.published_trees import verify_tree
 from tests.helpers.running_instance import Repository, git
 from tests.scenarios.test_run import images_in
 

@@ -58,6 +58,6 @@ def test_the_commands_of_the_page_lead_to_an_accepted_fleet(tmp_path: Path, mach
         os.close(terminal)
         os.close(person)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 BMCs: 3 as planned" in done.stdout
+    assert "3 BMCs: 3 with no plan" in done.stdout
     assert "3 servers: 3 provisioned" in done.stdout
     assert all(machine.writes == [] for machine in machines.values())

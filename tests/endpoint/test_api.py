@@ -40,7 +40,6 @@ from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, b
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.tree_reader import verify_tree
 from gitboot.render.page import MAX_HISTORY_PATHS, PAGE_CONTENT_TYPES, read_page_file
 from gitboot.render.paths import PAGE as FOLDER
 from gitboot.render.paths import PAGE_DATA
@@ -59,6 +58,7 @@ from tests.helpers.operators_page import (
     say_history,
 )
 from tests.helpers.operators_page import STATUS as SHOWN
+from tests.helpers.published_trees import verify_tree
 
 STATUS = Status(
     attempted="bad",

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from gitboot.controller.bmcs.desired_state import build_media_urls
 from gitboot.endpoint.boot_responses import AliasResponses, BootResponse, BootResponses
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.access_logs import IgnoreReason, parse_line
+from gitboot.fetchlog.access_logs import IgnoreReason, LineContent, parse_line
 from gitboot.fetchlog.log_entries import Observation, parse_query
-from gitboot.fetchlog.unknown_machines import UnknownMachine, parse_unknown_machine
+from gitboot.fetchlog.unknown_machines import parse_unknown_machine
 from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import write_stop
@@ -48,7 +48,6 @@ from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, 
 from tests.helpers.git_repositories import program
 from tests.helpers.mirrors import Mirror, broken, caddy, nginx
 
-Logged = Observation | UnknownMachine | IgnoreReason
 PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
 REPORTED = "provisioning: {evidence: Reported}"
 COLONS = mac_of("web01")
@@ -415,21 +414,12 @@ def client(mirror: Mirror) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def logged(mirror: Mirror) -> Callable[[int], list[Logged]]:
-    begins = mirror.log.stat().st_size if mirror.log.exists() else 0
-
-    def new(count: int) -> list[Logged]:
-        def lines() -> list[bytes]:
-            return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
-
-        assert eventually(lambda: len(lines()) >= count), lines()
-        return [parse_line(line) for line in lines()]
-
-    return new
+def logged(mirror: Mirror) -> Callable[[int], list[LineContent]]:
+    return mirror.follow_log()
 
 
 def test_e29_an_alias_at_a_mirror_is_the_boot_script_and_its_log_shows_it(
-    client: httpx.Client, logged: Callable[[int], list[Logged]]
+    client: httpx.Client, logged: Callable[[int], list[LineContent]]
 ) -> None:
     for path in ENTRIES.values():
         answer = client.get(path)

@@ -14,7 +14,6 @@ from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, planned, policy, profile, repository, server, uuid_of
 
 BMC = BmcAccess(address="https://10.0.0.1", system=None, credentials="rack", verify=True, ca=None)
-SPELT = "HTTPS://10.0.0.1:443/"
 OLD = Machine(
     uuid=SystemUuid(uuid_of("old")),
     name="web01",

@@ -7,7 +7,6 @@ import json
 import ssl
 import struct
 import subprocess
-import threading
 import time
 import urllib.request
 from collections import Counter
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -32,6 +31,7 @@ from gitboot.artifacts.boot_loaders import HEAD
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
 from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
+from tests.helpers.http_peers import WebRequest, WebResponse, run_server, web_server
 
 # A web server of artifacts that can be made to do all that such servers do wrong.
 
@@ -126,19 +126,8 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
         def log_message(self, *_: Any) -> None:
             """Be quiet."""
 
-    server = ThreadingHTTPServer((host, 0), Handler)
-    server.daemon_threads = True
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    served.url = f"http{'s' if tls else ''}://{host}:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with run_server(Handler, tls, host) as served.url:
         yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 # OCI registries on this machine: Debian's docker-registry, anonymous, with passwords and with tokens, and faulty ones.
@@ -327,34 +316,12 @@ def _raw(der: bytes) -> bytes:
 def serving(server: Scripted, tls: Certificate | None = None) -> Iterator[None]:
     """Serve it on its own port; ``url`` is set inside the block."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.0"
+    def answer(request: WebRequest) -> WebResponse:
+        status, headers, body = server.answer(request.path, request.headers)
+        return WebResponse(status, body, headers)
 
-        def do_GET(self) -> None:
-            status, headers, body = server.answer(self.path, self.headers)  # type: ignore[arg-type]
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815 - http.server looks for it
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if tls is not None:
-        http.socket = tls.context.wrap_socket(http.socket, server_side=True)
-    server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{http.server_address[1]}"
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with web_server(answer, tls.context if tls is not None else None) as server.url:
         yield
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 # A private sigstore: an authority that certifies signers, its log of certificates, and its log of signatures.

@@ -12,9 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,6 +22,7 @@ import yaml
 from gitboot.cli.commands.init import CI, PACKAGES, place_ci_file
 from gitboot.cli.main import cli
 from tests.helpers.git_repositories import ENVIRONMENT, Work
+from tests.helpers.http_peers import WebRequest, WebResponse, web_server
 
 # Forges over real HTTP: the part of GitHub's, GitLab's and Gitea's API that commit statuses go through.
 #
@@ -119,30 +118,14 @@ def forge_host(kind: str) -> Iterator[ForgeHost]:
     host = ForgeHost(kind)
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
-            headers = {name.title(): value for name, value in self.headers.items()}
-            with lock:
-                status, more, answer = host.answer(self.command, self.path, headers, body)
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            for name, value in {**more, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(request: WebRequest) -> WebResponse:
+        body = json.loads(request.body) if request.body else None
+        with lock:
+            status, headers, found = host.answer(request.method, request.path, request.headers, body)
+        return WebResponse(status, json.dumps(found).encode(), headers)
 
-        do_GET = do_POST = handle_any  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quietly."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        host.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with web_server(answer) as host.url:
         yield host
-        server.shutdown()
 
 
 # A made-up runner for the CI jobs that `gitboot init` writes: real repository, fake forge, steps out of the YAML.
@@ -201,28 +184,13 @@ class CommentHost:
 def comment_host() -> Iterator[CommentHost]:
     host = CommentHost()
 
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else {}
-            host.tokens.add(self.headers.get("Authorization") or self.headers.get("PRIVATE-TOKEN"))
-            status, found = host.answer(self.command, self.path, body)
-            answer = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(request: WebRequest) -> WebResponse:
+        host.tokens.add(request.headers.get("Authorization") or request.headers.get("Private-Token"))
+        status, found = host.answer(request.method, request.path, json.loads(request.body) if request.body else {})
+        return WebResponse(status, json.dumps(found).encode())
 
-        do_GET = do_POST = do_PATCH = do_PUT = handle_any  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quietly."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        host.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with web_server(answer) as host.url:
         yield host
-        server.shutdown()
 
 
 def programs_of(folder: Path, gitboot: str) -> Path:

@@ -9,12 +9,12 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -113,6 +113,80 @@ def strange_server(
             listening.shutdown(socket.SHUT_RDWR)
 
 
+# Web servers whose responses a test chooses.
+
+
+class WebRequest(NamedTuple):
+    method: str
+    path: str  # with the query
+    headers: dict[str, str]  # with names such as Content-Type
+    body: bytes
+
+
+class WebResponse(NamedTuple):
+    status: int = 200
+    content: bytes = b""
+    headers: Mapping[str, str] = {}
+
+
+@contextmanager
+def run_server(
+    handler: Callable[..., BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """Run a server in a thread, and yield its URL."""
+    with ThreadingHTTPServer((host, 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"{'http' if tls is None else 'https'}://{host}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def web_server(answer: Callable[[WebRequest], WebResponse | None], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Run a server that answers each request with a function, and yield its URL. None ends the connection."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {name.title(): value for name, value in self.headers.items()}
+            if (found := answer(WebRequest(self.command, self.path, headers, body))) is None:
+                return
+            self.send_response(found.status)
+            for name, value in {"Content-Length": str(len(found.content)), **found.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(found.content)
+
+        do_HEAD = do_PATCH = do_POST = do_PUT = do_GET  # noqa: N815 - http.server looks for it
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quietly."""
+
+    with run_server(Handler, tls) as url:
+        yield url
+
+
+class QuietFileHandler(SimpleHTTPRequestHandler):
+    """Serves files, and logs no requests."""
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@contextmanager
+def file_server(
+    folder: Path, tls: ssl.SSLContext | None = None, handler: type[SimpleHTTPRequestHandler] = QuietFileHandler
+) -> Iterator[str]:
+    """Serve the files in a folder, and yield the URL."""
+    with run_server(partial(handler, directory=str(folder)), tls) as url:
+        yield url
+
+
 # Receivers of notices: web servers that answer, refuse or hang, and what they were sent.
 
 SECRET = "correct-horse-staple"
@@ -135,33 +209,23 @@ class Hook:
 def hook() -> Iterator[Hook]:
     made = Hook()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.tried += 1
-            if made.hangs:
-                made.ended.wait()
-                return
-            at = self.headers["X-Gitboot-Timestamp"]
-            wanted = hmac.new(SECRET.encode(), f"{at}.".encode() + body, "sha256").hexdigest()
-            assert self.headers["X-Gitboot-Signature-256"] == f"sha256={wanted}"
-            if made.status < 300:
-                made.got.append(json.loads(body))
-                made.deliveries.append(self.headers["X-Gitboot-Delivery"])
-            self.send_response(made.status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(request: WebRequest) -> WebResponse | None:
+        made.tried += 1
+        if made.hangs:
+            made.ended.wait()
+            return None
+        signed = f"{request.headers['X-Gitboot-Timestamp']}.".encode() + request.body
+        wanted = hmac.new(SECRET.encode(), signed, "sha256").hexdigest()
+        assert request.headers["X-Gitboot-Signature-256"] == f"sha256={wanted}"
+        if made.status < 300:
+            made.got.append(json.loads(request.body))
+            made.deliveries.append(request.headers["X-Gitboot-Delivery"])
+        return WebResponse(made.status)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Quietly."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        made.url = f"http://127.0.0.1:{server.server_address[1]}/T0/very-secret-path"
+    with web_server(answer) as url:
+        made.url = f"{url}/T0/very-secret-path"
         yield made
         made.ended.set()
-        server.shutdown()
 
 
 # Systems that approve maintenances and drain servers: web servers whose answers a test chooses.
@@ -227,12 +291,8 @@ def hook_system(**given: Any) -> Iterator[HookSystem]:
         def log_message(self, format: str, *args: object) -> None:
             """Quietly."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        made.origin = f"http://127.0.0.1:{server.server_address[1]}"
+    with run_server(Handler) as made.origin:
         yield made
-        server.shutdown()
 
 
 def write_private(file: Path, text: str) -> Path:

@@ -175,8 +175,21 @@ class Commits:
         """There is no process."""
 
 
+class WithoutFiles:
+    """What a target does with times, windows and a list that it does not have."""
+
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
+        return int(at.timestamp())
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return EndedWindows((), None)
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
+        return None
+
+
 @dataclass
-class Taking:
+class Taking(WithoutFiles):
     """A target that stores what it receives."""
 
     full: bool = False  # whether its disk is
@@ -200,15 +213,6 @@ class Taking:
         self.servers.update(given)
         self.shared = shared if shared is not None else self.shared
         return PublicationResult(written=(), withdrawn=(), expired=(), unchanged=0)
-
-    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
-        return int(at.timestamp())
-
-    def end_windows(self, at: datetime) -> EndedWindows:
-        return EndedWindows((), None)
-
-    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        return None
 
     def has_files(self, files: Files) -> bool:
         return files in self.servers.values()

@@ -30,10 +30,8 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store, Transaction
 from gitboot.publish.publisher import PublicationResult
-from gitboot.publish.signed_list import ListKeys
-from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.endpoint_files import PublishedServer, find_version, parse_state, state_path
-from gitboot.render.paths import RECORDS, File, Files
+from gitboot.render.paths import RECORDS, Files
 from gitboot.render.plan_and_record_files import (
     NO_UPDATES,
     FileUpdates,
@@ -44,7 +42,7 @@ from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.conditions import Event
 from tests.helpers import fleets
 from tests.helpers.bmcs import DISCS, NETWORK, RESCUE, Key, Reading, StandingOverride, Watched
-from tests.helpers.instance_in_process import UNLIMITED, Commits, Unsynced
+from tests.helpers.instance_in_process import UNLIMITED, Commits, Unsynced, WithoutFiles
 from tests.helpers.redfish_double.machine import Boot
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET, Profile
 from tests.helpers.redfish_double.server import RedfishServer
@@ -224,7 +222,7 @@ class Process:
 
 
 @dataclass
-class Life:
+class Life(WithoutFiles):
     folder: Path
     bmcs: Mapping[str, RedfishServer]  # a and a2 lead to its own BMC, b to another machine's
     profile: Profile
@@ -397,15 +395,6 @@ class Life:
             if (offer := server_tables.find_offer(self.instance.ledger, digest)) is not None:
                 self.offers[digest] = offer
         return PublicationResult(written=(), withdrawn=(), expired=(), unchanged=0)
-
-    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
-        return int(at.timestamp())
-
-    def end_windows(self, at: datetime) -> EndedWindows:
-        return EndedWindows((), None)
-
-    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        return None
 
     def has_files(self, files: Files) -> bool:
         stands = self.servers.items()

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import pygit2
 
+from gitboot.fetchlog.access_logs import LineContent, parse_line
 from gitboot.git.remote import Remote
 from gitboot.model.fleet import Output
 from gitboot.publish.targets.sync_steps import FollowedTree
@@ -93,6 +94,19 @@ BOUND = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.ge
 class Mirror(NamedTuple):
     url: str
     log: Path
+
+    def follow_log(self) -> Callable[[int], list[LineContent]]:
+        """Return a function that waits for a number of new lines in the log, and returns the new lines."""
+        begins = self.log.stat().st_size if self.log.exists() else 0
+
+        def read_new() -> list[bytes]:
+            return self.log.read_bytes()[begins:].splitlines() if self.log.exists() else []
+
+        def wait_for_lines(count: int) -> list[LineContent]:
+            assert eventually(lambda: len(read_new()) >= count), read_new()
+            return [parse_line(line) for line in read_new()]
+
+        return wait_for_lines
 
 
 @contextmanager

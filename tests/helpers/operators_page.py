@@ -44,8 +44,6 @@ class Browser:
     def __init__(self, send: int, receive: int) -> None:
         self._send, self._receive, self._left, self._number = send, receive, b"", 0
         self.faults: list[str] = []  # what scripts threw, and what the page's policy refused
-        self._traced: list[dict[str, Any]] = []
-        self._is_traced = False
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -80,10 +78,6 @@ class Browser:
             self.faults.append(str(said["params"]["exceptionDetails"]))
         elif said.get("method") == "Log.entryAdded" and said["params"]["entry"]["source"] == "security":
             self.faults.append(said["params"]["entry"]["text"])
-        elif said.get("method") == "Tracing.dataCollected":
-            self._traced += said["params"]["value"]
-        elif said.get("method") == "Tracing.tracingComplete":
-            self._is_traced = True
 
     def run(self, script: str) -> Any:
         """Return the value of an expression after its promise has settled."""
@@ -132,18 +126,6 @@ class Browser:
     def painted(self) -> None:
         """Wait until the present content is painted on the screen."""
         self.run("new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)))")
-
-    @contextmanager
-    def traced(self, categories: str) -> Iterator[list[dict[str, Any]]]:
-        self._traced, self._is_traced = [], False
-        self.call(
-            "Tracing.start", transferMode="ReportEvents", traceConfig={"includedCategories": categories.split(",")}
-        )
-        found = self._traced
-        yield found
-        self.call("Tracing.end")
-        while not self._is_traced:
-            self._heard(self._next())
 
     def printed(self) -> bytes:
         return base64.b64decode(self.call("Page.printToPDF")["data"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
@@ -13,12 +14,23 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
+from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.targets.follower import TargetStore
 from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, StoreTarget, apply_step, plan_next_step
+from gitboot.publish.tree_reader import _read_whole
 from gitboot.render import endpoint_files
-from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state_path, state_path
+from gitboot.render.endpoint_files import (
+    ListedFile,
+    PublishedServer,
+    build_index,
+    parse_state,
+    parse_state_path,
+    render_shard,
+    state_path,
+)
 from gitboot.render.paths import File, Files, parse_request_path
 
 # Published trees: a flat mapping of files, divided into servers with a state each.
@@ -55,6 +67,29 @@ def split(files: Files) -> tuple[dict[str, Files], Files]:
         if name is not None
     }
     return servers, {path: file for path, file in files.items() if names[path] is None}
+
+
+def verify_tree(root: Path) -> tuple[str, ...]:
+    """Read each file in full, and return the paths of those that differ from the manifest and the index, sorted.
+
+    During a publication or after a crash, these include the files that the publication has changed so far.
+    """
+    with closing(Disk(root)) as disk:
+        found = _read_whole(disk)
+        if found is None:
+            raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
+        content = {path: disk.read(path) if disk.has_file(path) else None for path in found.manifest.files}
+        expected = {path: listed.sha256 for path, listed in found.manifest.files.items()}
+        identities = {}
+        for path, data in content.items():
+            if (server := parse_state_path(path)) is not None and data is not None:
+                with suppress(ValueError):
+                    identities[server] = parse_state(data).identities
+        for path, shard in build_index(identities).items():
+            expected[path] = compute_digest(render_shard(shard))
+            content[path] = disk.read(path) if disk.has_file(path) else None
+    differing = {path for path, data in content.items() if data is None or compute_digest(data) != expected[path]}
+    return tuple(sorted({*found.damaged, *differing}))
 
 
 def complete_tree(files: Files) -> dict[str, File]:

@@ -39,7 +39,6 @@ from tests.helpers.published_trees import server_files
 # Signed lists of published trees, made with python-tuf, as an independent publisher makes them.
 
 BITS: Final = 8  # 256 bins, of which those exist that have targets
-ROLES: Final = ("timestamp", "snapshot", "targets")
 FAR: Final = datetime(2100, 1, 1, tzinfo=UTC)
 
 Version = tuple[datetime | None, bytes | None]  # since when, and what; None: absent

@@ -7,7 +7,6 @@ import os
 import shutil
 import ssl
 import subprocess
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import formatdate
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, planned
 from tests.helpers.fleets import SEED, fleet, policy, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.git_repositories import free_port, listening, program
-from tests.helpers.http_peers import StrangeClient, strange_server
+from tests.helpers.http_peers import StrangeClient, run_server, strange_server
 
 FLEET = planned(
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
@@ -124,19 +123,8 @@ def serving(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[Cop
         def log_message(self, *_: Any) -> None:
             """Be quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    if context is not None:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    copy.url = f"{'http' if context is None else 'https'}://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with run_server(Handler, context) as copy.url:
         yield copy
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from gitboot.publish.manifest import (
 )
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_changes import amend_manifest
-from gitboot.publish.tree_reader import Tree, read_manifest, verify_tree
+from gitboot.publish.tree_reader import Tree, read_manifest
 from gitboot.render.endpoint_files import parse_state_path, shard_path, state_path
 from gitboot.render.paths import File, Files
-from tests.helpers.published_trees import server_files, watched
+from tests.helpers.published_trees import server_files, verify_tree, watched
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}

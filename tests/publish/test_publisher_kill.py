@@ -31,7 +31,7 @@ from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, staging_p
 from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.tree_reader import ALL, PENDING, Inventory, read_manifest, verify_tree
+from gitboot.publish.tree_reader import ALL, PENDING, Inventory, read_manifest
 from gitboot.render.endpoint_files import build_index, parse_shard, parse_state, parse_state_path, shard_path
 from gitboot.render.paths import (
     CHAIN,
@@ -48,7 +48,7 @@ from gitboot.render.paths import (
     publication_stage,
 )
 from tests.helpers.cases import every
-from tests.helpers.published_trees import complete_tree, owner, publish_files, server_files, split
+from tests.helpers.published_trees import complete_tree, owner, publish_files, server_files, split, verify_tree
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]

@@ -305,11 +305,6 @@ def test_an_older_list_is_rejected_and_the_same_one_is_not(signer: ListSigner, f
     assert fault_of(files, signer, seen) == ("Older", "timestamp.json")
 
 
-def _replaced(files: Mapping[str, bytes], name: str, before: bytes, after: bytes) -> dict[str, bytes]:
-    assert files[name].count(before) == 1
-    return {**files, name: files[name].replace(before, after)}
-
-
 SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "cut short": ("timestamp.json", lambda data: data[:-20], "Damaged"),
     "no JSON object": ("timestamp.json", lambda _: b"[]", "Damaged"),

@@ -14,7 +14,6 @@ from msgspec import structs
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import StatusFile
 from gitboot.fleet.revision import CommitSummary, FileChanges, Revision
-from gitboot.publish.tree_reader import verify_tree
 from gitboot.render.page import MAX_HISTORY_PATHS, list_plan_changes, render_history
 from gitboot.render.paths import PAGE, PAGE_DATA
 from gitboot.resolve.server_plan import Cause
@@ -23,6 +22,7 @@ from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
 from tests.helpers.endpoints import ALWAYS, planned
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
 from tests.helpers.instance_in_process import UNLIMITED, in_process, reconcile_once
+from tests.helpers.published_trees import verify_tree
 from tests.helpers.running_instance import Repository, git
 
 BEFORE, AFTER = at("20T21:00"), at("21T21:00")

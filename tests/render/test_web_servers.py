@@ -440,16 +440,7 @@ def test_a_path_outside_the_base_url_is_absent(below: Mirror, base: str) -> None
 
 @pytest.fixture
 def logged(mirror: Mirror) -> Callable[[int], list[LineContent]]:
-    begins = mirror.log.stat().st_size if mirror.log.exists() else 0
-
-    def new(count: int) -> list[LineContent]:
-        def lines() -> list[bytes]:
-            return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
-
-        assert eventually(lambda: len(lines()) >= count), lines()
-        return [parse_line(line) for line in lines()]
-
-    return new
+    return mirror.follow_log()
 
 
 def test_the_fetch_of_a_boot_script_is_an_observation_of_its_version(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from tests.helpers.bmcs import PASSWORD, racks
 from tests.helpers.fleets import server
 from tests.helpers.forges import TOKEN, forge_host
 from tests.helpers.git_repositories import HttpsServer
-from tests.helpers.http_peers import SECRET, hook, notify_file, write_private
+from tests.helpers.http_peers import SECRET, WebRequest, WebResponse, hook, notify_file, web_server, write_private
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 
@@ -283,22 +281,12 @@ def test_finding_p1_a_rotated_token_of_a_git_target_is_used_for_the_next_push(
 def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path) -> None:
     signed: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            signed.append(self.headers["Authorization"].partition("Credential=")[2].partition("/")[0])
-            self.send_response(403)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(request: WebRequest) -> WebResponse:
+        signed.append(request.headers["Authorization"].partition("Credential=")[2].partition("/")[0])
+        return WebResponse(403)
 
-        do_PUT = do_HEAD = do_GET  # noqa: N815 - http.server looks for it
-
-        def log_message(self, *_: object) -> None:
-            """Quietly."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as store:
-        threading.Thread(target=store.serve_forever, args=(0.01,), daemon=True).start()
+    with web_server(answer) as endpoint:
         keys = tmp_path / "keys"
-        endpoint = f"http://127.0.0.1:{store.server_address[1]}"
         address = BucketAddress(bucket="boots", endpoint=endpoint, path_style=True, credentials=keys)
         open_store = bucket_opener(address, keys_in)
         target = StoreTarget(address.name, open_store, ledger="abc", heir_of=lambda: None, writer="one")

@@ -218,19 +218,6 @@ def test_two_nics_and_a_repeated_boot_script_request_are_one_boot(tmp_path: Path
         assert (attempt["number"], len(attempt["boots"])) == (1, 1)
 
 
-def test_an_installer_that_boots_twice_gets_its_second_boot_and_no_third(tmp_path: Path) -> None:
-    with instance_of(tmp_path, documents("web01", boots=2)) as instance:
-        web01 = Client("web01", instance.url)
-        eventually(lambda: steps(instance) == {"Pending": 1})
-        web01.starts(web01.loads())
-        eventually(lambda: steps(instance) == {"Started": 1})
-        web01.starts(eventually(lambda: "/data/" in (script := web01.loads()) and script))
-        eventually(lambda: steps(instance) == {"Provisioned": 1})
-        eventually(lambda: not web01.is_given_its_boot())
-        (attempt,) = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
-        assert len(attempt["boots"]) == 2
-
-
 def test_a_failed_installer_reports_it_and_is_tried_as_often_as_the_fleet_allows(tmp_path: Path) -> None:
     files = documents("web01", evidence="Reported, attempts: 2")
     files["user-data.j2"] = "#cloud-config\nfailed: {{ urls.failed }}\n"
@@ -251,18 +238,6 @@ def test_a_failed_installer_reports_it_and_is_tried_as_often_as_the_fleet_allows
         assert "[31mno disk" in found["message"] and "\x1b" not in found["message"]
         attempts = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
         assert [each["failed"]["log"].splitlines()[0] for each in attempts] == ["attempt 1", "attempt 2"]
-
-
-def test_machines_behind_one_address_are_distinguished(tmp_path: Path) -> None:
-    """NAT, or a container that only sees its gateway: the fetched path identifies the machine."""
-    names = ("web01", "web02", "web03")
-    with instance_of(tmp_path, documents(*names), *configured(trusted_proxies=[PROXY])) as instance:
-        clients = {name: Client(name, instance.url, "192.0.2.1") for name in names}
-        eventually(lambda: steps(instance) == {"Pending": 3})
-        for name in ("web03", "web01"):
-            clients[name].starts(clients[name].loads())
-        eventually(lambda: steps(instance) == {"Pending": 1, "Provisioned": 2})
-        eventually(lambda: [name for name in names if clients[name].is_given_its_boot()] == ["web02"])
 
 
 def test_a_proxy_near_the_machines_caches_no_boot(tmp_path: Path) -> None:
@@ -398,15 +373,6 @@ def test_a_server_whose_board_has_no_uuid_is_set_and_installed(tmp_path: Path) -
 def installs(instance: Instance, machine: Machine) -> None:
     machine.run_through()
     assert Client(machine.name, instance.url).is_given_its_boot()
-
-
-def test_a_diskless_fleet_boots_before_the_records_are_begun(tmp_path: Path) -> None:
-    files = documents("web01", "web02", writesDisk="false")
-    files["fleet.yaml"] = files["fleet.yaml"].replace("networkBoot: Once", "networkBoot: Always")
-    with instance_of(tmp_path, files, fresh=False) as instance:
-        until_condition(instance, "RecordsVerified", status=False, reason="NewLedger")
-        for _ in range(3):
-            assert all(Client(name, instance.url).is_given_its_boot() for name in ("web01", "web02"))
 
 
 def test_monitors_may_fetch_everything_without_an_effect(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
 
-_STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned")
+_STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned", "with no plan")
 _MAX_NAMES: Final = 5
 _EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}  # JSON uses the keys
 
@@ -400,8 +400,9 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
     for one in inspections:
         subject = one.subject
         colour = "red" if one.needs_operator else None if one.is_settled else "yellow"
-        person, unread, pending, fine = _STATE_ORDER
-        standing = unread if one.observed is None else fine if one.is_settled else pending
+        person, unread, pending, fine, unplanned = _STATE_ORDER
+        settled = fine if subject.plan is not None else unplanned
+        standing = unread if one.observed is None else settled if one.is_settled else pending
         counts[person if one.needs_operator else standing] += 1
         # The override that may still be set at the BMC, or else the latest override.
         last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePath
+from typing import Any, Final, NoReturn
 
 import click
 from msgspec import Struct, structs
@@ -22,6 +21,7 @@ from gitboot.bmc.credentials import (
 )
 from gitboot.bmc.scan import (
     Comparison,
+    Discrepancy,
     DiscrepancyKind,
     FirstContact,
     FoundNic,
@@ -36,20 +36,35 @@ from gitboot.bmc.scan import (
     render_document,
     scan,
 )
+from gitboot.cli.commands.bmc_scan import (
+    parallel_option,
+    places_options,
+    port_option,
+    read_places,
+    require_credentials,
+)
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import confirm_or_abort
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import VARIABLES, credentials_option, path_option, read_operator_name
+from gitboot.cli.options import (
+    VARIABLES,
+    OutputOption,
+    current_time,
+    output_option,
+    path_option,
+    read_operator_name,
+)
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, check_acts, has_ledger, lock, make_private
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_trust import Beginning
 from gitboot.errors import OperatorError, TryAgain, UsageError
-from gitboot.files import create_output_file, write_output_file
+from gitboot.files import create_output_file, read_text, write_output_file
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.identities import list_machines as described_machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.yaml import insert_field
+from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars import MacAddress, Malformed, parse_fingerprint, parse_mac, parse_name
@@ -78,11 +93,7 @@ class _Line(Struct, frozen=True, kw_only=True):
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
-@credentials_option
-@click.option(
-    "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
-)
+@places_options
 @path_option
 @click.option(
     "--state",
@@ -95,15 +106,7 @@ class _Line(Struct, frozen=True, kw_only=True):
     metavar="NAME",
     help="The BootPolicy of the new servers. Default: the servers are Parked, so gitboot does not manage them yet.",
 )
-@click.option(
-    "--port",
-    "ports",
-    metavar="PORT",
-    multiple=True,
-    default=[443],
-    type=click.IntRange(1, 65535),
-    help="A port to connect to. Repeat the option for several ports. Default: 443.",
-)
+@port_option
 @click.option(
     "--allow-http",
     is_flag=True,
@@ -120,17 +123,12 @@ class _Line(Struct, frozen=True, kw_only=True):
     help="A file with an address and the SHA-256 of its certificate on each line. gitboot enrols only BMCs with these "
     "certificates, even if access.toml has another certificate. You need not confirm the certificates.",
 )
-@click.option(
-    "--parallel",
-    metavar="NUMBER",
-    default=64,
-    type=click.IntRange(1, 256),
-    help="The number of addresses to connect to at the same time. Default: 64.",
-)
+@parallel_option
 @click.option("--dry-run", is_flag=True, help="Show the certificates, send no credentials, and write nothing.")
 @click.option(
     "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
 )
+@output_option("text", "json")
 @evaluator_command
 def enroll(
     places: tuple[str, ...],
@@ -146,6 +144,7 @@ def enroll(
     parallel: int,
     dry_run: bool,
     yes: bool,
+    outputs: tuple[OutputOption, ...],
 ) -> None:
     """Add BMCs and their servers to a fleet.
 
@@ -158,12 +157,13 @@ def enroll(
     --policy, the machine is Parked. gitboot adds the BMCs and their certificates to the access.toml of the credentials.
     With --state, it also writes the ledger into the Fleet. If this command creates the ledger, the ledger begins with
     `adopt`. gitboot does not change the BMCs.
+
+    With -o json, gitboot prints what it read and wrote at the end, and asks its questions on standard error.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
-    fleet = load_fleet(path, None)
-    if credentials is None:
-        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    report, fleet = _Report(outputs), load_fleet(path, None)
+    credentials = require_credentials(credentials)
     entrusted = CredentialDirectory(credentials).read(name)
     if not (path / _find_fleet_file(fleet)).is_file():
         raise UsageError(f"gitboot cannot write documents into {path}: use a directory or a Git work tree")
@@ -177,14 +177,24 @@ def enroll(
     expected = _read_fingerprints(fingerprints) if fingerprints is not None else None
     refused = dict(filter(None, (_refuse(each, entrusted.trust, name, expected) for each in contacts)))
     asked = [each for each in contacts if each.error is None and each.address not in refused]
-    click.echo(_format_contacts(contacts, entrusted.trust, name, refused))
+    report.facts["contacts"] = [
+        {
+            "address": each.address,
+            "certificate": each.certificate,
+            "isKnown": _is_known(each, entrusted.trust, name),
+            "refused": refused.get(each.address),
+            "error": each.error,
+        }
+        for each in contacts
+    ]
+    report.say(_format_contacts(contacts, entrusted.trust, name, refused))
     if not asked:
-        click.echo("gitboot sent no credentials, and there is no BMC to enrol")
-        sys.exit(Exit.PARTIAL)
+        report.say("gitboot sent no credentials, and there is no BMC to enrol")
+        report.end(Exit.PARTIAL)
     if dry_run:
-        sys.exit(Exit.PARTIAL if refused else Exit.FINE)
+        report.end(Exit.PARTIAL if refused else Exit.FINE)
     if expected is None or any(each.certificate is None for each in asked):
-        _ask(
+        report.ask(
             f"gitboot has sent no credentials yet. Send the user name and the password of {name} to these BMCs?",
             yes=yes,
         )
@@ -202,11 +212,16 @@ def enroll(
     ]
     own = [each.bmc for each in machines if each.bmc is not None and each.bmc.credentials == name]
     access, text = extend_access_file(credentials, name, enrolled, own)
-    click.echo(_format_found(found, compared, documents, probes))
-    steps = [f"{path / file}: a new document" for file, _ in documents.values()]
-    steps += [f"{access}: lets in {format_count(len(enrolled), 'BMC')}"] if text is not None else []
+    report.facts |= {
+        "items": [_build_item(each, compared, documents.get(each), path) for each in found],
+        "unread": [{"address": each.address, "why": _explain_unread(each)} for each in probes if not _is_read(each)],
+        "differences": _list_differences(compared),
+    }
+    report.say(_format_found(found, compared, documents, probes))
+    steps = [(path / file, "a new document") for file, _ in documents.values()]
+    steps += [(access, f"lets in {format_count(len(enrolled), 'BMC')}")] if text is not None else []
     ledger = _plan_ledger(state, path, fleet) if state is not None and good else None
-    steps += ledger.steps if ledger is not None else []
+    steps += ledger.steps if ledger is not None else ()
     is_silent = any(each.error is not None and "/" not in lines[each.address].place for each in contacts)
     is_complete = (
         not refused
@@ -215,12 +230,10 @@ def enroll(
         and all(map(_is_read, probes))
     )
     if not steps:
-        click.echo("nothing is missing: gitboot wrote nothing")
-        sys.exit(Exit.FINE if is_complete else Exit.PARTIAL)
-    click.echo("gitboot would write:")
-    for step in steps:
-        click.echo(f"    {step}")
-    _ask("Write this?", yes=yes)
+        report.say("nothing is missing: gitboot wrote nothing")
+        report.end(Exit.FINE if is_complete else Exit.PARTIAL)
+    report.say("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
+    report.ask("Write this?", yes=yes)
     with _remove_on_error() as created:
         for file, content in documents.values():
             if not create_output_file(path / file, content.encode(), make_folders=True):
@@ -232,10 +245,11 @@ def enroll(
                 write_output_file(access, [text.encode()])
             if state is not None and ledger is not None:
                 _write_ledger(state, path, fleet, ledger)
-    click.echo(
+    report.facts["written"] = [str(file) for file, _ in steps]
+    report.say(
         _NEXT.format(path=quote_words(path), state=quote_words(state or "STATE"), credentials=quote_words(credentials))
     )
-    sys.exit(Exit.FINE if is_complete else Exit.PARTIAL)
+    report.end(Exit.FINE if is_complete else Exit.PARTIAL)
 
 
 _NEXT: Final = """\
@@ -274,31 +288,41 @@ def _restore_on_error(file: Path) -> Iterator[None]:
         raise
 
 
-def _ask(question: str, *, yes: bool) -> None:
-    click.echo(question)
-    confirm_or_abort(yes=yes)
+class _Report:
+    """The text of a run, which appears at once, and its JSON document, which appears at the end."""
+
+    def __init__(self, outputs: Sequence[OutputOption]) -> None:
+        self._outputs = outputs
+        self._is_text_on_stderr = all(each.format != "text" or each.file is not None for each in outputs)
+        self._texts: list[str] = []
+        self.facts: dict[str, Any] = {"contacts": [], "items": [], "unread": [], "differences": (), "written": []}
+
+    def say(self, text: str) -> None:
+        self._texts.append(text)
+        click.echo(text, err=self._is_text_on_stderr)
+
+    def ask(self, question: str, *, yes: bool) -> None:
+        self.say(question)
+        confirm_or_abort(yes=yes, err=self._is_text_on_stderr)
+
+    def end(self, exit_code: Exit) -> NoReturn:
+        for each in self._outputs:
+            if each.format == "json":
+                each.write(format_document(**self.facts))
+            elif each.file is not None:
+                each.write("\n".join(self._texts))
+        sys.exit(exit_code)
 
 
 def _read_lines(places: Sequence[str]) -> list[_Line]:
     found = []
-    for place in places:
-        if not Path(place).is_file():
-            found.append(_Line(place=place))
-            continue
+    for source, words in read_places(places):
         try:
-            texts = Path(place).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{place} cannot be read: {error}") from None
-        for number, text in enumerate(texts, start=1):
-            words = text.partition("#")[0].split()
-            if not words:
-                continue
-            try:
-                named = len(words) > 1 and not _is_mac(words[1])
-                macs = tuple(parse_mac(each) for each in words[1 + named :])
-                found.append(_Line(place=words[0], name=parse_name(words[1]) if named else None, macs=macs))
-            except Malformed as error:
-                raise UsageError(f"{place}:{number}: {error.message}; {error.hint}") from None
+            named = len(words) > 1 and not _is_mac(words[1])
+            macs = tuple(parse_mac(each) for each in words[1 + named :])
+            found.append(_Line(place=words[0], name=parse_name(words[1]) if named else None, macs=macs))
+        except Malformed as error:
+            raise UsageError(f"{source}: {error.message}; {error.hint}") from None
     return found
 
 
@@ -339,7 +363,7 @@ _WEAK: Final = {
 def _read_fingerprints(file: Path) -> dict[str, str]:
     """Return the fingerprints in a file, by the key of each BMC in an access file."""
     found: dict[str, str] = {}
-    for number, text in enumerate(file.read_text().splitlines(), start=1):
+    for number, text in enumerate(read_text(file).splitlines(), start=1):
         words = text.partition("#")[0].split()
         try:
             if len(words) == 2:
@@ -379,6 +403,12 @@ def _refuse(
     )
 
 
+def _is_known(contact: FirstContact, trust: Trust, name: str) -> bool:
+    """Return whether an access file has the certificate of a BMC already."""
+    certificate = contact.certificate
+    return certificate is not None and trust.find_certificate(_build_access(contact.address, name)) == certificate
+
+
 def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, refused: Mapping[str, str]) -> str:
     """Return the certificates as lines for a file of --fingerprints. All other lines are comments."""
     lines = []
@@ -386,8 +416,7 @@ def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, 
         if each.address in refused:
             lines.append(f"# {each.address} {each.certificate} refused: {printable(refused[each.address])}")
         elif each.certificate is not None:
-            is_known = trust.find_certificate(_build_access(each.address, name)) == each.certificate
-            lines.append(f"{each.address} {each.certificate}{'' if is_known else '  # new'}")
+            lines.append(f"{each.address} {each.certificate}{'' if _is_known(each, trust, name) else '  # new'}")
         elif each.error is None:
             lines.append(f"# {each.address}: {_WEAK[each.address.partition(':')[0]]}")
     silent = [each for each in contacts if each.error is not None]
@@ -427,6 +456,27 @@ def _read_bmcs(
 
 def _is_read(probe: Probe) -> bool:
     return probe.error is None and bool(probe.servers)
+
+
+def _explain_unread(probe: Probe) -> str:
+    return probe.error or "no Redfish service responds"
+
+
+def _list_differences(compared: Comparison) -> tuple[Discrepancy, ...]:
+    kinds = (DiscrepancyKind.UNKNOWN, DiscrepancyKind.MISSING)
+    return tuple(each for each in compared.differences if each.kind not in kinds)
+
+
+def _build_item(
+    found: FoundServer, compared: Comparison, document: tuple[str, str] | None, path: Path
+) -> dict[str, object]:
+    """Return a machine as in `gitboot bmc scan -o json`, but with the name of a new server too."""
+    server = PurePath(document[0]).stem if document is not None else compared.servers.get(found)
+    return {
+        **to_json_value(found),
+        "server": server,
+        "document": str(path / document[0]) if document is not None else None,
+    }
 
 
 def _complete(found: FoundServer, line: _Line) -> FoundServer:
@@ -480,15 +530,10 @@ def _format_found(
         for each in found
         if each not in compared.servers and each.missing_identity is not None
     ]
-    lines += [
-        wrap_text(f"{each.address}: {each.error or 'no Redfish service responds'}")
-        for each in probes
-        if not _is_read(each)
-    ]
+    lines += [wrap_text(f"{each.address}: {_explain_unread(each)}") for each in probes if not _is_read(each)]
     lines += [
         wrap_text(f"{each.kind}: {each.server} at {each.address}: {each.message}")
-        for each in compared.differences
-        if each.kind not in (DiscrepancyKind.UNKNOWN, DiscrepancyKind.MISSING)
+        for each in _list_differences(compared)
     ]
     return "\n".join(lines)
 
@@ -505,7 +550,7 @@ class _LedgerPlan(Struct, frozen=True, kw_only=True):
     is_new: bool = False  # there is no ledger yet
     identity: str | None = None  # the ledger to write into the Fleet; None: a new ledger, or no ledger
     names_ledger: bool = False  # whether the Fleet does not name the ledger yet
-    steps: tuple[str, ...] = ()
+    steps: tuple[tuple[Path, str], ...] = ()  # what gitboot will write, and how it describes the change
 
 
 def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan:
@@ -521,8 +566,8 @@ def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan
         return _LedgerPlan()
     file = path / _find_fleet_file(fleet)
     _name_ledger(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
-    steps = (f"{state}: a new ledger, with `records begin adopt` for the first commit",) if is_new else ()
-    steps = (*steps, f"{file}: the line provisioning.ledger")
+    new_ledger = (state, "a new ledger, with `records begin adopt` for the first commit")
+    steps = (*((new_ledger,) if is_new else ()), (file, "the line provisioning.ledger"))
     return _LedgerPlan(is_new=is_new, identity=identity, names_ledger=True, steps=steps)
 
 
@@ -563,7 +608,7 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
             with open_ledger(state / LEDGER) as store:
                 # An instance carries out this request with the first commit that it accepts.
                 instance_tables.add_request(
-                    store, datetime.now(UTC), read_operator_name(), BEGIN, {"how": Beginning.ADOPT}
+                    store, current_time(), read_operator_name(), BEGIN, {"how": Beginning.ADOPT}
                 )
                 identity = store.progress[0]
     if plan.names_ledger and identity is not None:

@@ -14,15 +14,48 @@ from gitboot.bmc.scan import Comparison, FoundServer, Probe, choose_name, compar
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import VARIABLES, OutputOption, credentials_option, output_option, rev_option, write_outputs
+from gitboot.cli.options import (
+    VARIABLES,
+    OutputOption,
+    combine_options,
+    credentials_option,
+    output_option,
+    rev_option,
+    write_outputs,
+)
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import UsageError
-from gitboot.files import write_output_file
+from gitboot.files import read_text, write_output_file
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.fleet.identities import list_machines as described_machines
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.scalars import SystemUuid
 from gitboot.text import format_count
+
+# Options of the commands that connect to BMCs at addresses from the command line.
+places_options = combine_options(
+    click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE..."),
+    credentials_option,
+    click.option(
+        "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
+    ),
+)
+port_option = click.option(
+    "--port",
+    "ports",
+    metavar="PORT",
+    multiple=True,
+    default=[443],
+    type=click.IntRange(1, 65535),
+    help="A port to connect to. Repeat the option for several ports. Default: 443.",
+)
+parallel_option = click.option(
+    "--parallel",
+    metavar="NUMBER",
+    default=64,
+    type=click.IntRange(1, 256),
+    help="The number of addresses to connect to at the same time. Default: 64.",
+)
 
 
 @click.command(
@@ -39,11 +72,7 @@ from gitboot.text import format_count
         Exit.PARTIAL: "a service responded, and gitboot could not read it",
     },
 )
-@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
-@credentials_option
-@click.option(
-    "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
-)
+@places_options
 @click.option(
     "--path",
     type=click.Path(path_type=Path),
@@ -51,15 +80,7 @@ from gitboot.text import format_count
     "machine is unknown.",
 )
 @rev_option
-@click.option(
-    "--port",
-    "ports",
-    metavar="PORT",
-    multiple=True,
-    default=[443],
-    type=click.IntRange(1, 65535),
-    help="A port to connect to. Repeat the option for several ports. Default: 443.",
-)
+@port_option
 @click.option(
     "--no-verify",
     is_flag=True,
@@ -70,13 +91,7 @@ from gitboot.text import format_count
     type=click.Path(path_type=Path, file_okay=False),
     help="Write new documents to OUT/servers. Default: write none.",
 )
-@click.option(
-    "--parallel",
-    metavar="NUMBER",
-    default=64,
-    type=click.IntRange(1, 256),
-    help="The number of addresses to connect to at the same time. Default: 64.",
-)
+@parallel_option
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if a machine differs from its document.")
 @output_option("text", "json")
 @evaluator_command
@@ -107,7 +122,7 @@ def scan_network(
         from gitboot.cli.evaluated_fleet import load_fleet
 
         machines = list(described_machines(load_fleet(path, rev)).values())
-    asked = list_addresses(list(_read_places(places)), ports)
+    asked = list_addresses([" ".join(words) for _, words in read_places(places)], ports)
     answers = scan_places(asked, credentials, name, verify=not no_verify, parallel=parallel)
     found = [each for answer in answers for each in answer.servers]
     failed = [each for each in answers if each.error is not None]
@@ -129,16 +144,21 @@ def scan_network(
         sys.exit(Exit.CHANGES)
 
 
-def _read_places(places: Sequence[str]) -> Iterator[str]:
+def read_places(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the source and the words of each place on the command line, and of each line of a file without comments."""
     for place in places:
         if not Path(place).is_file():
-            yield place
+            yield place, [place]
             continue
-        try:
-            lines = Path(place).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{place} cannot be read: {error}") from None
-        yield from filter(None, (line.partition("#")[0].strip() for line in lines))
+        for number, line in enumerate(read_text(Path(place)).splitlines(), start=1):
+            if words := line.partition("#")[0].split():
+                yield f"{place}:{number}", words
+
+
+def require_credentials(directory: Path | None) -> Path:
+    if directory is None:
+        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    return directory
 
 
 def scan_places(
@@ -147,8 +167,7 @@ def scan_places(
     """Return the responses of Redfish services, in the order of ``places``."""
     from gitboot.bmc.redfish.client import BmcConnection
 
-    if credentials is None:
-        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    credentials = require_credentials(credentials)
     CredentialDirectory(credentials).read(name)  # raises one error here instead of an error for each address
     order = {address: number for number, address in enumerate(places)}
     with open_connections(credentials) as kept:

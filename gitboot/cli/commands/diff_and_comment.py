@@ -35,6 +35,7 @@ from gitboot.cli.problem_formats import FORMATS
 from gitboot.cli.problem_formats import format_text as problems_as_text
 from gitboot.cli.terminal import format_table, terminal_width, wrap_text
 from gitboot.errors import ForgeRefused, UsageError
+from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import Verify
 from gitboot.jsonio import format_instant
 from gitboot.review.change_groups import ChangeCause, Group
@@ -171,11 +172,8 @@ def command(
 
 
 def _read_signature_results(file: Path) -> SignatureResults:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_MAX_RESULTS_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    with convert_os_errors(file, "read"), file.open("rb") as opened:
+        content = opened.read(_MAX_RESULTS_BYTES + 1)
     if len(content) > _MAX_RESULTS_BYTES:
         raise UsageError(f"{file} has more than {_MAX_RESULTS_BYTES:,} bytes")
     return parse_signature_results(content, str(file))

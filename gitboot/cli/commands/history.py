@@ -16,7 +16,7 @@ from msgspec import Struct
 from gitboot.cli.completion import complete_history
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import OutputOption, is_fleet_named, output_option, path_option, write_outputs
+from gitboot.cli.options import OutputOption, is_path_named, output_option, path_option, write_outputs
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, no_instance_error
 from gitboot.errors import UsageError
 from gitboot.evaluator.decision_history import (
@@ -73,7 +73,8 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
     envvar="GITBOOT_STATE",
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot then also lists every installation of SERVER in the ledger. "
-    "Without --path and --rev, it shows the history of the accepted commit. Default: do not list installations.",
+    "Without --path, it reads the instance's repository, by default from the accepted commit. Default: do not list "
+    "installations.",
 )
 @output_option("text", "json")
 @evaluator_command
@@ -95,8 +96,8 @@ def command(
     With KIND/NAME, such as ImageStream/flatcar-stable, BootPolicy/web or BootImage/flatcar-4459.2.4, gitboot lists the
     commits that changed this document, with its changed fields. The rest of a commit may be invalid.
     """
-    if state is not None and not is_fleet_named(click.get_current_context()):
-        path, rev = state / CLONE, ACCEPTED
+    if state is not None and not is_path_named(click.get_current_context()):
+        path, rev = state / CLONE, ACCEPTED if rev is None else rev
     history = open_history(path, rev)
     if "/" in subject:
         _show_document(_parse_document(subject), history, rev, number, outputs)

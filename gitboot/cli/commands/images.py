@@ -308,12 +308,9 @@ def update_images_command(
 
 def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
     """Return the results. ``body`` is the text of a pull request, in which forges interpret no text of a vendor."""
-    items = [{**to_json_value(each), "body": _format_body(each)} for each in updates]
+    bodies = [format_code_block(each.message.splitlines()) if each.message else "" for each in updates]
+    items = [{**to_json_value(each), "body": body} for each, body in zip(updates, bodies, strict=True)]
     return format_document(base=base, streams=items)
-
-
-def _format_body(update: StreamUpdate) -> str:
-    return format_code_block(update.message.splitlines()) if update.message else ""
 
 
 def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,7 +98,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
         raise UsageError(f"no instance runs with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # an unavailable database must not block commits
         check_acts(state)
-    triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
+    triggered, until = current_time(), time.monotonic() + timeout_s
     try:
         os.kill(process, signal.SIGHUP)
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +11,7 @@ import click
 
 from gitboot.child_processes import encode, end_with_parent, python_command
 from gitboot.cli.main import find_exit_code
-from gitboot.cli.options import allowance_options
+from gitboot.cli.options import allowance_options, current_time
 from gitboot.cli.terminal import log_to_events, print_event
 from gitboot.errors import GitbootError, NotYetDone
 from gitboot.jsonio import to_json_value
@@ -66,7 +65,7 @@ def prepare_subcommand(
         spool=spool,
     )
     try:
-        done = prepare(settings, clock=_clock, warn=_send_warning)
+        done = prepare(settings, clock=current_time, warn=_send_warning)
     except GitbootError as error:
         _send_result("NotPrepared", f"{error}; the standby tries again", is_warning=not isinstance(error, NotYetDone))
         raise click.exceptions.Exit(find_exit_code(error)) from None
@@ -77,16 +76,12 @@ def prepare_subcommand(
 
 def _send_result(type: str, message: str, *, is_warning: bool = False, **details: object) -> None:
     """Send the result to the standby that started this process."""
-    event = Event(at=_clock(), type=type, message=message, facts=to_json_value(details), warning=is_warning)
+    event = Event(at=current_time(), type=type, message=message, facts=to_json_value(details), warning=is_warning)
     click.echo(encode(event), nl=False)
 
 
 def _send_warning(message: str) -> None:
-    print_event(Event(at=_clock(), type="CacheUnusable", message=message, warning=True))
-
-
-def _clock() -> datetime:
-    return datetime.now(UTC)
+    print_event(Event(at=current_time(), type="CacheUnusable", message=message, warning=True))
 
 
 def format_prepare_command(settings: Settings) -> list[str]:

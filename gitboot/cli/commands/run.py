@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,6 +43,7 @@ from gitboot.cli.options import (
     build_limits,
     config_option,
     credentials_option,
+    current_time,
     limit_settings,
     parse_trust_settings,
     reject_old_variables,
@@ -534,7 +534,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
     settings = structs.replace(settings, spool=settings.spool_folder)
     if settings.spool is not None:
         create_spool(settings.spool)
-    standby = Standby(settings, print_event, _clock, format_prepare_command(settings))
+    standby = Standby(settings, print_event, current_time, format_prepare_command(settings))
     with forward_spool(settings.spool, standby.address):
         while standby.wait(stop_on_signal_within):
             try:
@@ -547,7 +547,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
                     raise
                 standby.fail(error)
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="the standby stopped; it was never active"))
+            print_event(Event(at=current_time(), type="Stopped", message="the standby stopped; it was never active"))
     return Exit.FINE
 
 
@@ -573,9 +573,9 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
             message = f"{why}: this instance no longer publishes files or changes BMCs"
-            print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
+            print_event(Event(at=current_time(), type="LeaseLost", message=message, warning=True))
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files remain"))
+            print_event(Event(at=current_time(), type="Stopped", message="gitboot stopped; the published files remain"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # while it exits, the interpreter has no signal handler
     return bell.is_stopped
 
@@ -615,7 +615,7 @@ def _open_loop(
             acting = run_instance(
                 settings,
                 tell=print_event,
-                clock=_clock,
+                clock=current_time,
                 wake=bell.wake,
                 wait=wait,
                 on_status=judge,
@@ -629,12 +629,14 @@ def _open_loop(
             Loop(
                 *(instance.reconciler, source),
                 poll_s=settings.poll_s,
-                clock=_clock,
+                clock=current_time,
                 tell=print_event,
                 bell=bell,
                 keeping=read_clock_state,
                 forge=build_forge_reader(verdicts, source, instance.store) if verdicts is not None else None,
-                notices=stack.enter_context(notifying(settings, identity, _clock, bell.wake, patience_s=patience_s)),
+                notices=stack.enter_context(
+                    notifying(settings, identity, current_time, bell.wake, patience_s=patience_s)
+                ),
             ),
         )
 
@@ -651,12 +653,12 @@ def _dry_run_once(settings: Settings) -> Exit:
             event = structs.replace(event, type=would[event.type], message=f"dry run: {event.message}")
         print_event(event)
 
-    with open_dry_run(settings, tell=print_dry_event, clock=_clock) as (instance, source, looked):
+    with open_dry_run(settings, tell=print_dry_event, clock=current_time) as (instance, source, looked):
         Loop(
             instance.reconciler,
             source,
             poll_s=settings.poll_s,
-            clock=_clock,
+            clock=current_time,
             tell=print_dry_event,
             keeping=read_clock_state,
         ).run_once()
@@ -687,10 +689,6 @@ def _find_exit_code(status: Status) -> Exit:
 _EVENTS_OF_START: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
 
 
-def _clock() -> datetime:
-    return datetime.now(UTC)
-
-
 @contextmanager
 def serve_endpoints(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
@@ -716,13 +714,13 @@ def serve_endpoints(
     )
     command += format_ledger_arguments(read_address(settings.state / LEDGER))
     with Workers(command, listening, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
-        print_event(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
+        print_event(Event(at=current_time(), type="Listening", message=url, facts={"url": url}))
 
         def read_endpoints() -> Endpoints:
             found = structs.replace(workers.count_processes(), unread=files.find_failures())
             # Each process checks the certificates itself and reports its own result.
             for each in certificates:
-                each.reload_if_changed(datetime.now(UTC))
+                each.reload_if_changed(current_time())
             failures = [each.failure for each in certificates if each.failure is not None]
             return structs.replace(found, certificate="; ".join(failures) or None)
 

@@ -24,7 +24,6 @@ from gitboot.child_processes import (
 )
 from gitboot.cli.endpoint_options import (
     AccessSettings,
-    _clock,
     access_options,
     build_clients,
     check_access_settings,
@@ -46,6 +45,7 @@ from gitboot.cli.options import (
     VARIABLES,
     accept_filesystem_option,
     config_option,
+    current_time,
     inherited_settings_option,
     reject_old_variables,
     secret_keys_option,
@@ -240,7 +240,7 @@ def command(
 
 
 def _print_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
-    print_event(Event(at=_clock(), type=type, message=message, facts=facts, warning=is_warning))
+    print_event(Event(at=current_time(), type=type, message=message, facts=facts, warning=is_warning))
 
 
 def format_worker_command(
@@ -299,12 +299,14 @@ def _serve_until_stopped(
     with ExitStack() as stack:
         recording = stack.enter_context(open_recording(spool, shared_ledger))
         compared = CheckedClock(
-            _clock, keeping=read_clock_state, folder=endpoint_folder(spool) if spool is not None else None
+            current_time, keeping=read_clock_state, folder=endpoint_folder(spool) if spool is not None else None
         )
         words = StopReader(*stop_folders(output, spool))
-        tree = PublishedTree(output, _clock, status=status, ledger=ledger, checked_clock=compared, stop_orders=words)
+        tree = PublishedTree(
+            output, current_time, status=status, ledger=ledger, checked_clock=compared, stop_orders=words
+        )
         clients = structs.replace(clients, unknown_recorder=UnknownMachineRecorder(spool))
-        endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
+        endpoint = Endpoint(output, tree, current_time, recording, clients, assets, keys)
         files = credential_files(access, keys, push_secret)
         _print_changed_files(files, clients)
 
@@ -334,12 +336,12 @@ def _serve_until_stopped(
             _print_changed_files(files, clients)
             if recording is not None:
                 recording.check()
-            if (event := ready.update(find_unready_reason(tree, recording), _clock())) is not None:
+            if (event := ready.update(find_unready_reason(tree, recording), current_time())) is not None:
                 print_event(event)
-            reporting(_clock())
+            reporting(current_time())
             if next(looks) % _DRAIN_CHECKS == 0:
                 clients.unknown_recorder.write_file()
-            if (found := endpoint.denials.build_report(_clock()).proxies) and not proxied:
+            if (found := endpoint.denials.build_report(current_time()).proxies) and not proxied:
                 _print_event("ProxyNotTrusted", build_unnamed_proxy_message(found), is_warning=True)
             proxied = proxied or bool(found)
             if endpoint.limits.closed_count and not closed:
@@ -350,7 +352,7 @@ def _serve_until_stopped(
 
 
 def _print_changed_files(files: CredentialFiles, clients: ClientRules) -> None:
-    at = _clock()
+    at = current_time()
     certificates = (each for each in (clients.certificate, clients.machines_certificate) if each is not None)
     for event in (files.report_changes(at), *(each.reload_if_changed(at) for each in certificates)):
         if event is not None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ from gitboot.cli.options import (
     VARIABLES,
     InstantType,
     OutputOption,
+    current_time,
     output_option,
     state_option,
     write_outputs,
@@ -90,7 +91,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
         if process and (lease := read_own_lease(state)) is not None:
             status["lease"] = {"number": lease.number, "until": lease.until}
     written = parse_written_at(status)
-    age_s = max((datetime.now(UTC) - written).total_seconds(), 0) if written is not None else None
+    age_s = max((current_time() - written).total_seconds(), 0) if written is not None else None
     status = add_age(status, age_s, written)
     status["conditions"] = add_stop_condition(status["conditions"], StopReader(*list_endpoint_folders(state)).current)
     listed = partial(json.dumps, status, indent=2, sort_keys=True)

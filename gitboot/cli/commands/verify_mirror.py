@@ -14,7 +14,12 @@ from typing import Final
 import click
 
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import OutputOption, output_option, write_outputs
+from gitboot.cli.options import (
+    OutputOption,
+    current_time,
+    output_option,
+    write_outputs,
+)
 from gitboot.cli.terminal import format_table, show_growing_progress
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -169,7 +174,7 @@ def command(
         opened = WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
     else:
         opened = FolderMirror(_resolve_folder(mirror), tree)
-    now = datetime.now(UTC)
+    now = current_time()
     report: MirrorReport | None = None
     with show_growing_progress("files") as (begun, done):
         if tree is None:

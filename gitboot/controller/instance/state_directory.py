@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from gitboot import files
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
-from gitboot.files import write_atomically
+from gitboot.files import convert_os_errors, write_atomically
 from gitboot.jsonio import encode_indented, format_instant, to_json_value
 from gitboot.ledger.leader_lease import Holder, Lease, LeaseState
 from gitboot.ledger.open_ledger import find_other_acting_instance, read_lease, read_places
@@ -64,12 +64,11 @@ def remove_former_caches(directory: Path) -> None:
 
 def has_ledger(directory: Path) -> bool:
     """Return whether an instance has used this directory. Raises `UsageError` if the directory cannot be read."""
-    try:
-        return has_address_file(directory / LEDGER) or S_ISREG((directory / LEDGER).stat().st_mode)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
+    with convert_os_errors(directory, "read"):
+        try:
+            return has_address_file(directory / LEDGER) or S_ISREG((directory / LEDGER).stat().st_mode)
+        except FileNotFoundError:
+            return False
 
 
 def no_instance_error(directory: Path) -> UsageError:
@@ -118,10 +117,8 @@ def _ignore_signal(*_: object) -> None:
 
 def find_running_process(directory: Path) -> int | None:
     """Return the id of the process on this machine that holds the lock on ``directory``, or None."""
-    try:
+    with convert_os_errors(directory, "read"):
         return files.find_lock_holder(directory / LOCK)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
 
 
 class StatusFile:

@@ -326,7 +326,8 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
     mac, remarks = read_mac(as_text(row.get("hw-address")))
     found = (row.get("ip-address"), *as_list(row.get("ip-addresses")))
     addresses = tuple(filter(None, (parse_address(each) for each in found if each)))
-    identifier = next((f"{_spell(key)} {row[key]}" for key in _IDENTIFIERS if as_text(row.get(key))), None)
+    used = next((key for key in _IDENTIFIERS if as_text(row.get(key))), None)
+    identifier = f"{'client id' if used == 'client-id' else used} {row[used]}" if used is not None else None
     boots_by = [key for key in ("next-server", "boot-file-name") if as_text(row.get(key))]
     return _Host(
         name=as_text(row.get("hostname")),
@@ -339,7 +340,3 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
             *remark_if(as_mapping(row.get("user-context")), remark_lost("its user-context")),
         ),
     )
-
-
-def _spell(key: str) -> str:
-    return "client id" if key == "client-id" else key

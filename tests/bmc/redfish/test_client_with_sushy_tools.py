@@ -7,7 +7,6 @@ import warnings
 from base64 import b64encode
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from werkzeug.serving import make_server
@@ -30,6 +29,7 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.http_peers import WebRequest, WebResponse, web_server
 from tests.helpers.redfish_double.machine import STARTED
 
 # One machine for each test.
@@ -121,43 +121,29 @@ def test_a_bmc_that_turns_once_into_continuous_is_quoted_to_the_operator(emulato
     assert "and the BMC shows Continuous Pxe, which stays after a boot" in later.message
 
 
-class _Share(BaseHTTPRequestHandler):
-    """A file server that serves an image only to a user with a password."""
-
-    def do_GET(self) -> None:
-        is_known = self.headers.get("Authorization") == f"Basic {b64encode(b'images:share-secret').decode()}"
-        self.send_response(200 if is_known and self.path == "/copies/web.iso" else 401)
-        self.end_headers()
-        if is_known:
-            self.wfile.write(b"an image")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep silent."""
+def answer_as_share(request: WebRequest) -> WebResponse:
+    """Serve an image only to a user with a password."""
+    is_known = request.headers.get("Authorization") == f"Basic {b64encode(b'images:share-secret').decode()}"
+    is_served = is_known and request.path == "/copies/web.iso"
+    return WebResponse(200, b"an image") if is_served else WebResponse(401)
 
 
 def test_an_image_is_fetched_from_a_share_with_its_own_credentials_and_ejected(emulator: str) -> None:
     url = "http://boot.test/assets/web.iso"
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Share) as files:
-        thread = threading.Thread(target=files.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        place = f"http://127.0.0.1:{files.server_port}/copies/"
-        share = MediaShare(prefix="http://boot.test/assets/", place=place, protocol="HTTP")
+    with web_server(answer_as_share) as place:
+        share = MediaShare(prefix="http://boot.test/assets/", place=f"{place}/copies/", protocol="HTTP")
         login = Credentials(username="images", password="share-secret")
-        try:
-            with BmcConnection(
-                emulator,
-                Credentials(username="gitboot", password="secret"),
-                system=f"/redfish/v1/Systems/{MEDIA}",
-                shares=(share,),
-                share_login=login,
-            ) as bmc:
-                slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, url, None)
-                assert slots is not None
-                bmc.media.insert(slots[url], url)
-                shown = find_slot(url, bmc.media.with_slots(bmc.observe()).slots)
-                assert shown is not None and shown.path == slots[url].path
-                bmc.media.eject(shown)
-                assert find_slot(url, bmc.media.with_slots(bmc.observe()).slots) is None
-        finally:
-            files.shutdown()
-            thread.join()
+        with BmcConnection(
+            emulator,
+            Credentials(username="gitboot", password="secret"),
+            system=f"/redfish/v1/Systems/{MEDIA}",
+            shares=(share,),
+            share_login=login,
+        ) as bmc:
+            slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, url, None)
+            assert slots is not None
+            bmc.media.insert(slots[url], url)
+            shown = find_slot(url, bmc.media.with_slots(bmc.observe()).slots)
+            assert shown is not None and shown.path == slots[url].path
+            bmc.media.eject(shown)
+            assert find_slot(url, bmc.media.with_slots(bmc.observe()).slots) is None

@@ -325,14 +325,6 @@ def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: R
     assert lines[-1] == "1 BMC: 1 needs an operator"
 
 
-def test_text_of_a_bmc_cannot_control_the_terminal(rack: Rack) -> None:
-    web = rack.add("web01")
-    rack.push()
-    rack.once()
-    web.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="\x1b[2JPxe")
-    assert "\x1b" not in get(rack).out
-
-
 # Saying
 
 

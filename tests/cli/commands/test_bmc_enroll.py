@@ -154,6 +154,9 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
     assert [(each["server"], each["record"]["provision"]) for each in _records(site)] == [(name, 0) for name in NAMES]
     got = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials, "-o", "json")
     assert [each["responded"] for each in got.json["items"]] == [True, True, True], got
+    shown = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials).out.splitlines()
+    assert [line.split()[1:3] for line in shown[1:4]] == [["no", "plan"]] * 3
+    assert shown[-1] == "3 BMCs: 3 with no plan"
 
 
 def test_without_confirmation_no_bmc_gets_a_request_and_nothing_is_written(site: Site) -> None:
@@ -175,6 +178,48 @@ def test_a_dry_run_prints_a_file_of_fingerprints_that_a_later_command_takes(site
     done = site.enroll(site.list, "--fingerprints", checked, "--yes")
     assert done.code == Exit.FINE and "Send the user name" not in done.out
     assert len(tomllib.loads(site.access)["certificates"]) == 3
+
+
+def test_the_json_of_enroll_has_what_gitboot_read_and_wrote(site: Site, tmp_path: Path) -> None:
+    nowhere = f"https://127.0.0.1:{free_port()}"
+    preview = site.enroll(site.list, nowhere, "--dry-run", "-o", "json")
+    urls = [site.bmcs[name].url for name in NAMES]
+    contacts = [
+        {
+            "address": site.bmcs[name].url,
+            "certificate": site.fingerprints[name],
+            "isKnown": False,
+            "refused": None,
+            "error": None,
+        }
+        for name in NAMES
+    ]
+    assert preview.code == Exit.FINE
+    assert preview.json["contacts"][:3] == contacts
+    assert [(each["certificate"], bool(each["error"])) for each in preview.json["contacts"][3:]] == [(None, True)]
+    assert (preview.json["items"], preview.json["written"]) == ([], [])
+
+    site.renew_certificate("web03")
+    (checked := tmp_path / "checked").write_text(
+        "".join(f"{site.bmcs[name].url} {site.fingerprints[name]}\n" for name in ("web01", "web02"))
+    )
+    options = ("--fingerprints", checked, "--yes", "--state", site.state)
+    done = site.enroll(site.list, *options, "-o", "json")
+    assert done.code == Exit.PARTIAL and "gitboot would write:" in done.err
+    assert [each["refused"] for each in done.json["contacts"]] == [None, None, "not in the file of --fingerprints"]
+    documents = [str(site.work / "servers" / f"{name}.yaml") for name in NAMES[:2]]
+    assert [(each["server"], each["document"], each["address"]) for each in done.json["items"]] == [
+        *zip(NAMES, documents, urls, strict=False)
+    ]
+    access, fleet_file = site.credentials / "rack" / "access.toml", site.work / "fleet.yaml"
+    assert done.json["written"] == [*documents, str(access), str(site.state), str(fleet_file)]
+    assert (done.json["unread"], done.json["differences"]) == ([], [])
+
+    text_file = tmp_path / "text"
+    again = site.enroll(site.list, *options, "-o", "json", "-o", f"text={text_file}")
+    assert [each["isKnown"] for each in again.json["contacts"]] == [True, True, False]
+    assert [(each["server"], each["document"]) for each in again.json["items"]] == [(name, None) for name in NAMES[:2]]
+    assert (again.json["written"], text_file.read_text()) == ([], again.err)
 
 
 def test_a_bmc_whose_certificate_is_not_in_the_file_of_fingerprints_is_not_read(site: Site) -> None:
@@ -367,6 +412,13 @@ def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
     done = site.enroll(site.list, "--yes", "--state", site.state)
     assert done.code == Exit.FINE and "the Fleet names the ledger" in done.err
     assert (site.work / "fleet.yaml").read_text() == before and not site.state.exists()
+
+
+@pytest.mark.parametrize("option", [(), ("--fingerprints",)], ids=["the list", "the fingerprints"])
+def test_a_file_that_is_not_text_is_a_usage_error(site: Site, option: tuple[str, ...]) -> None:
+    (file := site.folder / "file").write_bytes(b"\xff\n")
+    done = site.enroll(*(site.list, *option) if option else (), file)
+    assert done.code == Exit.USAGE and f"{file} cannot be read: 'utf-8' codec" in _one_line(done.err), done
 
 
 def test_a_wrong_password_enrols_nothing(site: Site) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ from gitboot.errors import HostUnreachable, UsageError
 from gitboot.review.formats.markdown import format_commit_marker, format_marker
 from tests.helpers.forges import CommentHost, comment_host
 from tests.helpers.git_repositories import Work
+from tests.helpers.http_peers import WebResponse, file_server, web_server
 from tests.helpers.instance_with_bmcs import Rack, typed, until_condition
 from tests.helpers.running_instance import eventually
 
@@ -26,42 +23,6 @@ from tests.helpers.running_instance import eventually
 def rack(tmp_path: Path) -> Iterator[Rack]:
     with Rack(tmp_path) as made:
         yield made
-
-
-@contextmanager
-def served(answers: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-class Mirror(http.server.SimpleHTTPRequestHandler):
-    """A server of static files."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quietly."""
-
-
-class Answering(http.server.BaseHTTPRequestHandler):
-    """A server with the same response for every request."""
-
-    answer: tuple[int, dict[str, str], bytes]
-
-    def do_GET(self) -> None:
-        status, headers, content = self.answer
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quietly."""
-
-
-def answering(status: int, content: bytes = b"", **headers: str) -> type[Answering]:
-    return type("AnsweringSo", (Answering,), {"answer": (status, headers, content)})
 
 
 def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one(rack: Rack) -> None:
@@ -108,7 +69,7 @@ def test_a_mirror_provides_the_accepted_commit(rack: Rack) -> None:
     rack.add("web01")
     accepted = rack.push()
     rack.once(records="adopt")
-    with served(partial(Mirror, directory=str(rack.output))) as url:
+    with file_server(rack.output) as url:
         assert fetch_accepted_commit(url) == accepted
         (rack.output / "ops" / "manifest.json").unlink()
         with pytest.raises(UsageError, match="has no accepted commit"):
@@ -118,15 +79,15 @@ def test_a_mirror_provides_the_accepted_commit(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (answering(503, b'{"message": "starting\\nup"}'), "returned 503 starting up"),
-        (answering(302, Location="http://127.0.0.1:9/elsewhere"), "returned 302"),
-        (answering(200, b"<html>"), "returned 200"),
-        (answering(200, b'"' + b"a" * (1 << 20) + b'"'), "sent more than 1,048,576 bytes"),
+        (WebResponse(503, b'{"message": "starting\\nup"}'), "returned 503 starting up"),
+        (WebResponse(302, headers={"Location": "http://127.0.0.1:9/elsewhere"}), "returned 302"),
+        (WebResponse(200, b"<html>"), "returned 200"),
+        (WebResponse(200, b'"' + b"a" * (1 << 20) + b'"'), "sent more than 1,048,576 bytes"),
     ],
     ids=["busy", "leads elsewhere", "no JSON", "too much"],
 )
-def test_an_invalid_response_has_no_accepted_commit(answer: type[Answering], said: str) -> None:
-    with served(answer) as url, pytest.raises(HostUnreachable, match=said):
+def test_an_invalid_response_has_no_accepted_commit(answer: WebResponse, said: str) -> None:
+    with web_server(lambda _: answer) as url, pytest.raises(HostUnreachable, match=said):
         fetch_accepted_commit(url)
 
 

@@ -9,11 +9,9 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
-from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pytest
 
@@ -24,19 +22,15 @@ from gitboot.endpoint.tls import Suites
 from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
-from tests.helpers.http_peers import Authority, Issued
+from tests.helpers.http_peers import Authority, Issued, QuietFileHandler, file_server
 from tests.helpers.instance_with_bmcs import POOL, Rack, typed
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     """A rack whose tree is served under its base URL, with the loaders that DHCP names."""
     folder = tmp_path_factory.mktemp("doctor")
-    with _serving(folder / "output/boot") as url, Rack(folder, settings=f"baseURL: '{url}'") as made:
+    with file_server(folder / "output/boot") as url, Rack(folder, settings=f"baseURL: '{url}'") as made:
         made.add("web01")
         made.add("web02")
         made.push()
@@ -49,19 +43,6 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
             f"out = '{made.output}'\nstate = '{made.state}'\ncredentials = '{made.credentials}'\npoll = 5\n"
         )
         yield made
-
-
-@contextmanager
-def _serving(folder: Path, handler: type[SimpleHTTPRequestHandler] = _Quiet) -> Iterator[str]:
-    """Serve a folder, and yield its base URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +173,7 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
         "unsigned": efi_program(signed=False),
         "compressed": b"\x1f\x8b a compressed kernel",
     }
-    with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
+    with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         rack.add("web01")
         rack.push()
         rack.once(*rack.spooling, records="fresh")
@@ -232,6 +213,17 @@ def place_signed_loaders(assets: Path, request: bytes = b" HTTP/1.1\r\nHost: ") 
         (assets / "loaders" / name).write_bytes(efi_program(signed=True) + more)
 
 
+def publish_signed_boot(rack: Rack, **loaders: bytes) -> None:
+    """Publish the boot of one server, with programs that firmware with Secure Boot accepts."""
+    rack.add("web01")
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    assets = rack.output / "boot/assets"
+    place_signed_loaders(assets, **loaders)
+    (assets / "flatcar-1").mkdir()
+    (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+
+
 def find_secure_boot(rack: Rack) -> list[tuple[str, str]]:
     _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
     return [(each["health"], each["message"]) for each in items["Secure Boot"]]
@@ -241,14 +233,8 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
     web = tmp_path / "web"
     web.mkdir()
     (web / "boot").symlink_to(tmp_path / "output/boot")
-    with _serving(web) as url, Rack(tmp_path, settings=_SECURE.format(f"{url}/boot")) as rack:
-        rack.add("web01")
-        rack.push()
-        rack.once(*rack.spooling, records="fresh")
-        assets = rack.output / "boot/assets"
-        place_signed_loaders(assets)
-        (assets / "flatcar-1").mkdir()
-        (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+    with file_server(web) as url, Rack(tmp_path, settings=_SECURE.format(f"{url}/boot")) as rack:
+        publish_signed_boot(rack)
         signed = ("ok", "3 programs for servers with Secure Boot have signatures")
         missing = f"{url}/grub/grub.cfg is missing; copy it if 1 server (web01) loads shim by HTTP instead of TFTP"
         assert find_secure_boot(rack) == [signed, ("ok", missing)]
@@ -256,14 +242,14 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
         assert find_secure_boot(rack) == [signed]
 
 
-class _Broken(_Quiet):
+class _Broken(QuietFileHandler):
     """Fails for GRUB's first script and for one loader."""
 
-    def do_HEAD(self) -> None:
+    def send_head(self) -> BytesIO | BinaryIO | None:
         if self.path.endswith(("/grub/grub.cfg", "/snponly-x86_64.efi")):
             self.fail()
-        else:
-            super().do_HEAD()
+            return None
+        return super().send_head()
 
     def fail(self) -> None:
         self.send_error(500)
@@ -277,13 +263,13 @@ class _Closing(_Broken):
 @pytest.mark.parametrize("handler", [_Broken, _Closing])
 @pytest.mark.parametrize("path", ["", "/boot"])
 def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
-    tmp_path: Path, path: str, handler: type[SimpleHTTPRequestHandler]
+    tmp_path: Path, path: str, handler: type[QuietFileHandler]
 ) -> None:
     web = tmp_path / "web"
     (web / "boot").parent.mkdir()
     (web / "boot").symlink_to(tmp_path / "output/boot")
     with (
-        _serving(web if path else tmp_path / "output/boot", handler) as url,
+        file_server(web if path else tmp_path / "output/boot", handler=handler) as url,
         Rack(tmp_path, settings=_SECURE.format(f"{url}{path}")) as rack,
     ):
         rack.add("web01")
@@ -303,14 +289,8 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
 
 
 def test_a_signed_grub_without_http_is_a_warning(tmp_path: Path) -> None:
-    with _serving(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
-        rack.add("web01")
-        rack.push()
-        rack.once(*rack.spooling, records="fresh")
-        assets = rack.output / "boot/assets"
-        place_signed_loaders(assets, request=b"tftp")
-        (assets / "flatcar-1").mkdir()
-        (assets / "flatcar-1/kernel").write_bytes(efi_program(signed=True))
+    with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
+        publish_signed_boot(rack, request=b"tftp")
         message = f"{url}/assets/loaders/grubx64.efi has no module http, so it cannot boot 1 server (web01)"
         assert find_secure_boot(rack) == [("warning", message)]
 
@@ -351,20 +331,15 @@ def serve_https(folder: Path, authority: Authority, pool: tuple[str, ...] = POOL
     issued = authority.issue(rsa_bits=2048)
     context = issued.context
     (folder / "ca.pem").write_text(authority.pem)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder / "output/boot"))) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            with Rack(folder, settings=f"baseURL: 'https://127.0.0.1:{server.server_port}'{more}", pool=pool) as made:
-                made.add("web01")
-                made.push()
-                made.once(*made.spooling, records="fresh")
-                options = ("--state", made.state, "--credentials", made.credentials)
-                yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
-        finally:
-            server.shutdown()
-            thread.join()
+    with (
+        file_server(folder / "output/boot", context) as url,
+        Rack(folder, settings=f"baseURL: '{url}'{more}", pool=pool) as made,
+    ):
+        made.add("web01")
+        made.push()
+        made.once(*made.spooling, records="fresh")
+        options = ("--state", made.state, "--credentials", made.credentials)
+        yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
 
 
 def find_certificates(*options: object) -> list[tuple[str, str]]:

@@ -13,10 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -29,6 +27,7 @@ from gitboot.resolve.provisioning_record import encode_records
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.forges import HARMLESS, INVALID, PIPELINE, Fleet, fresh, shell
 from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, find_fingerprint, gpg_people
+from tests.helpers.http_peers import WebRequest, WebResponse, web_server
 
 ROOT: Final = Path(__file__).parents[3]
 GITHUB, GITLAB, GITEA_REVIEW, GITEA, GITEA_ROLLOUT = CI[4], CI[1], CI[5], CI[6], CI[7]
@@ -163,27 +162,12 @@ else:
 def pull_request_host(folder: Path) -> Iterator[PullRequestHost]:
     host = PullRequestHost(folder)
 
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            headers = {name.title(): value for name, value in self.headers.items()}
-            status, found = host.answer(self.command, self.path, headers, content)
-            answer = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(request: WebRequest) -> WebResponse:
+        status, found = host.answer(*request)
+        return WebResponse(status, json.dumps(found).encode())
 
-        do_GET = do_POST = handle_any  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quietly."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        host.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with web_server(answer) as host.url:
         yield host
-        server.shutdown()
 
 
 @dataclass

@@ -722,6 +722,23 @@ def test_finding_r13_events_are_chosen_by_number_and_time(rack: Rack) -> None:
     assert (wrong.code, "a duration before now: 2h, 30m, 1d12h" in " ".join(wrong.err.split())) == (Exit.USAGE, True)
 
 
+def test_events_of_a_server_include_the_requests_that_name_it(rack: Rack) -> None:
+    rack.said("records", "set", "web01", "pending", *REASON)
+    rack.said("records", "set", "web01", "web02", "provisioned", *REASON, "--yes")
+    rack.said("records", "confirm-clock", *REASON)
+    requested = {
+        name: [each["message"].partition(": ")[2] for each in events(rack, "--server", name) if "request" in each]
+        for name in ("web01", "web02")
+    }
+    assert requested == {
+        "web01": [
+            "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)",
+            "set 2 records (INC-4711)",
+        ],
+        "web02": ["set 2 records (INC-4711)"],
+    }
+
+
 def test_finding_r13_events_are_followed(rack: Rack) -> None:
     command = [sys.executable, "-m", "gitboot", "events", "--state", str(rack.state), "-f", "-n", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:

@@ -215,22 +215,6 @@ def test_a_machine_that_booted_past_its_override_is_not_installed_by_it_again(ma
     assert (summarize_plan(site.bench.plan()), site.shown) == (INSTALLED, "Disabled Pxe")  # whose target it keeps
 
 
-@pytest.mark.parametrize(
-    ("client", "provisioned"),
-    [
-        ("10.9.0.5", False),
-        ("10.9.1.5", True),
-        ("fd00:9::5", False),
-        ("fd00:a::5", True),
-    ],
-)
-def test_fetches_of_monitors_prove_nothing(site: Site, client: str, provisioned: bool) -> None:
-    site.decide(bmc=False)
-    site.bench.fetch(site.bench.reconcile(), client=client)
-    site.bench.reconcile()
-    assert site.bench.told("Provisioned") == (["Provisioned"] if provisioned else [])
-
-
 def test_a_fetch_by_a_monitor_does_not_spoil_a_fetch_by_the_machine(site: Site) -> None:
     plan = site.apply()
     site.boot()

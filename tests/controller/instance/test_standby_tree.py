@@ -28,7 +28,7 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify_tree
+from gitboot.publish.tree_reader import LOCK, OWN, PENDING
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.fleets import mac_of, policy
 from tests.helpers.fleets import server as described
@@ -42,6 +42,7 @@ from tests.helpers.instance_with_bmcs import (
     pair,
 )
 from tests.helpers.postgresql import PostgresServer
+from tests.helpers.published_trees import verify_tree
 from tests.helpers.running_instance import begin, eventually
 
 pytestmark = pytest.mark.usefixtures("large_fleets")

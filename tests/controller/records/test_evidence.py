@@ -28,7 +28,8 @@ REPAIR = maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1")
 
 
 def decide(site: Site, kind: str, *more: str, **given: Any) -> None:
-    settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: {kind}, monitors: [10.9.0.0/24]}}"
+    monitors = "[10.9.0.0/24, 'fd00:9::/64']"
+    settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: {kind}, monitors: {monitors}}}"
     site.decide(given.pop("often", "Once"), *more, of_fleet=settings, **given)
 
 
@@ -210,7 +211,10 @@ def test_an_override_that_was_set_after_the_fetch_does_not_contradict_it(site: S
     assert site.shown.startswith("Disabled")
 
 
-@pytest.mark.parametrize(("client", "is_heard"), [("10.9.0.5", False), ("10.0.0.7", True), ("unix:", True)])
+@pytest.mark.parametrize(
+    ("client", "is_heard"),
+    [("10.9.0.5", False), ("10.9.1.5", True), ("fd00:9::5", False), ("fd00:a::5", True), ("unix:", True)],
+)
 def test_only_fetches_by_monitors_are_ignored(site: Site, client: str, is_heard: bool) -> None:
     decide(site, "Fetched", bmc=False)
     site.bench.fetch(reconcile_times(site), client=client)
