@@ -317,7 +317,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Older versions": (
         "cli/commands/test_images_updates.py::test_a_fault_of_the_vendor_changes_nothing_and_is_stated",
     ),
-    "Commands of a vendor": (
+    "Commands in a vendor's files": (
         "cli/commands/test_images_updates.py::"
         "test_text_of_a_vendor_never_reaches_a_commit_or_a_pull_request_as_more_than_data",
         "cli/commands/test_init_update_images.py::"
