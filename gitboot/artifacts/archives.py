@@ -96,6 +96,7 @@ class _Refused(Exception):
 class _Decompressor(Protocol):
     """The methods and properties of lzma.LZMADecompressor that gitboot uses."""
 
+    @property
     def eof(self) -> bool: ...
     @property
     def needs_input(self) -> bool: ...
