@@ -118,9 +118,8 @@ class Placed:
 
     path: str
     sha256: str | None = None  # None: the boot loader is missing
-    message: str = field(
-        metadata=json_key("from")
-    )  # the source of the boot loader, or the package to install if the boot loader is missing
+    # the source of the boot loader, or the package to install if the boot loader is missing
+    message: str = field(metadata=json_key("from"))
     outcome: Placement = field(metadata=OMITTED)
 
 

@@ -295,9 +295,8 @@ class SharedIdentityValues(Struct, frozen=True, kw_only=True):
     values: frozenset[str] = frozenset()  # values that do not identify a machine
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
-    _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
-        default_factory=dict
-    )  # the addresses of the BMCs that report each value, one address for each pinned identity
+    # the addresses of the BMCs that report each value, one address for each pinned identity
+    _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(default_factory=dict)
     _repeated_values: frozenset[str] = frozenset()  # values that BMCs at two or more addresses report
     _document_values: frozenset[str] | None = None  # the values in documents; None: not computed yet
 

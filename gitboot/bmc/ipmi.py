@@ -117,9 +117,8 @@ class IpmiConnection:
         if has_changed(observed, self.observe()):
             raise BmcChanged(f"{self._address}: the BMC has changed since gitboot read it")
         self.policy.check_fence()
-        _, answer = self._send_requests(
-            _KEEP_VALID, (*_SET, 0x05, *_encode_flags(override))
-        )  # gitboot ignores the result of the first request, which some BMCs do not support
+        # gitboot ignores the result of the first request, which some BMCs do not support
+        _, answer = self._send_requests(_KEEP_VALID, (*_SET, 0x05, *_encode_flags(override)))
         _unwrap(answer)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:

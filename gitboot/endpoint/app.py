@@ -213,9 +213,8 @@ class Endpoint:
         except Exception:
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             reply = self._count_reply(RequestKind.NOTHING, INTERNAL_ERROR)
-        await (reply or NOT_FOUND)(
-            scope, receive, send
-        )  # the client has closed the connection, but uvicorn needs a response
+        # the client has closed the connection, but uvicorn needs a response
+        await (reply or NOT_FOUND)(scope, receive, send)
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
         """Return the response to a GET or HEAD request, or None if the client has closed the connection."""
@@ -306,9 +305,8 @@ class Endpoint:
                     return self._count_reply(answer.request_kind, answer.not_modified)
                 if name == b"range" and answer.allows_ranges:
                     range_header = value
-                has_other |= (
-                    name == b"if-range" and value != etag
-                )  # the client has a part of a different version of the file (RFC 9110, 13.1.5)
+                # the client has a part of a different version of the file (RFC 9110, 13.1.5)
+                has_other |= name == b"if-range" and value != etag
         is_part = range_header and not has_other
         return self._count_reply(
             answer.request_kind, select_range(answer.reply, range_header) if is_part else answer.reply
@@ -603,6 +601,5 @@ class ClientRules(Struct, frozen=True, kw_only=True):
     machines_certificate: Certificate | None = None  # the certificate for that socket
     max_idle: int = MAX_IDLE  # the maximum number of idle connections from one address
     webhooks: Webhooks | None = None  # webhooks of forges; None: webhooks are rejected
-    unknown_recorder: UnknownMachineRecorder = field(
-        default_factory=UnknownMachineRecorder
-    )  # records the requests of unknown machines
+    # records the requests of unknown machines
+    unknown_recorder: UnknownMachineRecorder = field(default_factory=UnknownMachineRecorder)

@@ -218,10 +218,11 @@ _OLDER_TREE: Final = GateDenial(
     DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since then"
 )
 _UNKNOWN_CLIENT: Final = ""  # stands for a client whose address is not in the records
+# for these reasons, another endpoint may serve the boot
 _OTHER_ENDPOINT_REASONS: Final = (
     DenialReason.ANOTHER_SPOOL,
     DenialReason.NOT_RECORDED,
-)  # for these reasons, another endpoint may serve the boot
+)
 
 
 class GuardedPath(Struct, frozen=True, kw_only=True):

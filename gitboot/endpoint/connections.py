@@ -501,9 +501,8 @@ TOO_MANY_REQUESTS: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
 TOO_MANY_BODIES: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
 INTERNAL_ERROR: Final = _comment(500)
 UNAVAILABLE: Final = _comment(503)
-RETRY_LATER: Final = _comment(
-    503, (b"retry-after", b"5")
-)  # for example, if gitboot cannot record a fetch of installation data now
+# for example, if gitboot cannot record a fetch of installation data now
+RETRY_LATER: Final = _comment(503, (b"retry-after", b"5"))
 
 
 def matches_etag(if_none_match: bytes, etag: bytes) -> bool:

@@ -332,9 +332,8 @@ class RepeatedFetches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._secrets: OrderedDict[tuple[str, str, str, bool], dict[str, _FetchCounter]] = (
-            OrderedDict()
-        )  # the most recently used secret is last
+        # the most recently used secret is last
+        self._secrets: OrderedDict[tuple[str, str, str, bool], dict[str, _FetchCounter]] = OrderedDict()
         self._evicted: list[Observation] = []  # fetches, not recorded yet, of secrets that were removed from _secrets
 
     def count(self, observation: Observation, now_s: float) -> Observation | None:

@@ -211,9 +211,8 @@ def _parse_override(resource: Resource) -> Override:
     target = _as_text(boot[TARGET]) or OverrideTarget.NONE
     allowable = _as_text_set(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
     if target == OverrideTarget.NONE and allowable and OverrideEnabled.DISABLED not in allowable:
-        enabled = (
-            OverrideEnabled.DISABLED
-        )  # on a BMC without the value Disabled, the target None means that there is no override
+        # on a BMC without the value Disabled, the target None means that there is no override
+        enabled = OverrideEnabled.DISABLED
     if enabled not in set(OverrideEnabled):
         raise BmcRejected(
             f"{resource.url} shows {enabled!r} as Boot.{ENABLED}, but gitboot expects {', '.join(OverrideEnabled)}"
