@@ -213,7 +213,7 @@ class Endpoint:
         except Exception:
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             reply = self._count_reply(RequestKind.NOTHING, INTERNAL_ERROR)
-        # the client has closed the connection, but uvicorn needs a response
+        # without a reply, the client has closed the connection, but uvicorn needs a response
         await (reply or NOT_FOUND)(scope, receive, send)
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
