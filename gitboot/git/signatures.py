@@ -399,7 +399,7 @@ class Keyring:
             return text.read_bytes(), signer
 
     def export_key(self, fingerprint: str) -> str | None:
-        """Return a public key with its own signatures, such as a revocation, as armoured text, or None without such a key."""
+        """Return a public key with its own signatures, such as a revocation, as armoured text. None: no such key."""
         how = ("--armor", "--export-options", "export-minimal")
         lines = self._run_gpg(*how, "--export", f"0x{fingerprint}").output.splitlines()
         return "\n".join(line for line in lines if not line.startswith("[GNUPG:]")) or None

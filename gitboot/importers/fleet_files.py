@@ -1,4 +1,4 @@
-"""Fleet files: the documents and the report of an import, and documents for new servers."""
+"""Fleet files: write the documents and the report of an import, and documents for new servers."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ PENDING: Final = "pending"  # the folder for documents that a person must comple
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
 
 
-_NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)  # remarks that are comments in documents
+# the kinds of remarks that the import writes as comments into documents
+_NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
-    """An imported document of one machine or boot, with its remarks."""
+    """The document that the import created for a machine or a boot, and the remarks on it."""
 
     kind: str
     name: str
@@ -62,7 +63,7 @@ class ImportedDocument(Struct, frozen=True, kw_only=True):
 
 
 class ImportedFleet(Struct, frozen=True, kw_only=True):
-    """The files of an imported fleet by path, and the contents of its report."""
+    """The files of an imported fleet by path, and the content of the import report."""
 
     files: Mapping[str, str]
     items: tuple[ImportedDocument, ...]
@@ -70,13 +71,13 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
 
 
 def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
-    """Convert an inventory to documents. The order of its machines and boots does not matter.
+    """Convert an inventory to documents. The result does not depend on the order of the machines and boots.
 
     Each server is Parked and has no provision number, so gitboot does not install any server.
     """
     files: dict[str, str] = {}
     items: list[ImportedDocument] = []
-    ready: dict[str, str] = {}  # by boot name, the policies of boots whose documents are complete
+    ready: dict[str, str] = {}  # the policy for each boot whose documents are complete, by the name of the boot
     for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
         item, texts = _render_boot(name, boot, supplement)
         files |= texts
@@ -94,7 +95,7 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
 
 
 def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by a unique document name. If two values have the same name, the second one becomes NAME-2.
+    """Give each value a unique document name. If two values have the same name, the second name becomes NAME-2.
 
     A value whose name is already a valid document name takes precedence.
     """
@@ -157,7 +158,8 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         if bmc is not None and _is_claimed(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
         if bmc is not None and bmc.credentials == f"{build_document_name(machine.name)}-bmc":
-            bmc = structs.replace(bmc, credentials=f"{name}-bmc")  # otherwise two machines would share the credentials
+            # add the name of the machine, because two machines would otherwise share the credentials
+            bmc = structs.replace(bmc, credentials=f"{name}-bmc")
         found[name] = structs.replace(
             machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks)
         )
@@ -368,7 +370,7 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
 
 
 def _guess_version(boot: ImportedBoot) -> str:
-    """Guess a boot's version: the first dotted number in its URLs, or else its name."""
+    """Guess the version of a boot. It is the first dotted number in a URL, or else the name of the boot."""
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
@@ -416,18 +418,18 @@ def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, An
 class NewServer(Struct, frozen=True, kw_only=True):
     """The known facts about a machine that has no document yet."""
 
-    macs: Mapping[MacAddress, str | None]  # interface names by MAC address; None: unknown
+    macs: Mapping[MacAddress, str | None]  # the interface names by MAC address; None: the name is unknown
     uuid: SystemUuid | None = None
     serial: str | None = None
     architecture: Architecture | None = None
     firmware: Firmware | None = None
-    bmc: Mapping[str, Any] | None = None  # as in a Server document
+    bmc: Mapping[str, Any] | None = None  # the value of spec.bmc in a Server document
 
 
 def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
-    """Return a document for a new server. The server is Parked, so that gitboot leaves the machine alone.
+    """Return a document for a new server. The server is Parked, so that gitboot does not boot the machine.
 
-    The policy, loader, local disk, kernel arguments, variables and labels are copied from ``like``.
+    The function copies the policy, loader, local disk, kernel arguments, variables and labels from ``like``.
     """
     spec: dict[str, Any] = {
         "uuid": new.uuid,
@@ -440,7 +442,7 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
         "bmc": dict(new.bmc) if new.bmc is not None else None,
         "lifecycle": "Parked",
     }
-    if like is not None:  # the fields that similar machines share
+    if like is not None:  # copy the fields that similar machines share
         spec |= {
             "policy": like.spec.policy,
             "localDisk": like.spec.local_disk,

@@ -1,4 +1,4 @@
-"""Machine databases: the JSON responses of the APIs of NetBox, Nautobot, MAAS and Foreman."""
+"""Machine databases: read the JSON responses of the APIs of NetBox, Nautobot, MAAS and Foreman."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Row = Mapping[str, Any]
 
 
 def _load(files: Texts) -> list[tuple[str, Any]]:
-    """Parse the JSON files of a source. A single file may have any name."""
+    """Parse the JSON files of a source. If there is only one file, it may have any name."""
     if len(files) == 1:
         return [(path, parse_json(path, text)) for path, text in files.items()]
     return list(parse_json_files(files))
@@ -204,7 +204,7 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
 
 
 def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    """Return the physical interfaces, where the members of a bond or bridge have its addresses."""
+    """Return the physical interfaces. The members of a bond or bridge get the addresses of the bond or bridge."""
     interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
     boots_by = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
     names: dict[str, ImportedNic] = {}
@@ -292,7 +292,8 @@ def read_foreman(files: Texts) -> ImportedInventory:
     for row in rows:
         if as_text(row.get("name")) and ("mac" in row or "interfaces" in row or "pxe_loader" in row):
             name = str(row["name"])
-            hosts[name] = {**hosts.get(name, {}), **row}  # from a list and from files of single hosts
+            # combine the row in a list with the row in the file of a single host
+            hosts[name] = {**hosts.get(name, {}), **row}
     media = {str(row.get("id")): row for row in rows if "path" in row}
     systems = {str(row.get("id")): row for row in rows if "family" in row and "major" in row}
     boots: dict[str, ImportedBoot] = {}
@@ -402,7 +403,7 @@ def _list_foreman_arguments(host: _Row) -> tuple[tuple[str, ...], tuple[ImportRe
 def _read_foreman_boot(
     host: _Row, media: Mapping[str, _Row], systems: Mapping[str, _Row]
 ) -> tuple[ImportedBoot | None, list[ImportRemark]]:
-    """Return the installer that a host boots, or remarks that explain why there is none."""
+    """Return the installer that a host boots, or remarks that explain why the host has no installer."""
     medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
     medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
     if host.get("managed") is False:
@@ -444,7 +445,7 @@ def _read_foreman_boot(
 
 
 def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:
-    """Return the paths of the kernel and initrd below a medium, as Foreman's operating system models define them."""
+    """Return the paths of the kernel and the initrd below a medium, as in Foreman's operating system models."""
     family, name = as_text(system.get("family")), (as_text(system.get("name")) or "").lower()
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture)
     release = as_text(system.get("release_name")) or ""

@@ -1,4 +1,4 @@
-"""DHCP reservations: dnsmasq's dhcp-host, ISC dhcpd's host blocks, and Kea's reservations.
+"""DHCP reservations: read dnsmasq's dhcp-host, ISC dhcpd's host blocks, and Kea's reservations.
 
 Each host becomes a machine, even if its reservation contains no MAC address. The report lists included files that are
 missing from the source.
@@ -42,11 +42,11 @@ class _Host(Struct, frozen=True, kw_only=True):
     name: str | None = None
     macs: tuple[MacAddress, ...] = ()
     addresses: tuple[str, ...] = ()
-    identifier: str | None = None  # what identifies the host instead of a MAC address
+    identifier: str | None = None  # the identifier of the host if the reservation has no MAC address
     remarks: tuple[ImportRemark, ...] = ()
 
 
-_Row = _Host | ImportRemark  # a remark concerns the source as a whole
+_Row = _Host | ImportRemark  # one reservation, or a remark on the source as a whole
 
 
 def read_dnsmasq(files: Texts) -> ImportedInventory:
@@ -65,7 +65,10 @@ def read_kea(files: Texts) -> ImportedInventory:
 
 
 def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
-    """Build machines from reservations. One without a name is named after its MAC address or other identifier."""
+    """Build machines from reservations.
+
+    If a reservation has no name, the machine is named after the MAC address or identifier.
+    """
     nics: dict[str, dict[MacAddress, ImportedNic]] = {}
     remarks: dict[str, list[ImportRemark]] = {}
     of_source: list[ImportRemark] = []
@@ -163,7 +166,7 @@ def _parse_dnsmasq(text: str, files: Collection[str]) -> Iterator[_Row]:
             if name != "dhcp-host":
                 continue
         elif read_mac(value.partition(" ")[0])[0]:
-            value = ",".join(value.split())  # as in /etc/ethers
+            value = ",".join(value.split())  # a line in the format of /etc/ethers has spaces instead of commas
         elif not _HOSTS_LINE.search(value):
             continue
         yield from _parse_dnsmasq_host(value)
@@ -213,7 +216,8 @@ _PIECE: Final = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|[{};]|[^\s{};"#]+')
 
 def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
     words: list[str] = []
-    hosts: list[tuple[str, list[list[str]]] | None] = []  # the open blocks, with None for each block that is not a host
+    # the blocks that are open at this point; None stands for a block that is not a host
+    hosts: list[tuple[str, list[list[str]]] | None] = []
     for piece in _PIECE.findall(text):
         if piece.startswith("#"):
             continue
@@ -266,7 +270,8 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
 _SKIPPED: Final = re.compile(
     r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|(?://|#)[^\n]*|<\?include\s+"([^"\n]*)"\s*\?>', re.DOTALL
 )
-_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
+# matches a number such as .5, which is 0.5 in JSON
+_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-9])')
 # Matches a comma at the start or end of a list or an object, or after another comma. Removing an include may leave such
 # commas.
 _SPARE_COMMA: Final = re.compile(
@@ -288,14 +293,18 @@ def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
 
 
 def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
-    """Return a parsed configuration and the files that it includes, each of which may be part of a list or object."""
+    """Return a parsed configuration and the included files.
+
+    An included file may be a part of a list or of an object.
+    """
     includes: list[str] = []
 
     def skip(match: re.Match[str]) -> str:
         if match[2] is not None:
             includes.append(match[2])
             return "null" if text[: match.start()].rstrip().endswith(":") else ""
-        return match[1] or "\n" * match[0].count("\n")  # so that error messages give the position in the file
+        # keep line breaks, so that error messages contain the correct line
+        return match[1] or "\n" * match[0].count("\n")
 
     plain = _SKIPPED.sub(skip, text)
     plain = _SPARE_COMMA.sub(lambda match: match[1] or match[2] or "", plain)
@@ -314,7 +323,7 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
 
 
 def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield each nested value with its key, without descending into reservations."""
+    """Yield each nested value with its key. Values inside reservations are omitted."""
     items = value.items() if isinstance(value, dict) else ((None, each) for each in as_list(value))
     for key, each in items:
         yield key, each

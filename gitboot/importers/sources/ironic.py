@@ -1,4 +1,4 @@
-"""Ironic: nodes and ports, from `openstack baremetal node list --long -f json` or from Ironic's API."""
+"""Ironic: read nodes and ports from `openstack baremetal node list --long -f json` or from Ironic's API."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ _RAMDISK_ARGUMENTS: Final = (
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read nodes and ports. An item with an address is a port; one with a driver or a provisioning state is a node."""
+    """Read nodes and ports.
+
+    A port is an item with an address, and a node is an item with a driver or a provisioning state.
+    """
     lists = (
         found if isinstance(found, list) else get_nested(found, "nodes") or get_nested(found, "ports") or [found]
         for _, found in parse_json_files(files)
     )
-    # `Driver Info` in the command's output is `driver_info` in the API.
+    # The field `Driver Info` in the output of the command is the field `driver_info` in the API.
     rows = [
         {key.lower().replace(" ", "_"): value for key, value in row.items()}
         for found in lists
@@ -72,7 +75,7 @@ def read(files: Texts) -> ImportedInventory:
 
 
 def _parse_mapping(value: object) -> Mapping[str, Any]:
-    # The command may print a mapping as text.
+    # The value may be a text, because the command may print a mapping as text.
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -82,7 +85,7 @@ def _parse_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _parse_capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    # Ironic's notation, such as boot_mode:uefi,profile:compute.
+    # Capabilities are in Ironic's notation, such as boot_mode:uefi,profile:compute.
     text = str(_parse_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,4 +1,4 @@
-"""Kubernetes: objects of Tinkerbell and Metal3, and helpers for reading any source of Kubernetes objects."""
+"""Kubernetes: read objects of Tinkerbell and Metal3. Other sources of Kubernetes objects also use the helpers here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gitboot.importers.inventory import (
 )
 
 Object = Mapping[str, Any]
-Key = tuple[str, str]  # (namespace, name); the namespace of a cluster-wide object is ""
+Key = tuple[str, str]  # the namespace and the name of an object; the namespace of a cluster-wide object is ""
 
 
 class Objects(Struct, frozen=True):
@@ -54,26 +54,35 @@ class Objects(Struct, frozen=True):
         return sorted(self.get_kind(kind).items(), key=lambda item: (item[0][1], item[0][0]))
 
     def find(self, kind: str, key: Key | None) -> Object | None:
-        """Return the object with this key, or None. Handwritten files may leave out the namespace."""
+        """Return the object with this key, or None.
+
+        The namespace may be missing in the file, because a person may have written it.
+        """
         found = [each for own, each in self.get_kind(kind).items() if is_same_key(own, key)]
         return self.get_kind(kind).get(key or ("", ""), found[0] if len(found) == 1 else None)
 
     def get_spec(self, kind: str, name: object, namespace: str = "") -> Object:
-        """Return the spec of an object, or an empty mapping if no object is found by name and namespace."""
+        """Return the spec of an object, or an empty mapping if there is no object with this name and namespace."""
         found = {key: each for key, each in self.get_kind(kind).items() if key[1] == name}
         only = next(iter(found.values())) if len(found) == 1 else None
         return as_mapping(get_nested(found.get((namespace, str(name)), only), "spec"))
 
 
 def is_same_key(one: Key | None, other: Key | None) -> bool:
-    """Return whether two keys may mean the same object: equal names and, if both are known, equal namespaces."""
+    """Return whether two keys may mean the same object.
+
+    The names must be equal and, if both are known, the namespaces too.
+    """
     if one is None or other is None:
         return False
     return one[1] == other[1] and (one[0] == other[0] or not one[0] or not other[0])
 
 
 def load_objects(files: Texts) -> Objects:
-    """Load the objects in YAML or JSON files, from documents, lists of documents, and Kubernetes lists."""
+    """Load the Kubernetes objects in YAML or JSON files.
+
+    A file may contain documents, lists of documents, and Kubernetes lists.
+    """
     by_kind: dict[str, dict[Key, Object]] = {}
     for path, text in sorted(files.items()):
         for document in parse_yaml(path, text):
@@ -87,7 +96,7 @@ def load_objects(files: Texts) -> Objects:
 
 
 def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterator[ImportRemark]:
-    """Yield a remark on Secrets, and a remark on other kinds that the import does not read."""
+    """Yield a remark if there are Secrets, and a remark for each other kind that the import does not read."""
     yield from remark_if(
         objects.get_kind("Secret"),
         remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
@@ -269,7 +278,7 @@ def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[Imported
 def _read_netboot(
     name: str, netboots: list[tuple[Object, Object]]
 ) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
-    """Return the boot of the first interface that names a kernel, or remarks that explain why there is no boot."""
+    """Return the boot of the first interface with a kernel, or remarks that explain why there is no boot."""
     reasons = list[str]()
     for netboot, osie in netboots:
         ipxe = as_mapping(netboot.get("ipxe"))

@@ -1,7 +1,8 @@
-"""metal-operator and boot-operator: servers, and the boot configuration of each server's workload.
+"""metal-operator and boot-operator: read servers, and the boot configuration of the workload of each server.
 
-boot-operator finds a machine's boot configurations by UUID or IP address, and serves the one whose owner the Server
-refers to (server/helper.go). The boot of a maintenance never becomes a server's policy.
+boot-operator finds the boot configurations of a machine by UUID or IP address. It serves the boot configuration whose
+owner is named in the Server (server/helper.go). The import never uses the boot of a maintenance as the policy of a
+server.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ from gitboot.importers.sources.kubernetes import (
 )
 from gitboot.model.scalars import SystemUuid
 
-_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # the first kind wins if a machine has both
+_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # if a machine has both kinds, the first kind applies
 _KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
 _GROUP: Final = "metal.ironcore.dev/"
-_ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # Redfish, Processor.ProcessorArchitecture
+_ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # values of Processor.ProcessorArchitecture in Redfish
 
 
 class _BootConfig(Struct, frozen=True, kw_only=True):
     kind: str
     key: Key
     spec: Object
-    owner: Key | None  # its ServerBootConfiguration
-    boot: str | None  # the name of its `ImportedBoot`; None: it names neither a kernel nor a UKI
+    owner: Key | None  # the key of the ServerBootConfiguration that owns the object
+    boot: str | None  # the name of the `ImportedBoot`; None: the configuration names neither a kernel nor a UKI
     uuid: SystemUuid | None
 
     def __str__(self) -> str:
@@ -162,7 +163,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
 
 
 def _complete_url(value: object) -> str | None:
-    """Add http:// to a URL without a scheme, because boot-operator also accepts such a URL."""
+    """Add http:// to a URL without a scheme, because boot-operator accepts such URLs."""
     text = as_text(value)
     return text if text is None or "://" in text else f"http://{text}"
 
@@ -240,7 +241,7 @@ def _choose_boot(
     ]
     boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if is_same_key(each.owner, workload)]
     if not chosen:
-        # boot-operator gives a configuration the name of its owner. Without references, only the UUID counts.
+        # boot-operator names a configuration after its owner. Without references, only the UUID of the machine matters.
         is_alone = workload is None and maintenance is None
         chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
         remarks += [
@@ -313,7 +314,7 @@ def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> Impor
 
 
 def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[ImportRemark]]:
-    """Return the boot that one owner's configurations describe. An owner may have one configuration of each kind."""
+    """Return the boot in the configurations of one owner. An owner may have one configuration of each kind."""
     for kind in _BOOT_KINDS:
         same = [str(each) for each in configs if each.kind == kind]
         if len(same) > 1:
@@ -375,7 +376,7 @@ def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
 def _read_bmc(
     controller: Object, objects: Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    # A BMC may take its address from an Endpoint.
+    # If a BMC has no address, it may refer to an Endpoint with the address.
     endpoint = objects.get_spec(
         "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
     )
@@ -406,7 +407,7 @@ def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
 
 
 def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) -> Iterator[ImportedMachine]:
-    """Yield machines that only boot configurations name. Configurations with the same UUID belong to one machine."""
+    """Yield the machines that no Server describes. Boot configurations with the same UUID belong to one machine."""
 
     def identify(config: _BootConfig) -> str:
         return config.uuid or _spell(config.owner or config.key)
@@ -442,7 +443,7 @@ def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    # The values are IP and MAC addresses, and do not show which address belongs to which interface.
+    # The configuration contains IP and MAC addresses, but does not show which address belongs to which interface.
     found = dict.fromkeys(
         str(value)
         for each in configs
