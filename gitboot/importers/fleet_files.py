@@ -44,7 +44,7 @@ from gitboot.problems import Code
 from gitboot.quoting import Unquotable, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
-_NO_UUID: Final = remark_missing("its UUID, from `dmidecode -s system-uuid` or its BMC")
+_NO_UUID: Final = remark_missing("the UUID, from `dmidecode -s system-uuid` or its BMC")
 PENDING: Final = "pending"  # the folder for documents that a person must complete
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
 
@@ -111,7 +111,7 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
                 each,
                 remarks=(
                     *each.remarks,
-                    remark_guessed(f"its name was changed, because the name {source_name} in the source {why}"),
+                    remark_guessed(f"the name was changed, because the name {source_name} in the source {why}"),
                 ),
             )
         found[name] = each
@@ -136,7 +136,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         uuid = supplement.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
-            remarks.append(remark_guessed(f"its UUID {uuid}, taken from the --uuids file"))
+            remarks.append(remark_guessed(f"the UUID {uuid}, taken from the --uuids file"))
         nics = []
         for nic in _merge_nics(machine.nics, remarks):
             if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
@@ -151,7 +151,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
             uuid = None
         serial, bmc = machine.serial, machine.bmc
         if serial is not None and is_placeholder_serial(serial):
-            remarks.append(remark_lost(f"its serial number {serial}, which does not identify a machine"))
+            remarks.append(remark_lost(f"the serial number {serial}, which does not identify a machine"))
             serial = None
         elif serial is not None and _is_claimed(f"serial number {serial}", name, owners, remarks):
             serial = None
@@ -177,11 +177,11 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
         kept = list(first.addresses)
         for each in nic.addresses:
             if parse_address(each) is None:
-                remarks.append(remark_rejected(f"its address {each[:80]}, which is not an IP address"))
+                remarks.append(remark_rejected(f"the address {each[:80]}, which is not an IP address"))
                 continue
             address = ip_interface(each).ip
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
-                remarks.append(remark_rejected(f"its address {each}, which does not identify a machine"))
+                remarks.append(remark_rejected(f"the address {each}, which does not identify a machine"))
             elif not any(ip_interface(one).ip == address for one in kept):
                 kept.append(each)
         found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
@@ -191,7 +191,7 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
 def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
-        remarks.append(remark_lost(f"its {identity}, which {owner} also has"))
+        remarks.append(remark_lost(f"the {identity}, which {owner} also has"))
     return owner != name
 
 
@@ -215,7 +215,7 @@ def _render_server(
         *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),
         *remark_if(
             machine.boot is not None and policy is None,
-            remark_missing(f"its boot {machine.boot}, which is incomplete or not in the source"),
+            remark_missing(f"the boot {machine.boot}, which is incomplete or not in the source"),
         ),
         *more,
         *bmc_remarks,
@@ -276,7 +276,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     try:
         parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [remark_lost(f"its BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
+        return None, [remark_lost(f"the BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
@@ -302,7 +302,7 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *remark_if(boot.architecture is None, remark_guessed("architecture: x86_64")),
         *remark_if(
             uki and arguments,
-            remark_lost(f"its arguments, which firmware does not pass to a uki: {' '.join(arguments)}"),
+            remark_lost(f"the arguments, which firmware does not pass to a uki: {' '.join(arguments)}"),
         ),
     )
     item = ImportedDocument(kind="BootProfile", name=name, pending=pending, remarks=_sort_remarks(remarks))

@@ -134,7 +134,7 @@ def _pad_octets(value: str) -> str:
     return ":".join(each.zfill(2) for each in re.split("[:-]", text)) if _SHORT_MAC.fullmatch(text) else text
 
 
-def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
+def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
     """Return the MAC address of an interface, or a remark if the source contains an invalid value."""
     if value is None or value == "":
         return None, ()
@@ -142,11 +142,11 @@ def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tu
         return parse_lookup_mac(_pad_octets(str(value))), ()
     except Malformed as error:
         reasons = {
-            "multicast": "it is a multicast address, which cannot belong to an interface",
-            "expected": "it is not the address of an Ethernet interface",
+            "multicast": "the value is a multicast address, which cannot belong to an interface",
+            "expected": "the value is not the address of an Ethernet interface",
         }
         reason = next(
-            (text for word, text in reasons.items() if word in error.message), "it does not identify a machine"
+            (text for word, text in reasons.items() if word in error.message), "the value does not identify a machine"
         )
         return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]}: {reason}"),)
 
@@ -158,7 +158,7 @@ def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...
     try:
         return parse_lookup_uuid(str(value).strip()), ()
     except Malformed:
-        return None, (remark_rejected(f"its UUID {str(value)[:80]}, which is not the UUID of a board"),)
+        return None, (remark_rejected(f"the UUID {str(value)[:80]}, which is not the UUID of a board"),)
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
@@ -304,7 +304,7 @@ def parse_bmc(
     if found is None:
         scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
         return None, (
-            remark_lost(f"its BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
+            remark_lost(f"the BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
         )
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
     bmc = ImportedBmc(

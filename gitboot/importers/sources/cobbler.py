@@ -171,11 +171,11 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
         remarks=(
             remark_kept(f"distro {distro['name']}")
             if distro
-            else remark_missing("its distro, which is not in the source"),
+            else remark_missing("the distro, which is not in the source"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
                 remark_lost(
-                    f"its template {template} was not translated. Cobbler adds the kernel argument with its URL"
+                    f"the template {template} was not translated. Cobbler adds the kernel argument with its URL"
                 ),
             ),
             *remark_if(
@@ -184,7 +184,7 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
             ),
             *remark_if(
                 kernel and kernel.startswith("assets:"),
-                remark_guessed("its files are below /assets/, in the same layout as below /cobbler/ in Cobbler"),
+                remark_guessed("the files are below /assets/, in the same layout as below /cobbler/ in Cobbler"),
             ),
             *more,
         ),
@@ -233,10 +233,10 @@ def _read_machine(
         key for key in ("autoinstall", "autoinstall_meta") if system.get(key) not in (None, "", {}, _INHERIT)
     ]
     if profile or not image:
-        why = f"its profile {profile}, which is not in the source"
+        why = f"the profile {profile}, which is not in the source"
     else:
         file = as_text(get_nested(images, image, "file")) or image
-        why = f"its boot was not imported, because the image {file} does not have a kernel"
+        why = f"the boot was not imported, because the image {file} does not have a kernel"
     return ImportedMachine(
         name=name,
         serial=as_text(system.get("serial_number")),
@@ -331,7 +331,7 @@ def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[Impo
         address = f"ipmi://{address.rpartition('@')[2]}"
     elif kind != "redfish":
         return None, (
-            remark_lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add the BMC by hand"),
+            remark_lost(f"the power management is {kind} at {address.rpartition('@')[2]}: add the BMC by hand"),
         )
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = parse_bmc(f"{scheme}{address}", f"{build_document_name(str(system['name']))}-bmc")

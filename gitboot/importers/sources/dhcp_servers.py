@@ -90,7 +90,7 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             ImportedMachine(
                 name=name,
                 nics=tuple(nic for _, nic in sorted(own.items())),
-                remarks=(remark_kept("its reservation, which does not show its boot"), *remarks[name]),
+                remarks=(remark_kept("the reservation, which does not show its boot"), *remarks[name]),
             )
             for name, own in sorted(nics.items())
         ),
@@ -107,7 +107,7 @@ def _guess_mac(host: _Host) -> tuple[tuple[MacAddress, ...], tuple[ImportRemark,
     if found is None:
         return host.macs, ()
     mac, remarks = read_mac(found[1])
-    guess = remark_guessed(f"its MAC address was taken from its {host.identifier}, which is of type Ethernet")
+    guess = remark_guessed(f"the MAC address was taken from its {host.identifier}, which is of type Ethernet")
     return ((mac,), (guess,)) if mac else ((), remarks)
 
 
@@ -124,10 +124,10 @@ def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[I
         return
     if not any(each.kind is RemarkKind.REJECTED for each in reasons):
         yield remark_missing(
-            f"its MAC address is unknown, because its reservation has {host.identifier or 'no MAC address'}"
+            f"the MAC address is unknown, because the reservation has {host.identifier or 'no MAC address'}"
         )
     for address in host.addresses:
-        yield remark_lost(f"its address {address}, because no interface is known")
+        yield remark_lost(f"the address {address}, because no interface is known")
 
 
 def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:
@@ -192,7 +192,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
-            remarks.append(remark_lost(f"its address {part}, which is not a complete address"))
+            remarks.append(remark_lost(f"the address {part}, which is not a complete address"))
         elif _NAME.fullmatch(part):
             names.append(part)
         else:
@@ -255,7 +255,7 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
             for each in filter(None, " ".join(rest).replace(",", " ").split()):
                 address = parse_address(each)
                 addresses += [address] if address else []
-                remarks += remark_if(address is None, remark_lost(f"its address {each}, which is a DNS name"))
+                remarks += remark_if(address is None, remark_lost(f"the address {each}, which is a DNS name"))
         elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
             shown = " ".join(words[2:] if key == "option" else rest)
             identifiers.append(f"client id {shown}" if key != "host-identifier" else shown)
@@ -345,7 +345,7 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
         remarks=(
             *remarks,
             *(remark_lost(f"{key} {row[key]}, which its firmware uses to boot") for key in boots_by),
-            *remark_if(as_mapping(row.get("user-context")), remark_lost("its user-context")),
+            *remark_if(as_mapping(row.get("user-context")), remark_lost("the user-context")),
         ),
     )
 

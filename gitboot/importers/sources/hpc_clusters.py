@@ -92,7 +92,7 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
             *of_uuid,
             *more,
             *remark_if(
-                host and not by_ipmi, remark_lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
+                host and not by_ipmi, remark_lost(f"the BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
             ),
             *(remark_lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
             *secret,
@@ -119,7 +119,7 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
         if mac:
             nics.append(ImportedNic(mac=mac, addresses=(address,) if address and is_own else ()))
     if address and not any(nic.addresses for nic in nics):
-        remarks.append(remark_lost(f"its address {address}, because no interface with it is known"))
+        remarks.append(remark_lost(f"the address {address}, because no interface with it is known"))
     return tuple(nics), remarks
 
 
@@ -158,10 +158,10 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
         *rejected,
         *remark_if(
             not nics and not rejected,
-            remark_missing("its MAC address is unknown, because its network devices have no hwaddr"),
+            remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
         ),
         *(
-            remark_lost(f"its {label} {value} was not imported, because gitboot does not build it")
+            remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
             for label, value in images.items()
             if value
         ),
@@ -419,7 +419,7 @@ def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
         remarks=(
             *remarks,
-            *remark_if(has_data, remark_lost("its cloud-init data: write them as user data, without secrets")),
+            *remark_if(has_data, remark_lost("the cloud-init data: write them as user data, without secrets")),
         ),
     )
 
@@ -459,23 +459,23 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
             *remark_if(
                 config is not None and config.is_default,
                 remark_guessed(
-                    "its boot was taken from the parameters of Default, because no other parameters "
+                    "the boot was taken from the parameters of Default, because no other parameters "
                     "are for this machine"
                 ),
             ),
             *remark_if(
                 not nics and not remarks,
                 remark_missing(
-                    "its MAC addresses: export EthernetInterfaces of State Management together with the parameters"
+                    "the MAC addresses: export EthernetInterfaces of State Management together with the parameters"
                 ),
             ),
             *remark_if(
                 config is not None and not kernel,
-                remark_missing("its boot was not imported, because its parameters do not contain a kernel"),
+                remark_missing("the boot was not imported, because the parameters do not contain a kernel"),
             ),
             *remark_if(
                 config is None,
-                remark_lost("its boot was not imported, because the source has no boot parameters for this machine"),
+                remark_lost("the boot was not imported, because the source has no boot parameters for this machine"),
             ),
         ),
     )

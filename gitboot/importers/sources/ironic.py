@@ -124,7 +124,7 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
     )
     nics, rejected = [], list[ImportRemark]()
     for port in ports:
-        mac, about = read_mac(as_text(port["address"]), "its port:")
+        mac, about = read_mac(as_text(port["address"]), "the port:")
         rejected += about
         if mac:
             boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
@@ -161,22 +161,22 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
             *of_uuid,
             *remark_if(
                 not has_boot and not image,
-                remark_lost("its boot was not imported, because its instance does not have a kernel or an image"),
+                remark_lost("the boot was not imported, because the instance does not have a kernel or an image"),
             ),
             *remark_if(
                 not nics and not rejected,
-                remark_missing("its ports: export them with `openstack baremetal port list --long -f json`"),
+                remark_missing("the ports: export them with `openstack baremetal port list --long -f json`"),
             ),
             *remark_if(
                 address is None and "driver" not in node,
-                remark_missing("its driver and its BMC: export the nodes with --long"),
+                remark_missing("the driver and its BMC: export the nodes with --long"),
             ),
             *remark_if(
                 address is None and "driver" in node,
-                remark_lost(f"its driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
+                remark_lost(f"the driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
             ),
             *remark_if(
-                image, remark_lost(f"its instance's image {image.rpartition('@')[2]} is written by Ironic's agent")
+                image, remark_lost(f"the instance's image {image.rpartition('@')[2]} is written by Ironic's agent")
             ),
             *more,
         ),

@@ -130,7 +130,7 @@ def read(files: Texts) -> ImportedInventory:
         remarks=(
             *remark_other_kinds(objects, (*_READERS, "Machine", "HardwareData")),
             *(
-                remark_lost(f"HardwareData {name}: its BareMetalHost is not in the source")
+                remark_lost(f"HardwareData {name}: the BareMetalHost is not in the source")
                 for (_, name), _ in objects.list_kind("HardwareData")
                 if name not in known
             ),
@@ -187,7 +187,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
                 *remark_if(
                     get_nested(spec, "bmcRef", "name") and not machine,
                     remark_lost(
-                        "its BMC was not imported, because Machine "
+                        "the BMC was not imported, because Machine "
                         f"{get_nested(spec, 'bmcRef', 'name')} is not in the source"
                     ),
                 ),
@@ -200,7 +200,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
 
 
 _USER_DATA: Final = (
-    "its {}, which Tinkerbell's metadata service sends to the installed system: write it as user data of a profile, "
+    "the {}, which Tinkerbell's metadata service sends to the installed system: write it as user data of a profile, "
     "without secrets"
 )
 
@@ -254,10 +254,10 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
                 *remarks,
                 *of_bmc,
                 *of_boot,
-                *remark_if(disabled, remark_lost(f"it is disabled: {disabled}")),
+                *remark_if(disabled, remark_lost(f"the machine is disabled: {disabled}")),
                 *(remark_lost(_USER_DATA.format(key)) for key in data),
                 *(
-                    remark_lost(f"its variable {key}: write it as vars, unless it is a secret")
+                    remark_lost(f"the variable {key}: write it as vars, unless it is a secret")
                     for key in sorted(as_mapping(instance.get("vars")))
                 ),
             ),
@@ -291,23 +291,25 @@ def _read_netboot(
             found = parse_boot_script(script, "", {})
             kernel, initrds, arguments = found.kernel, found.initrds, list(found.arguments)
             leads = f"chains to {found.chain}" if found.chain else "does not contain a kernel"
-            reasons += [] if kernel else [f"its iPXE script {leads}"]
+            reasons += [] if kernel else [f"the iPXE script {leads}"]
         elif url:
             kernel = None
-            reasons.append(f"its iPXE script is at {url}")
+            reasons.append(f"the iPXE script is at {url}")
         elif config and not kernel:
             kernel, initrds, arguments = _parse_pxelinux(config)
-            reasons += [] if kernel else ["its PXELINUX configuration does not contain a kernel"]
+            reasons += [] if kernel else ["the PXELINUX configuration does not contain a kernel"]
         elif not kernel:
             iso = as_text(osie.get("isoURL")) or as_text(osie.get("baseURL"))
             reasons.append(
-                f"it boots {iso}" if iso else "it boots the default OSIE of Smee, which the source does not contain"
+                f"the machine boots {iso}"
+                if iso
+                else "the machine boots the default OSIE of Smee, which the source does not contain"
             )
         if kernel:
             translated, remarks = translate_arguments(arguments)
             boot = ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks)
             return boot, ()
-    return None, tuple(remark_lost(f"its boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
+    return None, tuple(remark_lost(f"the boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
 
 
 def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
@@ -343,7 +345,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
     spec, seen = as_mapping(get_nested(each, "spec")), as_mapping(get_nested(each, "status", "hardware"))
     data_name, namespace = get_nested(each, "metadata", "name"), _get_namespace(each)
     seen = seen or as_mapping(objects.get_spec("HardwareData", data_name, namespace).get("hardware"))
-    boots_by, remarks = read_mac(as_text(spec.get("bootMACAddress")), "its boot")
+    boots_by, remarks = read_mac(as_text(spec.get("bootMACAddress")), "the boot")
     nics: dict[str, ImportedNic] = {}
     for nic in (*as_mappings(seen.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
         nic_name = as_text(nic.get("name"))
@@ -378,11 +380,11 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
             *of_bmc,
             *remark_if(
                 not nics and not remarks,
-                remark_missing("its MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
+                remark_missing("the MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
             ),
-            remark_lost(f"its boot was not imported, {_describe_image(spec)}"),
+            remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
             *(
-                remark_lost(f"its {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
+                remark_lost(f"the {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
                 for key in data
             ),
         ),
@@ -393,7 +395,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
 def _describe_image(spec: Object) -> str:
     image = (as_text(get_nested(spec, "image", "url")) or "").rpartition("@")[2]
     if image and as_text(get_nested(spec, "image", "format")) == "live-iso":
-        return f"because its BMC mounts the ISO {image}: write a BootImage with an iso"
+        return f"because the BMC mounts the ISO {image}: write a BootImage with an iso"
     if image:
         return f"because Ironic's agent writes the image {image}, but gitboot boots installers"
     if method := as_text(get_nested(spec, "customDeploy", "method")):

@@ -177,7 +177,7 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
     ]
     if first is not own:
         remarks += [
-            remark_guessed(f"its boot was taken from group {_get_name(first)}, which does not have a selector"),
+            remark_guessed(f"the boot was taken from group {_get_name(first)}, which does not have a selector"),
             remark_lost(
                 f"group {_get_name(own)} boots profile {own.get('profile')} if {_format_other_selectors(own)}: a "
                 "provisioned server boots its disk"
@@ -242,12 +242,12 @@ def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
     remarks += about
     if data is not None and leads and not all(each.startswith(_FIRST_BOOT) for each in leads):
         data = None  # gitboot would also serve this data to the live system, which runs the installer
-        remarks = [remark_lost("its user data is for the system that is installed: coreos-installer fetches it")]
+        remarks = [remark_lost("the user data is for the system that is installed: coreos-installer fetches it")]
     if data is not None:
         # remove the old URL of the user data, because gitboot adds its own URL
         found = [argument for argument in found if argument not in leads]
     elif leads:
-        remarks.append(remark_guessed("its arguments still contain the old system's user data URL"))
+        remarks.append(remark_guessed("the arguments still contain the old system's user data URL"))
     arguments, more = translate_arguments(found)
     ids = [key for key in ("cloud_id", "generic_id") if profile.get(key)]
     return ImportedBoot(

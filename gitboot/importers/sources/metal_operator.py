@@ -148,10 +148,10 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
         uki=None if kernel else uki,
         remarks=(
             remark_kept(str(config)),
-            *remark_if(spec.get("ignitionSecretRef"), remark_lost("its Ignition is in a Secret")),
+            *remark_if(spec.get("ignitionSecretRef"), remark_lost("the Ignition is in a Secret")),
             *remark_if(
                 spec.get("ipxeScriptSecretRef"),
-                remark_lost("its iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
+                remark_lost("the iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
             ),
             *remark_if(
                 kernel,
@@ -245,7 +245,7 @@ def _choose_boot(
         is_alone = workload is None and maintenance is None
         chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
         remarks += [
-            remark_guessed(f"its boot is {each}, which has its UUID and does not have an owner") for each in chosen
+            remark_guessed(f"the boot is {each}, which has its UUID and does not have an owner") for each in chosen
         ]
     reason = _explain_workload(name, workload, objects)
     strangers = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
@@ -254,14 +254,14 @@ def _choose_boot(
     elif strangers:
         remarks.append(
             remark_missing(
-                f"its boot was not imported, because the systemUUID of {strangers[0]} is not the UUID of the Server"
+                f"the boot was not imported, because the systemUUID of {strangers[0]} is not the UUID of the Server"
             )
         )
     else:
         boot, more = _pick_config(chosen)
         remarks += more
         if workload and not chosen:
-            remarks.append(_explain_missing_config("its boot", workload, objects))
+            remarks.append(_explain_missing_config("the boot", workload, objects))
     for each in own:
         if is_same_key(each.owner, maintenance):
             profile = f": its profile is {each.boot}" if each.boot else ""
@@ -275,12 +275,12 @@ def _choose_boot(
         remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(
-            remark_guessed("its boot was found only by its name, because the source has no ServerBootConfiguration")
+            remark_guessed("the boot was found only by its name, because the source has no ServerBootConfiguration")
         )
     if boot is None and workload is None and not chosen:
         remarks.append(
             remark_lost(
-                "its boot was not imported, because the Server does not refer to a boot configuration of a workload"
+                "the boot was not imported, because the Server does not refer to a boot configuration of a workload"
             )
         )
     return boot, remarks
@@ -293,12 +293,12 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
     found = objects.find("ServerBootConfiguration", workload)
     if found is None:
         return remark_missing(
-            f"its boot was not imported, because ServerBootConfiguration {_spell(workload)} is not in the source"
+            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is not in the source"
         )
     server = as_text(get_nested(found, "spec", "serverRef", "name"))
     if server != name:
         return remark_missing(
-            f"its boot was not imported, because ServerBootConfiguration {_spell(workload)} is for Server {server}"
+            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is for Server {server}"
         )
     return None
 
@@ -320,7 +320,7 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
         if len(same) > 1:
             return None, [
                 remark_missing(
-                    f"its boot was not imported, because {' and '.join(same)} have the same owner, "
+                    f"the boot was not imported, because {' and '.join(same)} have the same owner, "
                     "and it is not clear which one boots"
                 )
             ]
@@ -381,7 +381,7 @@ def _read_bmc(
         "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
     )
     mac = get_nested(controller, "access", "macAddress") or endpoint.get("macAddress")
-    _, rejected = read_mac(as_text(mac), "its BMC:")
+    _, rejected = read_mac(as_text(mac), "the BMC:")
     host = as_text(get_nested(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = as_mapping(get_nested(controller, "protocol"))
     if host is None:
@@ -426,7 +426,7 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
             boot=boot,
             remarks=(
                 *(remark_kept(str(each)) for each in same),
-                remark_missing("its Server, which is not in the source"),
+                remark_missing("the Server, which is not in the source"),
                 *remarks,
                 *of_uuid,
                 *more,
@@ -437,7 +437,7 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
 def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
     names = " and ".join(map(str, configs))
     return remark_missing(
-        f"its boot was not imported, because {names} are for one machine, and only its Server "
+        f"the boot was not imported, because {names} are for one machine, and only its Server "
         "shows which one is for its workload"
     )
 
@@ -458,7 +458,7 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
             macs |= {mac} if mac else set()
             remarks += more
     if not macs and addresses:
-        remarks.append(remark_lost(f"its addresses {', '.join(addresses)}, because no interface is known"))
+        remarks.append(remark_lost(f"the addresses {', '.join(addresses)}, because no interface is known"))
     first = min(macs, default=None)
     nics = (ImportedNic(mac=mac, addresses=addresses if mac == first else ()) for mac in sorted(macs))
     return tuple(nics), remarks
