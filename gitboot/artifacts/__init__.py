@@ -1,1 +1,1 @@
-"""Artifacts: check, download, mirror and verify kernels, images and boot loaders."""
+"""Artifacts such as kernels, images and boot loaders: check, download, mirror and verify them."""

@@ -1,4 +1,4 @@
-"""Artifact checks: verify periodically that boot files are available and contain what their image states."""
+"""Artifact checks: verify periodically that boot files are available and have the digests that their image states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gitboot.resolve.server_decision import BootFile, Decisions
 
 
 class Cache(Protocol):
-    """A store of results, each identified by a kind and a key."""
+    """A store of cached results. A kind and a key identify each result."""
 
     def get_many(self, kind: Any, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         """Return the cached values. Keys that are not in the cache are omitted."""
@@ -43,7 +43,7 @@ class ReadResults:
         self._cache, self._lock = cache, Lock()
 
     def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
-        """Return the cached result for this version of a file, or None if gitboot has not read this version."""
+        """Return the cached result of reading a version of a file, or None if gitboot has not read this version."""
         if self._cache is None or (key := _build_key(file, head)) is None:
             return None
         with self._lock:
@@ -59,16 +59,16 @@ class ReadResults:
                 self._cache.insert_many(READ, {key: encode((sighting.presence, sighting.message))})
 
 
-READ: Final = "artifact"  # the kind under which the cache stores these results
+READ: Final = "artifact"  # the kind of these results in the cache
 
 
 class Presence(StrEnum):
     VERIFIED = "Verified"  # gitboot read the content, and its digest is correct
     FOUND = "Found"  # the file exists with the expected size, if the server reports a size; gitboot did not read it
-    MISSING = "Missing"  # the server answers that the file does not exist
-    WRONG = "Wrong"  # the file has another size or another digest
+    MISSING = "Missing"  # the server returns that the file does not exist
+    WRONG = "Wrong"  # the file has a different size or digest than its image states
     UNSIGNED = "Unsigned"  # the fleet requires a signature, and no trusted key has verified the file
-    UNKNOWN = "Unknown"  # no answer, or an answer that allows no conclusion
+    UNKNOWN = "Unknown"  # the server does not respond, or its response does not show whether the file exists
 
 
 _decode: Final[Callable[[bytes], tuple[Presence, str]]] = build_decoder(tuple[Presence, str])
@@ -92,17 +92,17 @@ def _build_key(file: BootFile, head: ArtifactHead) -> bytes | None:
 class ArtifactHead(Struct, frozen=True, kw_only=True):
     """The metadata of an artifact, as reported by its web server or registry."""
 
-    size: int | None = None  # the size of the whole file in bytes
+    size: int | None = None  # the size of the file in bytes; None: the server does not report it
     content_type: str | None = None
-    # From ETag and Last-Modified; changes with the content. None: the server reports neither of them.
+    # A text from ETag and Last-Modified, which changes with the content. None: the server sends neither header.
     version: str | None = None
-    redirect_url: str | None = None  # the URL after redirects; None: no redirect
+    redirect_url: str | None = None  # the URL after redirects; None: the server did not redirect
 
 
 class FileSigner(Struct, frozen=True, kw_only=True):
-    """The trusted key that signed a file, as of its verification."""
+    """The trusted key that signed a file, at the time when gitboot verified the signature."""
 
-    key: str  # `gitboot.artifacts.signatures.ImageSigner.key`
+    key: str  # the same value as `gitboot.artifacts.signatures.ImageSigner.key`
     name: str  # for people
     key_digest: Digest  # the digest of the trusted key, which changes if the key is revoked or extended
 
@@ -111,9 +111,9 @@ class Sighting(Struct, frozen=True, kw_only=True):
     """The result of one check of an artifact."""
 
     presence: Presence
-    message: str = ""  # what is wrong, or why the state is unknown
+    message: str = ""  # describes the fault, or why the state is unknown; "" if there is no fault
     head: ArtifactHead = ArtifactHead()
-    signer: FileSigner | None = None  # None: the fleet requires no signature, or the file was never verified
+    signer: FileSigner | None = None  # None: the fleet does not require a signature, or gitboot never verified the file
 
     @property
     def is_there(self) -> bool:
@@ -121,12 +121,12 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Return whether gitboot should store the result, because it has a state or the signer of the file."""
+        """Whether the result contains a known state or the signer of the file."""
         return self.presence is not Presence.UNKNOWN or self.signer is not None
 
     @property
     def is_absent(self) -> bool:
-        """Return whether the artifact is missing, wrong or unsigned. False if the server does not answer."""
+        """Whether the artifact is missing, wrong or unsigned. False if the server did not respond."""
         return self.presence in (Presence.MISSING, Presence.WRONG, Presence.UNSIGNED)
 
 
@@ -142,10 +142,10 @@ def check_artifact(
     results: ReadResults = NO_RESULTS,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Sighting:
-    """Check an artifact, but do not reread a version whose result is in ``before`` or ``results``.
+    """Check an artifact. Do not read a version again if its result is in ``before`` or ``results``.
 
-    Without ``read``, or if no document states the digest, check only the existence and the size, with a HEAD request.
-    If ``is_stopped`` returns True while the file is being read, the artifact counts as unknown.
+    If ``read`` is False or no document states the digest, send only a HEAD request to check that the file exists and
+    has the expected size. If ``is_stopped`` returns True while the file is being read, the artifact counts as unknown.
     """
     try:
         found = compare_head(file, fetcher.head(file.url), before)
@@ -208,13 +208,13 @@ def check_artifacts(
 
 
 class NeededArtifact(Struct, frozen=True, kw_only=True):
-    """An artifact, and the servers that need it."""
+    """An artifact and the number of servers that need this artifact."""
 
     file: BootFile
     images: tuple[str, ...]
-    sites: tuple[str, ...]  # site names; "" means servers without a site
-    servers: int  # how many servers may boot from it, not counting unknown machines
-    by_firmware: bool  # whether firmware fetches it directly by UEFI HTTP boot
+    sites: tuple[str, ...]  # names of the sites that need the artifact; "" stands for servers without a site
+    servers: int  # the number of servers that may boot from the artifact, without unknown machines
+    by_firmware: bool  # whether firmware downloads the artifact directly by UEFI HTTP boot
 
 
 def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NeededArtifact, ...]:
@@ -265,22 +265,23 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256 or "", each.file.size or 0)))
 
 
-LARGEST_ARTIFACT: Final = 32 << 30  # bytes; applies if the image states no size. An installer DVD has up to 16 GiB
+# in bytes: the limit for a file whose image states no size. An installer DVD has up to 16 GiB
+LARGEST_ARTIFACT: Final = 32 << 30
 
 
 class Content(NamedTuple):
-    """The content of an artifact, which is read chunk by chunk."""
+    """The content of an artifact, as an iterator over chunks."""
 
     head: ArtifactHead
-    offset: int  # where the first chunk starts in the file; 0 if the server does not support ranges
+    offset: int  # the position of the first chunk in the file; 0 if the server does not support ranges
     chunks: Iterator[bytes]
 
 
 class Fetcher(Protocol):
-    """Fetches artifacts from one kind of source. Fetchers are thread-safe.
+    """Reads artifacts from one kind of source, such as web servers. Fetchers are thread-safe.
 
     A fetcher does not verify sizes or digests. Both methods raise `ArtifactMissing` if the artifact does not exist, and
-    `HostUnreachable` if the fetcher cannot tell.
+    `HostUnreachable` if the fetcher cannot determine whether the artifact exists.
     """
 
     def head(self, url: str) -> ArtifactHead:
@@ -294,7 +295,7 @@ class Fetcher(Protocol):
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
-    """Return the new result. If the server does not answer and the artifact was absent, return ``before``."""
+    """Return the new result, or ``before`` if the artifact was absent and the server does not respond now."""
     if now.presence is not Presence.UNKNOWN or before is None or not before.is_absent:
         return now
     return now if before.presence is Presence.UNSIGNED and now.signer is not None else before
@@ -318,7 +319,10 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
 
 
 def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
-    """Compare the metadata of an artifact with its image. Reuse the result ``before`` if the version is the same."""
+    """Compare the metadata of an artifact with its image.
+
+    If the version has not changed, return the result ``before``.
+    """
     if file.size is not None and head.size not in (None, file.size):
         message = f"the file has {head.size} bytes, but the image states {file.size}"
         return Sighting(presence=Presence.WRONG, message=message, head=head)
@@ -349,10 +353,10 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
 
 # Periodic checks in background threads
 
-_FIRST_RETRY_S: Final = 5.0  # delay before the first retry; doubles with each failure
+_FIRST_RETRY_S: Final = 5.0  # the delay before the first retry; each further failure doubles the delay
 _LONGEST_RETRY_S: Final = 60.0
 _LONGEST_PROOF_RETRY_S: Final = 1800.0
-_PATIENCE_S: Final = 60.0  # the limit of `wait` for all checks together
+_PATIENCE_S: Final = 60.0  # how long `wait` waits for all checks together
 _JOIN_S: Final = 0.5
 
 
@@ -360,10 +364,10 @@ class ArtifactWatch(Protocol):
     """Keeps the results of artifact checks up to date for an instance."""
 
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
-        """Replace the set of artifacts to check. ``bases`` are the base URLs of the fleet and its sites."""
+        """Replace the set of artifacts to check. ``bases`` are the base URLs of the fleet and of all sites."""
 
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
-        """Return the latest results. If they have not changed, return the same object as the previous call."""
+        """Return the latest results. If the results have not changed, return the same object as the previous call."""
 
     def wait(self) -> None:
         """Wait until each artifact has been checked once, or until the wait times out."""
@@ -389,15 +393,16 @@ class ThreadedArtifactWatch:
     ) -> None:
         """Start the threads.
 
-        ``before`` has the results of the previous process. They count until the first check of the artifact.
-        ``verify`` checks the signature of a file with a proof. It gets the signer of an earlier verification, if any,
-        and the base URLs. It returns the signer, or why no trusted key has verified the file.
+        ``before`` contains the results of the previous process. gitboot uses each of these results until it has checked
+        the artifact. ``verify`` checks the signature of a file. The arguments of ``verify`` are the file, the signer of
+        an earlier verification or None, and the base URLs. ``verify`` returns the signer, or a text that explains why
+        no trusted key has verified the file.
         """
         self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
         self._verify = verify
         self._before = dict(before)
         self._now = dict(self._before)
-        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # what `get_sightings` returned last
+        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # the object that `get_sightings` returned last
         self._is_news = False  # whether the results have changed since the last call of `get_sightings`
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
@@ -463,8 +468,9 @@ class ThreadedArtifactWatch:
                 )
                 if file.proof is not None:
                     found = self._add_signer(file, found, before)
-            except BaseException as error:  # if a check ends its thread, the artifact is checked again like others
-                message, signer = f"the check failed: {type(error).__name__}", before.signer if before else None
+            # an unexpected error counts as a failed check, so that the thread continues and repeats the check later
+            except BaseException as error:
+                message, signer = f"the check failed with {type(error).__name__}", before.signer if before else None
                 failed = Sighting(presence=Presence.UNKNOWN, message=message, signer=signer)
                 self._store_sighting(file, keep_known_absence(failed, before))
                 raise
@@ -472,7 +478,10 @@ class ThreadedArtifactWatch:
                 self._wake()
 
     def _add_signer(self, file: BootFile, found: Sighting, before: Sighting | None) -> Sighting:
-        """Return the result with the signer of the file. A verified file stays verified while its server is silent."""
+        """Return the result with the signer of the file.
+
+        A verified file stays verified while its server does not respond.
+        """
         known = before.signer if before is not None else None
         if found.presence in (Presence.MISSING, Presence.WRONG):
             return structs.replace(found, signer=known)
@@ -492,7 +501,7 @@ class ThreadedArtifactWatch:
         return None
 
     def _store_sighting(self, file: BootFile, sighting: Sighting) -> bool:
-        """Store a result, and return whether it changes which boots are withheld."""
+        """Store the result of a check, and return whether the result changes which boots gitboot withholds."""
         with self._changed:
             if file not in self._wanted or self._closed:
                 return False

@@ -28,15 +28,15 @@ from gitboot.render.grub import NICS, SIGNED_GRUB_CHAIN
 from gitboot.render.paths import BOOT, PXELINUX_CORE, SIGNED_GRUB
 
 MANIFEST: Final = "loaders/manifest.json"
-_ASSETS: Final = "assets"  # the folder below boot/
+_ASSETS: Final = "assets"  # the name of a folder in boot/
 
 
 class Packaged(Struct, frozen=True, kw_only=True):
     """A boot loader that a distribution package contains."""
 
-    path: str  # relative to the TFTP root and to assets/; `gitboot.render.dhcp` uses the same paths
-    sources: tuple[str, ...]  # gitboot uses the first path that exists
-    package: str  # its name in Debian
+    path: str  # the path below the TFTP root and below assets/; `gitboot.render.dhcp` uses the same paths
+    sources: tuple[str, ...]  # possible paths of the file in the package; gitboot copies the first one that exists
+    package: str  # the name of the package in Debian
 
 
 class Built(Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
     ),
     Built(path="loaders/grub-x86_64.efi", target="x86_64-efi", package="grub-efi-amd64-bin"),
     Built(path="loaders/grub-aarch64.efi", target="arm64-efi", package="grub-efi-arm64-bin:arm64"),
-    # A shim starts GRUB from its own folder, by a file name that is compiled into the shim.
+    # A shim starts GRUB from the folder of the shim. The file name of GRUB is compiled into the shim.
     Packaged(path="loaders/shimx64.efi", sources=("usr/lib/shim/shimx64.efi.signed",), package="shim-signed"),
     Packaged(
         path="loaders/grubx64.efi",
@@ -101,7 +101,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
 )
 
 
-SIGNED_GRUBS: Final = ("loaders/grubx64.efi", "loaders/grubaa64.efi")  # which shim starts
+SIGNED_GRUBS: Final = ("loaders/grubx64.efi", "loaders/grubaa64.efi")  # the signed GRUB images that a shim starts
 _SIGNED_GRUB: Final = SIGNED_GRUB.removeprefix(BOOT)
 _OWN_COMMENT: Final = b"# gitboot: "
 
@@ -118,9 +118,8 @@ class Placed:
 
     path: str
     sha256: str | None = None  # None: the boot loader is missing
-    message: str = field(
-        metadata=json_key("from")
-    )  # the source of the boot loader, or the package to install if the loader is missing
+    # the source of the boot loader, or the package to install if the boot loader is missing
+    message: str = field(metadata=json_key("from"))
     outcome: Placement = field(metadata=OMITTED)
 
 
@@ -134,9 +133,9 @@ def place(
 ) -> tuple[Placed, ...]:
     """Copy every available boot loader to ``out`` and ``tftp``, and call ``report`` for each boot loader.
 
-    Machines fetch the files in ``out`` from ``base_url``. gitboot searches the root folders ``systems`` in order for
-    each boot loader, and lists the copied boot loaders in a manifest. A second call with the same packages does not
-    write files. If a package was removed, the boot loaders that were copied from it stay.
+    Machines download the files in ``out`` from ``base_url``. gitboot searches the root folders ``systems`` in order for
+    each boot loader, and lists the copied boot loaders in a manifest. A second call with the same packages writes
+    nothing. If a package is uninstalled later, the boot loaders that were copied from this package stay.
 
     Raises `AssetError` if a folder is not writable or GRUB cannot be built.
     """
@@ -160,7 +159,8 @@ def place(
             )
         report(outcome)
         placed.append(outcome)
-    if tftp is not None and not (tftp / "grub.cfg").exists():  # a copy of boot/ has its own grub/grub.cfg
+    # if the TFTP root has a grub.cfg, it is a copy of boot/ and contains grub/grub.cfg already
+    if tftp is not None and not (tftp / "grub.cfg").exists():
         placed.append(_write_signed_grub_configuration(tftp, base_url))
         report(placed[-1])
     files = to_json_value([each for each in placed if each.sha256 is not None])
@@ -170,10 +170,10 @@ def place(
 
 
 def _write_signed_grub_configuration(tftp: Path, base_url: str) -> Placed:
-    """Write ``grub/grub.cfg`` to the TFTP root, unless another program wrote it."""
+    """Write ``grub/grub.cfg`` to the TFTP root, unless another program wrote the existing file."""
     target = tftp / _SIGNED_GRUB
     if (found := read_output_file(target)) is not None and not found.startswith(_OWN_COMMENT):
-        message = f"{target} is not from gitboot, so gitboot does not replace it; the signed GRUB loads it"
+        message = f"gitboot did not write {target}, so gitboot does not replace it; the signed GRUB loads this file"
         return Placed(path=_SIGNED_GRUB, outcome=Placement.UNCHANGED, message=message)
     is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
     outcome = Placement.PLACED if is_new else Placement.UNCHANGED
@@ -190,8 +190,8 @@ def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, st
             without_http = without_http or file
     if without_http is not None:
         return (
-            f"{without_http} cannot fetch by HTTP: unpack {loader.package} of Debian 13 or newer, and name its folder "
-            "with --system"
+            f"{without_http} cannot download by HTTP: unpack {loader.package} of Debian 13 or newer, and name its "
+            "folder with --system"
         )
     return f"install the package {loader.package}"
 
@@ -199,20 +199,23 @@ def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, st
 def has_http(grub: bytes) -> bool:
     """Return whether a GRUB image contains the module http. The signed GRUB of Debian 12 does not contain it.
 
-    The text is from the request of that module (GRUB: grub-core/net/http.c).
+    gitboot searches for a text in the HTTP requests of that module (GRUB: grub-core/net/http.c).
     """
     return b" HTTP/1.1\r\nHost: " in grub
 
 
 def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
-    """Write a file for HTTP and TFTP. Return whether one of the files was missing or had other content."""
+    """Write a file to the folders for HTTP and TFTP.
+
+    Return whether one of the two copies was missing or had other content.
+    """
     targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
     # By TFTP, shim requests GRUB from the root unless the DHCP server sends the path of shim in the header field `file`
     # (shim: netboot.c).
     if tftp is not None and path in SIGNED_GRUBS:
         in_root = tftp / Path(path).name
-        # A file with another content than gitboot's last copy is from another program, and stays.
+        # If the file differs from gitboot's last copy, another program wrote the file, so gitboot does not replace it.
         if (found := read_output_file(in_root)) is None or found == read_output_file(tftp / path):
             targets.append(in_root)
     return _write_targets(path, targets, content)
@@ -231,14 +234,14 @@ def _write_targets(path: str, targets: Sequence[Path], content: bytes) -> bool:
 # GRUB
 
 
-# All modules that GRUB needs to fetch and run a boot script. The image cannot load further modules.
+# All modules that GRUB needs to download and run a boot script. The image cannot load other modules.
 _MODULES: Final = (
     *("all_video", "boot", "chain", "configfile", "echo", "efinet", "eval", "ext2", "fat", "gcry_sha256", "gzio"),
     *("halt", "http", "iso9660", "linux", "loopback", "ls", "memdisk", "minicmd", "net", "normal", "part_gpt"),
     *("part_msdos", "reboot", "regexp", "search", "serial", "sleep", "smbios", "tar", "terminal", "test", "tftp"),
     *("true", "xfs"),
 )
-_OPTIONAL: Final = ("linuxefi",)  # Debian's module for Secure Boot
+_OPTIONAL: Final = ("linuxefi",)  # Debian's GRUB module for Secure Boot
 
 
 def first_grub_configuration(base_url: str) -> str:
@@ -294,7 +297,7 @@ fi
 
 def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     if urlsplit(base_url).scheme != "http":
-        return f"GRUB can fetch only over http, not from {base_url}: set --base-url to an http URL of the same tree"
+        return f"GRUB can download only over http, not from {base_url}: set --base-url to an http URL of the same files"
     folders = (system / "usr/lib/grub" / loader.target for system in systems)
     if (modules := next((folder for folder in folders if (folder / "http.mod").is_file()), None)) is None:
         return f"install the package {loader.package}"
@@ -303,7 +306,7 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
     optional = [name for name in _OPTIONAL if (modules / f"{name}.mod").is_file()]
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
-        # grub-mkstandalone is not reproducible: its memory disk contains the current time, and each module twice.
+        # gitboot does not use grub-mkstandalone, because its images contain the current time and each module twice.
         configuration, entry = first_grub_configuration(base_url).encode(), tarfile.TarInfo("boot/grub/grub.cfg")
         entry.size = len(configuration)
         with tarfile.open(memory_disk, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -319,13 +322,13 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
         return image.read_bytes(), f"grub-mkimage of {modules}"
 
 
-HEAD: Final = 4096  # bytes; the headers of an EFI program are within this part of the file
+HEAD: Final = 4096  # in bytes: the first part of an EFI program, which contains all headers
 _PE32_PLUS: Final = 0x20B
 _CERTIFICATES: Final = 4  # the index of the certificate table in the data directories
 
 
 def is_signed(head: bytes) -> bool | None:
-    """Return whether an EFI program has a signature, or None if ``head`` is not the start of an EFI program.
+    """Return whether an EFI program contains a signature, or None if ``head`` is not the start of an EFI program.
 
     The signature is not verified. The offsets are those of the PE format (Microsoft, "PE Format": Optional Header Data
     Directories).
@@ -349,5 +352,5 @@ def is_signed(head: bytes) -> bool | None:
 
 
 def find_program_fault(head: bytes) -> str | None:
-    """Return why firmware with Secure Boot rejects a program, or None if it has a signature."""
+    """Return why firmware with Secure Boot rejects a program, or None if the program contains a signature."""
     return {True: None, False: "has no signature", None: "is not an EFI program"}[is_signed(head)]

@@ -1,4 +1,4 @@
-"""Artifact downloads: from web servers, the published folder and OCI registries, and into the output tree."""
+"""Artifact downloads from web servers, the published folder and OCI registries, and local copies of artifacts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from gitboot.render.paths import find_artifact_type
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
-CHUNK: Final = 1 << 20  # bytes that one read returns at most
+CHUNK: Final = 1 << 20  # the maximum size of one read in bytes
 
 
 class PrefixFetcher:
     """Selects a fetcher by the prefix of the URL. The longest matching prefix wins.
 
-    For the URL of a file in an archive, the selected fetcher reads the archive.
+    If the URL names a file in an archive, the selected fetcher reads the archive.
     """
 
     def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
@@ -83,7 +83,7 @@ _NO_RANGE: Final = 416
 
 
 class WebFetcher:
-    """Fetches over HTTP and HTTPS, and trusts the certificate authorities that this host trusts."""
+    """Downloads over HTTP and HTTPS. This fetcher trusts the certificate authorities that this host trusts."""
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class WebFetcher:
         rate: MinimumRate = SLOWEST_DOWNLOAD,
         ca_bundle: Path | None = None,
     ) -> None:
-        """By default, ignore proxies, because boot loaders do not use a proxy either.
+        """Create a fetcher that, by default, ignores proxies, because boot loaders do not use proxies either.
 
-        The deadline applies to the response up to its body. The body must arrive at ``rate`` or faster.
+        The headers of a response must arrive before the deadline. The body must arrive at ``rate`` or faster.
         """
         self._client = HttpClient(uses_proxies=uses_proxies, connections_per_host=per_host, ca_bundle=ca_bundle)
         self._deadline_s, self._rate = deadline_s, rate
 
     def head(self, url: str) -> ArtifactHead:
-        """Return the metadata from the response to HEAD, or to GET if the server does not support HEAD."""
+        """Send a HEAD request, or a GET request if the server does not support HEAD, and return the metadata."""
         with self._answer("HEAD", url, {}) as answer:
             if answer.status not in _NO_HEAD:
                 return _build_head(answer, url)
@@ -144,10 +144,10 @@ def _open_content(
     build_head: Callable[[AnswerStream], ArtifactHead],
     offset: int,
 ) -> Iterator[Content]:
-    """Yield the content from an offset, or from 0 if the server does not support ranges.
+    """Yield the content of a file from an offset, or from its start if the server does not support ranges.
 
-    ``open_answer`` takes the headers of the request. Raises `HostUnreachable` if the server returns another range than
-    the requested one.
+    ``open_answer`` sends a request with the given headers. Raises `HostUnreachable` if the server returns a different
+    range than the requested one.
     """
     with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
         if answer.status != _NO_RANGE:
@@ -177,7 +177,7 @@ def _parse_number(text: str | None) -> int | None:
     return int(text) if text is not None and is_number else None
 
 
-_MOST_DIGITS: Final = 18  # int rejects a text of thousands of digits
+_MOST_DIGITS: Final = 18  # a limit, because int rejects a text with thousands of digits
 
 
 # Local folders
@@ -232,7 +232,7 @@ def _read_file_head(path: Path) -> ArtifactHead:
 
 
 class RegistryFetcher:
-    """Reads blobs from the allowed registries, and treats all other registries as unreachable."""
+    """Reads blobs from allowed OCI registries. Registries that are not allowed count as unreachable."""
 
     def __init__(self, registries: Registries) -> None:
         self._registries = registries
@@ -270,7 +270,7 @@ def _build_blob_head(answer: AnswerStream, url: str) -> ArtifactHead:
 
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_PART: Final = ".part"  # suffix of incomplete downloads, which are hidden files and thus not served
+_PART: Final = ".part"  # the suffix of incomplete downloads. They are hidden files, so endpoints do not serve them
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -286,7 +286,7 @@ class MirroredArtifact(Struct, frozen=True, kw_only=True):
     path: str  # relative to boot/
     source: str
     outcome: Mirroring
-    message: str = ""  # why the download failed
+    message: str = ""  # why the download failed; "" if it did not fail
 
 
 def mirror_path(file: BootFile) -> str:
@@ -304,9 +304,9 @@ def mirror_all(
 ) -> None:
     """Download every mirrored file to ``root``, up to ``parallel`` at a time, and call ``report`` for each file.
 
-    Interrupted downloads are resumed. Existing copies are complete: a download gets its final name only after its
-    digest was verified and its content was synced to the disk. A signal or an exception from ``report`` also stops the
-    downloads that are in progress.
+    gitboot resumes interrupted downloads. Existing copies are complete, because gitboot verifies the digest of a
+    download and syncs the content to the disk before it gives the file its final name. A signal or an exception from
+    ``report`` also stops the downloads that are in progress.
     """
     by_path = {mirror_path(file): file for file in files if file.source is not None}
     stop = Event()
@@ -331,7 +331,8 @@ def _mirror(
             with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
-                os.utime(target.name, dir_fd=folder)  # for `prune`, which deletes copies that were not used recently
+                # mark the copy as used, because `prune` deletes copies that were not used recently
+                os.utime(target.name, dir_fd=folder)
                 return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
             try:
                 _fetch(fetcher, file, source, part, folder, is_stopped)
@@ -357,7 +358,10 @@ class _ContentMismatch(Exception):
 def _fetch(
     fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, is_stopped: Callable[[], bool]
 ) -> None:
-    """Download a file to ``part``, resuming an interrupted download. Delete the file if its digest is wrong."""
+    """Download a file to ``part``, or resume an interrupted download.
+
+    Delete ``part`` if the digest of the file is wrong.
+    """
     fd = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
     with open(fd, "ab+") as written:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -395,8 +399,8 @@ def _fetch(
 def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
     """Delete copies that are not in ``needed_paths`` and were last used before ``before_s``. Return their sorted paths.
 
-    User data in the same folder has other file names and is not deleted. Raises OSError, and `UsageError` as
-    `open_output_folder` does.
+    gitboot does not delete the user data in the same folder, because its file names differ from those of copies. Raises
+    OSError if a file cannot be deleted, and `UsageError` if the folder is unusable.
     """
     check_output_folder(root / "o")
     pruned = []

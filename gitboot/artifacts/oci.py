@@ -1,4 +1,4 @@
-"""OCI registries: references, credentials, manifests, layers and tags."""
+"""OCI registries: read references, credentials, manifests, layers and tags."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ _AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class Registries:
-    """A client for the allowed registries, which authenticates with credentials and cached tokens."""
+    """A client for the registries that the operator allows.
+
+    The client authenticates with credentials and cached tokens.
+    """
 
     def __init__(
         self,
@@ -48,15 +51,19 @@ class Registries:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """Limit each response to ``deadline_s``, except the body of a blob, which must arrive at ``rate`` or faster."""
+        """Limit the time of each response to ``deadline_s``, except for blobs.
+
+        The body of a blob must arrive at ``rate`` or faster.
+        """
         self._allowed, self._client, self._credentials = tuple(allowed_registries), client, credentials
         self._deadline_s, self._rate = deadline_s, rate
-        self._tokens: dict[tuple[str, str], str] = {}  # Authorization headers, by origin and repository
+        self._tokens: dict[tuple[str, str], str] = {}  # the Authorization header for each pair of origin and repository
 
     def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
         """Return the digest and the content of an index or manifest. If the reference contains a digest, verify it.
 
-        Raises `RegistryRefused`, `NotInRegistry` and `HostUnreachable`.
+        Raises `RegistryRefused` if gitboot or the registry rejects the request, `NotInRegistry` if the manifest does
+        not exist, and `HostUnreachable` if the registry does not respond.
         """
         with self._open(reference, f"manifests/{reference.version}", {"Accept": ", ".join(MANIFESTS)}) as answer:
             content = _read_limited(answer, f"{reference}: the manifest")
@@ -68,7 +75,7 @@ class Registries:
         return found, content
 
     def list_tags(self, reference: OciReference) -> tuple[str, ...]:
-        """Return the tags of a repository. The reference needs no tag. Raises the same errors as `manifest`."""
+        """Return the tags of the repository to which a reference belongs. Raises the same errors as `manifest`."""
         found: list[str] = []
         for _ in range(_MOST_TAG_PAGES):
             after = f"&{urlencode({'last': found[-1]})}" if found else ""
@@ -88,7 +95,7 @@ class Registries:
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
     ) -> Iterator[AnswerStream]:
-        """Yield the response for a blob. The caller verifies the digest.
+        """Request a blob, and yield the response. The caller must verify the digest of the content.
 
         With a Range header, the status of the response may be 206 or 416. Raises the same errors as `manifest`.
         """
@@ -117,9 +124,9 @@ class Registries:
     def _follow_redirects(
         self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
     ) -> Iterator[AnswerStream]:
-        """Follow redirects, and yield the last response. Only the registry itself receives the token.
+        """Follow redirects, and yield the last response. gitboot sends the token only to the registry itself.
 
-        Redirects are common for blobs.
+        Many registries redirect requests for blobs to another host.
         """
         credentials = {"Authorization": authorization or ""}
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
@@ -161,11 +168,11 @@ class Registries:
 
 
 _PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
-_TOKEN: Final = re.compile(r"[!-~]+")  # the characters that a token in a header may contain
+_TOKEN: Final = re.compile(r"[!-~]+")  # a token may contain only these characters, because gitboot sends it in a header
 
 
 def _check_realm(realm: str, at: str) -> None:
-    """Raise `RegistryRefused` if an attacker could have named the token server.
+    """Raise `RegistryRefused` if an attacker could have chosen the token server.
 
     A registry on HTTPS may name any token server, because it could also request the credentials itself. A
     plain HTTP response can be forged, so a registry on HTTP must be its own token server.
@@ -213,7 +220,7 @@ MANIFESTS: Final = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-# Sources: the first version of the image specification of IronCore, and the media types of Garden Linux.
+# The sources of these media types are the first version of IronCore's image specification, and Garden Linux.
 ROLES: Final[Mapping[str, str]] = {
     "application/vnd.ironcore.image.kernel": "kernel",
     "application/vnd.ironcore.image.initramfs": "initrds",
@@ -252,15 +259,18 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def sha256(self) -> Digest:
-        """The digest of the content. Raises `RegistryRefused` if it is not a SHA-256 digest."""
+        """The SHA-256 digest of the content.
+
+        Raises `RegistryRefused` if the registry reports a digest of another algorithm.
+        """
         try:
             return parse_digest(self.digest.removeprefix("sha256:"))
         except Malformed:
-            raise RegistryRefused(f"{self.digest[:80]!r} is not a sha256 digest, which gitboot needs") from None
+            raise RegistryRefused(f"{self.digest[:80]!r} is not a sha256 digest, so gitboot cannot use it") from None
 
     @property
     def architecture(self) -> Architecture | None:
-        """The CPU architecture, or None if it is unknown or unsupported."""
+        """The CPU architecture, or None if the manifest states no architecture or one that gitboot does not support."""
         if self.platform is not None and self.platform.architecture:
             return _ARCHITECTURES.get(self.platform.architecture) if self.platform.os in ("", "linux") else None
         return _ARCHITECTURES.get((self.annotations or {}).get("architecture", ""))
@@ -316,10 +326,10 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
 
 
 def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
-    """Return the layers of an image by the BootImage field to which they belong.
+    """Return the layers of an image, grouped by the BootImage field to which they belong.
 
-    Layers with other media types, such as disk images and command lines, are ignored. Raises `RegistryRefused` if the
-    image cannot be booted.
+    gitboot ignores layers that belong to no BootImage field, such as disk images. Raises `RegistryRefused` if the image
+    has no kernel, UKI or ISO.
     """
     found: dict[str, tuple[Descriptor, ...]] = {}
     for each in layers:
@@ -351,14 +361,14 @@ class _AuthFile(msgspec.Struct):
 
 
 class RegistryCredentials(Struct, frozen=True):
-    """A registry credentials file. The file is read whenever it is needed, because it may change."""
+    """A registry credentials file. gitboot reads the file again for each use, because the file may change."""
 
     file: Path
 
     def authorization(self, host: str) -> str | None:
         """Return the ``Authorization`` header for a registry, or None if the file contains no credentials for it.
 
-        Raises `UsageError` if the file is unusable.
+        Raises `UsageError` if gitboot cannot read or parse the file.
         """
         auth = self._read().auths.get(host)
         if auth is None:
@@ -373,7 +383,7 @@ class RegistryCredentials(Struct, frozen=True):
         return f"Basic {pair}"
 
     def check(self) -> None:
-        """Raise `UsageError` if gitboot cannot read the file, or if other users can read it."""
+        """Raise `UsageError` if gitboot cannot read the credentials file, or if all users can read the file."""
         self._read()
 
     def _read(self) -> _AuthFile:
@@ -397,7 +407,7 @@ _auth_file: Final = build_json_decoder(_AuthFile)
 class OciReference(Struct, frozen=True, kw_only=True):
     """An ``oci://HOST/REPOSITORY`` URL with a tag, or with the digest of a manifest or blob."""
 
-    host: str  # including the port, if there is one
+    host: str  # the host name, with the port if the reference has one
     repository: str
     tag: str | None
     digest: Digest | None
@@ -418,7 +428,7 @@ class OciReference(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """The digest or the tag, which is the last part of a URL in the registry API."""
+        """The digest or the tag of the reference, which is the last part of a manifest's URL in the registry API."""
         return f"sha256:{self.digest}" if self.digest is not None else self.tag or ""
 
     def __str__(self) -> str:
@@ -431,7 +441,10 @@ _PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<re
 
 
 class AllowedRegistry(Struct, frozen=True, kw_only=True):
-    """A pattern that allows registries: a host and a repository, with the wildcards ``*`` and ``?``."""
+    """A pattern for registries that gitboot may contact.
+
+    The host and the repository may contain the wildcards ``*`` and ``?``.
+    """
 
     scheme: str
     host: str
@@ -452,7 +465,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         return cls(scheme=scheme, host=found["host"].lower(), repository=found["repository"] or "*")
 
     def allows(self, reference: OciReference) -> bool:
-        # Match both parts separately, so that a * in the host cannot match a part of the repository.
+        # gitboot matches host and repository separately, so that a * in the host cannot match a part of the repository.
         is_host = fnmatchcase(reference.host.lower(), self.host)
         return is_host and fnmatchcase(reference.repository, self.repository)
 
@@ -466,20 +479,22 @@ def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedReg
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
-    """The files to which a reference currently resolves."""
+    """The files of an image, to which a reference in a registry currently resolves."""
 
-    image: OciReference  # with the digest of the index or manifest in place of the tag
-    architectures: dict[str, dict[str, Any]]  # as in the spec of a BootImage
+    image: OciReference  # the reference with the digest of the index or manifest in place of the tag
+    architectures: dict[str, dict[str, Any]]  # the value of spec.architectures for a BootImage
 
 
 def resolve(
     reference: OciReference, registries: Registries, *, cname: str = "", architecture: Architecture | None = None
 ) -> Resolved:
-    """Look up the files of an image, for all architectures or only for ``architecture``.
+    """Look up the files of an image in a registry, for all architectures or only for ``architecture``.
 
-    If the reference is a single manifest without an index, ``architecture`` overrides the one that the manifest states.
+    If the reference names a single manifest without an index, ``architecture`` replaces the architecture that the
+    manifest states.
 
-    Raises `UsageError`, `RegistryRefused`, `NotInRegistry` and `HostUnreachable`.
+    Raises `UsageError` if neither a single manifest nor ``architecture`` states the architecture, and the errors of
+    `Registries.manifest`.
     """
     digest, content = registries.manifest(reference)
     found = parse_manifest(content, str(reference))
@@ -512,9 +527,9 @@ def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[
 
 
 def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
-    """Return the problems with new hints for the problems about tags.
+    """Return the problems, and replace the hint of each problem about a tag in an image reference.
 
-    The hint contains the current digests of the tag, or the error if the lookup failed.
+    The new hint contains the current digests of the tag, or the error if the lookup failed.
     """
 
     @cache

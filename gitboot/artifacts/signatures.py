@@ -1,4 +1,4 @@
-"""Signatures of artifacts, and the keys that verify them."""
+"""Signatures of artifacts: verify them with trusted keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from gitboot.fleet.revision import Signer
 
-SHIPPED_KEYS: Final = Path(__file__).parent / "keys"  # README.md there names the origin of each key
+SHIPPED_KEYS: Final = Path(__file__).parent / "keys"  # the README.md in this folder names the origin of each key
 
 
 class SignatureKind(StrEnum):
@@ -60,20 +60,21 @@ class ImageSigner(NamedTuple):
 
 
 class VendorKeys:
-    """The keys that may sign images: the keys that gitboot ships, and the keys in a directory.
+    """The keys that may sign images: keys of vendors that gitboot contains, and keys in a directory of the operator.
 
-    A directory has ``*.asc`` and ``*.gpg`` files with OpenPGP keys, ``*.pub`` files with minisign keys, ``*.toml``
-    files with the identities that may sign with sigstore, and ``trusted_root.json``, the trusted root of sigstore. A
-    fleet never adds a key. ``scratch`` is a folder for temporary files.
+    The directory contains ``*.asc`` and ``*.gpg`` files with OpenPGP keys, ``*.pub`` files with minisign keys,
+    ``*.toml`` files with the identities that may sign with sigstore, and the trusted root of sigstore in
+    ``trusted_root.json``. Documents of a fleet cannot add keys. ``scratch`` is a folder for temporary files.
 
-    Each key may sign any image. The parameter ``only`` of the methods restricts the signers to these `ImageSigner.key`
-    values; an empty collection allows no key, and None allows all keys. The methods raise `UntrustedSignature` with a
-    text that continues "it is", and `UsageError` if a key cannot be read.
+    Each key may sign any image. The parameter ``only`` of the methods contains the `ImageSigner.key` values that are
+    allowed. If ``only`` is empty, the methods allow no key. If ``only`` is None, they allow all keys. The methods raise
+    `UntrustedSignature` with a text that completes a sentence beginning with "it is", and `UsageError` if a key cannot
+    be read.
     """
 
     def __init__(self, directory: Path | None, scratch: Path, *, shipped: Path | None = SHIPPED_KEYS) -> None:
         self.scratch = scratch
-        self._digests: dict[str, Digest | None] = {}  # of keys
+        self._digests: dict[str, Digest | None] = {}  # the digests of keys, by key
         self._openpgp = list(_list_key_files(shipped, ".asc")) if shipped is not None else []
         self._minisign: Sequence[Path] = ()
         self._identities: Sequence[Path] = ()
@@ -122,7 +123,7 @@ class VendorKeys:
     ) -> ImageSigner:
         """Return the signer of a file with this SHA-256, from a detached signature.
 
-        If the file has several OpenPGP signatures, one signature by an allowed key is enough. The others do not matter.
+        If the file has several OpenPGP signatures, one valid signature by an allowed key is enough.
         """
         match kind:
             case SignatureKind.OPENPGP:
@@ -133,7 +134,10 @@ class VendorKeys:
                 return self._find_sigstore_signer(signature, digest, only)
 
     def read_clear_signed(self, content: bytes, *, only: Collection[str] | None = None) -> tuple[bytes, ImageSigner]:
-        """Return the signed text of a clear-signed OpenPGP message, and its signer. Text outside of it is ignored."""
+        """Return the signed text of a clear-signed OpenPGP message, and the signer.
+
+        Text outside the signed part is ignored.
+        """
         framed, signatures = _split_clear_signed(content)
         texts: list[bytes] = []
 
@@ -149,7 +153,7 @@ class VendorKeys:
         self, signatures: bytes, only: Collection[str] | None, verify: Callable[[Keyring, bytes], Signer]
     ) -> ImageSigner:
         if self._keyring is None:
-            raise UnlistedKey("signed by an OpenPGP key, but no OpenPGP keys are listed")
+            raise UnlistedKey("signed by an OpenPGP key, but gitboot has no trusted OpenPGP keys")
         packets = split_openpgp_signatures(signatures)
         if len(packets) > _MOST_SIGNATURES:
             raise UntrustedSignature(f"not verified: it has more than {_MOST_SIGNATURES} OpenPGP signatures")
@@ -186,7 +190,7 @@ class VendorKeys:
 
     def _find_sigstore_signer(self, bundle: bytes, digest: Digest, only: Collection[str] | None) -> ImageSigner:
         if not self._identities:
-            raise UnlistedKey("signed with sigstore, but no sigstore identities are listed")
+            raise UnlistedKey("signed with sigstore, but gitboot has no trusted sigstore identities")
         verifier, identities = self._sigstore
         from sigstore.errors import Error
         from sigstore.hashes import Hashed
@@ -238,7 +242,7 @@ _MINISIGN_ALGORITHM: Final = b"Ed"
 
 
 def _read_minisign_key(file: Path) -> str:
-    """Return the public key of minisign in a file, as base64."""
+    """Read a minisign public key from a file, and return the key as base64."""
     try:
         *_, key = file.read_text().split("\n", 1)[-1].split() or [""]
         decoded = b64decode(key, validate=True)
@@ -250,7 +254,7 @@ def _read_minisign_key(file: Path) -> str:
 
 
 def _read_identity(file: Path) -> tuple[ImageSigner, Identity]:
-    """Read ``identity`` and ``issuer``, as they are in the signing certificate."""
+    """Read the values ``identity`` and ``issuer`` that a sigstore signing certificate must contain."""
     from sigstore.verify.policy import Identity
 
     try:
@@ -269,9 +273,10 @@ _END_SIGNATURE: Final = b"-----END PGP SIGNATURE-----"
 
 
 def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
-    """Return the frame of the first clear-signed message up to its signature, and the armoured signature.
+    """Return the first clear-signed message of a text up to its signature, and the ASCII-armoured signature.
 
-    RFC 4880, 7. A line of the signed text never begins with five dashes, because such a line is dash-escaped.
+    The format is that of RFC 4880, 7. No line of the signed text begins with five dashes, because such lines are
+    dash-escaped.
     """
     lines = content.split(b"\n")
     marked = [at for at, line in enumerate(lines) if line.startswith(b"-----")]
@@ -287,7 +292,7 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
 
 
 def _armour(packet: bytes) -> bytes:
-    """Return a signature packet with ASCII armour and its checksum (RFC 4880, 6)."""
+    """Return an OpenPGP signature packet as ASCII armour with a checksum (RFC 4880, 6)."""
     encoded, checksum = b64encode(packet), 0xB704CE
     for byte in packet:
         checksum ^= byte << 16
@@ -299,21 +304,25 @@ def _armour(packet: bytes) -> bytes:
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
-    """A file of an image, its signer, and the claim of the image."""
+    """A file of an image, the verified signer, and the image's own statement about the origin of the file's digest."""
 
     at: Field  # the path of the field in the BootImage
     url: str
     sha256: Digest
     by: ImageSigner | None  # the trusted signer; None: there is no trusted signature
-    # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
+    # Why gitboot does not trust the signature, as the end of a sentence that begins with "it is". None: the image names
+    # no signature.
     fault: str | None
-    claim: Provenance | None  # the origin of the digest, as the image states it
+    claim: Provenance | None  # the origin of the digest according to the image
 
     @property
     def false_claim(self) -> str | None:
-        """Why the claim is not true, as a clause after the name of the file. None: gitboot found no fault.
+        """Why the image's statement about the digest is false, or None.
 
-        gitboot can only check the claim of a signature, because it cannot find out when a vendor published a digest.
+        The text completes a sentence that begins with the name of the file.
+
+        gitboot can check only statements about signatures, because it cannot determine when a vendor published a
+        digest.
         """
         if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
             return None
@@ -330,15 +339,15 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
 
 
 def _normalise_key(key: str) -> str:
-    """Return a fingerprint of OpenPGP in the form that gpg prints. Other keys are returned unchanged."""
+    """Return an OpenPGP fingerprint in the form that gpg prints. Return other keys unchanged."""
     digits = key.replace(" ", "").upper().removeprefix("0X")
     return digits if len(digits) in (40, 64) and not digits.strip("0123456789ABCDEF") else key
 
 
 class SignatureCheck:
-    """Checks the signatures that images name. A list of digests is fetched and checked once.
+    """Checks the signatures that images name. gitboot downloads and checks each list of digests only once.
 
-    ``only`` restricts the signers to these keys, as for `VendorKeys`.
+    ``only`` contains the keys that are allowed to sign. None allows all keys.
     """
 
     def __init__(
@@ -350,7 +359,10 @@ class SignatureCheck:
         self._copy: _Copy | None = None
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
-        """Verify the files of an image in the order of architectures. ``only`` selects files by digest."""
+        """Verify the files of an image, one architecture after the other.
+
+        ``only`` contains the digests of the files to verify.
+        """
         for architecture, artifacts in sorted(image.spec.architectures.items()):
             for at, artifact in artifacts.files():
                 if only is not None and artifact.sha256 not in only:
@@ -373,8 +385,8 @@ class SignatureCheck:
     def find_signer(self, artifact: Artifact, checksums: Checksums | None = None) -> ImageSigner | None:
         """Return the trusted signer of a file, or None if the file and the lists have no signature.
 
-        For a file in an archive, the signature and the list are those of the archive, and the archive must contain the
-        file with its digest. Raises `UntrustedSignature` with a text that continues "it is".
+        The signature of a file in an archive is that of the archive, and the archive must contain the file with the
+        expected digest. Raises `UntrustedSignature` with a text that completes a sentence beginning with "it is".
         """
         by = None
         if artifact.signature is not None:
@@ -388,13 +400,14 @@ class SignatureCheck:
     def _check_signature(self, artifact: Artifact, signature: Signature) -> ImageSigner:
         kind, url = _find_signature(signature)
         detached = self._read_small(url, _LARGEST_SIGNATURE)
-        if kind is SignatureKind.SIGSTORE and split_member_url(artifact.url) is None:  # it signs the digest
+        # a sigstore signature covers the digest, so gitboot need not download the file
+        if kind is SignatureKind.SIGSTORE and split_member_url(artifact.url) is None:
             return self._keys.find_signer(kind, detached, Path(), artifact.sha256, only=self._only)
         copy = self._fetch_copy(artifact)
         return self._keys.find_signer(kind, detached, copy.path, copy.sha256, only=self._only)
 
     def _check_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner | None:
-        """Return the signer of a list that contains a file, or None for a file that the image states to be unsigned."""
+        """Return the signer of the list that contains a file, or None if the image states that the file is unsigned."""
         listed, by = self._read_checksums(checksums)
         digests = {(each.algorithm, each.digest) for each in listed}
         is_listed = split_member_url(artifact.url) is None and ("sha256", artifact.sha256) in digests
@@ -447,7 +460,7 @@ class SignatureCheck:
         return read_checksum_list(content), by
 
     def _read_signed(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
-        """Return the content of a list that its signature covers. Without a signature, the list is clear-signed."""
+        """Return the signed content of a digest list. A list without a detached signature must be clear-signed."""
         content = self._read_small(url, _LARGEST_LIST)
         if signature is None:
             return self._keys.read_clear_signed(content, only=self._only)
@@ -467,7 +480,10 @@ class SignatureCheck:
         return bytes(content)
 
     def _fetch_copy(self, artifact: Artifact) -> _Copy:
-        """Return a copy of the file, or of the archive that contains the file. Keep the last copy."""
+        """Download a file, or the archive that contains the file, and return the copy.
+
+        The last copy stays for later calls.
+        """
         member = split_member_url(artifact.url)
         url, most_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
         if self._copy is None or self._copy.url != url:
@@ -492,7 +508,7 @@ class SignatureCheck:
             self._copy = None
 
     def close(self) -> None:
-        """Delete the copies of files."""
+        """Delete the downloaded copies of files."""
         rmtree(self._folder, ignore_errors=True)
 
     def _chunks(self, url: str) -> Iterator[bytes]:
@@ -523,13 +539,16 @@ _NO_SIGNATURE: Final = "the stream requires a signature, but the image does not 
 
 
 class BootFileVerifier:
-    """Verifies the files that a fleet requires to be signed, for an instance. Several threads may use it.
+    """Verifies the signatures of the files that a fleet requires to be signed. Several threads may use the same object.
 
-    gpg, the keys and the folder for copies are used only when a file has a proof.
+    gitboot uses gpg, the keys and the folder for copies only when an image names a signature for the file.
     """
 
     def __init__(self, image_keys: Path | None, build_fetcher: Callable[[tuple[str, ...]], Fetcher]) -> None:
-        """``image_keys`` is a directory with keys beside those that gitboot ships. ``build_fetcher`` maps base URLs."""
+        """Create a verifier. ``image_keys`` is a directory with additional keys.
+
+        ``build_fetcher`` returns a fetcher for base URLs.
+        """
         self._directory, self._build_fetcher = image_keys, build_fetcher
         self._keys: VendorKeys | None = None
         self._scratch: TemporaryDirectory[str] | None = None
@@ -538,7 +557,8 @@ class BootFileVerifier:
     def verify(self, file: BootFile, known: FileSigner | None, bases: tuple[str, ...]) -> FileSigner | str:
         """Return the trusted signer of a file, or a sentence that states why no trusted key has verified the file.
 
-        A ``known`` signer stays valid until its key is removed or changes, so the file is read only once.
+        If ``known`` is the signer of an earlier verification and its key has not changed, gitboot does not read the
+        file again.
         """
         if (proof := file.proof) is None or file.sha256 is None:
             return _NO_SIGNATURE
@@ -546,7 +566,7 @@ class BootFileVerifier:
             keys = self._load_keys()
             if known is not None and keys.compute_key_digest(known.key) == known.key_digest:
                 return known
-            # Machines fetch the file at another URL than the vendor's if it is mirrored. gitboot reads that copy.
+            # If the file is mirrored, machines download it from the mirror, so gitboot verifies the copy on the mirror.
             url = proof.url if split_member_url(proof.url) is not None else file.url
             artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
             check = SignatureCheck(self._build_fetcher(bases), keys, bases[0])
@@ -580,16 +600,16 @@ class ListedFile(NamedTuple):
 
     algorithm: str  # sha256 or sha512
     digest: str  # lower-case hexadecimal digits
-    name: str  # as the list has it; "" if the list is one digest without a name
-    size: int | None = None  # bytes; None: the list does not state it
+    name: str  # the name of the file in the list; "" if the list consists of one digest without a name
+    size: int | None = None  # in bytes; None: the list does not state the size
 
 
 def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
-    """Return the files in a list, in its order. Lines and digests of other forms are ignored.
+    """Return the files in a checksum list in the same order. Lines in unknown formats are ignored.
 
-    gitboot reads the output of sha256sum and sha512sum, with and without --tag, Flatcar's .DIGESTS, of which a line
-    such as ``# SHA512 HASH`` begins each section, the fields SHA256 and SHA512 of a Debian Release file, and the values
-    of sha256 and sha512 in JSON, such as simplestreams.
+    gitboot reads the output of sha256sum and sha512sum with and without --tag, the fields SHA256 and SHA512 of a Debian
+    Release file, and the values of sha256 and sha512 in JSON documents such as those of simplestreams. gitboot also
+    reads Flatcar's .DIGESTS files, in which a line such as ``# SHA512 HASH`` begins each section.
     """
     if content.lstrip().startswith(b"{"):
         listed = (ListedFile(found[1], found[2], "") for found in _IN_JSON.finditer(content.decode(errors="replace")))
@@ -611,9 +631,9 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
     return tuple(each for each in found if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
 
 
-_ALGORITHMS: Final = {64: "sha256", 128: "sha512"}  # by the length of their digests
+_ALGORITHMS: Final = {64: "sha256", 128: "sha512"}  # the algorithm for each length of a digest
 _SECTION: Final = re.compile(r"# ([A-Za-z0-9-]{1,20}) HASH")
-_FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,40}): ?.*")  # of a Release file, deb822(5)
+_FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,40}): ?.*")  # a field of a Debian Release file, deb822(5)
 _DIGEST: Final = "[0-9A-Fa-f]{32,128}"
 _TAGGED: Final = re.compile(rf"\\?(SHA256|SHA512) \((.+)\) = ({_DIGEST})")
 _PLAIN: Final = re.compile(rf"\\?({_DIGEST})(?: [ *](.+))?\s*")

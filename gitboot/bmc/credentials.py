@@ -1,4 +1,4 @@
-"""BMC credentials: their files, password commands, and the hosts to which gitboot may send them."""
+"""BMC credentials: read credential files, run password commands, and check which hosts may receive credentials."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, format_names
 
-FILE: Final = "access.toml"  # in the folder of some credentials, or as the default in the directory of all credentials
-_SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # for the shares of images
-AUTHORITY: Final = "ca.crt"  # in the same folders as `FILE`
+# the access file of one set of credentials, or the default file in the directory of all credentials
+FILE: Final = "access.toml"
+_SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # the login for file shares with images
+AUTHORITY: Final = "ca.crt"  # the certificate of an authority, in the same folders as `FILE`
 Address = IPv4Address | IPv6Address
-Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
+Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME, which means every host name below NAME
 AddressFilter = Callable[[Address], bool]
-CredentialUse = tuple[str, str]  # a BMC's normalized origin, and the name of its credentials
+CredentialUse = tuple[str, str]  # the normalized origin of a BMC, and the name of the credentials for this BMC
 # Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
@@ -53,26 +54,31 @@ def normalize_origin(address: str) -> str:
 class Credentials:
     username: str
     password: str = field(repr=False)
-    name: str = ""  # the name by which documents refer to the credentials
+    name: str = ""  # the name of the credentials in documents
 
 
 class Trust(Struct, frozen=True, kw_only=True):
     """The content of `FILE`: the hosts to which gitboot may send credentials, and the allowed kinds of connection."""
 
-    file: Path  # set even if the file does not exist
+    file: Path  # the path of the access file, which need not exist
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # networks of BMCs that may receive the credentials
-    hosts: tuple[str, ...] = ()  # hosts that may receive the credentials; *.NAME: every name below NAME
-    http: bool = False  # unencrypted connections are allowed
-    ipmi: bool = False  # IPMI is allowed, which sends a hash of the password to any client that requests it
-    unverified: bool = False  # allows BMCs with verify: false
-    repository_authorities: bool = False  # allows BMCs whose certificate authority is in the repository
-    # The fingerprint by host, or by host and port. The issuer of the certificate does not matter.
+    hosts: tuple[str, ...] = ()  # hosts that may receive the credentials; *.NAME means every host name below NAME
+    http: bool = False  # whether unencrypted connections are allowed
+    # whether IPMI is allowed; a BMC with IPMI sends a hash of the password to any client that requests it
+    ipmi: bool = False
+    unverified: bool = False  # whether BMCs with tls: {verify: false} in their documents are allowed
+    # whether BMCs are allowed whose certificate authority is in the fleet repository
+    repository_authorities: bool = False
+    # The fingerprints of certificates by host, or by host and port. gitboot does not check the issuers of these
+    # certificates.
     certificates: tuple[tuple[str, str], ...] = ()
-    media: tuple[MediaShare, ...] = ()  # shares from which the BMCs fetch images; the longest prefix first
+    # shares from which the BMCs fetch images; a share with a longer prefix comes first
+    media: tuple[MediaShare, ...] = ()
     password_command: tuple[str, ...] = ()  # a command that prints the password, if there is no password file
-    # PEM. Without networks and hosts, gitboot sends the credentials to each BMC with a certificate of this authority.
+    # An authority in PEM. Without networks and hosts, gitboot sends the credentials to each BMC with a certificate by
+    # this authority.
     authority: str | None = None
-    authorities: tuple[tuple[Place, str], ...] = ()  # for single sites or BMCs; the first match counts
+    authorities: tuple[tuple[Place, str], ...] = ()  # authorities for single sites or BMCs; the first match applies
 
     @property
     def names_places(self) -> bool:
@@ -92,7 +98,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     def lets_in(self, bmc: BmcAccess, ip: Address | None) -> bool:
         """Return whether gitboot may send the credentials to a BMC at an IP address.
 
-        The ledger need not contain the BMC. If ``ip`` is None, the host name of the BMC was not resolved.
+        The result does not depend on the ledger. If ``ip`` is None, gitboot has not resolved the host name of the BMC.
         """
         try:
             allows = self.build_address_filter(bmc, is_in_ledger=False)
@@ -103,8 +109,8 @@ class Trust(Struct, frozen=True, kw_only=True):
     def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
         """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
 
-        ``is_in_ledger`` states whether the ledger contains this credential use. Raises `BmcNotTrusted` if no address is
-        allowed.
+        ``is_in_ledger`` states whether the ledger already allows gitboot to send these credentials to this BMC. Raises
+        `BmcNotTrusted` if no address is allowed.
         """
         self._check_channel(bmc)
         host, literal = _get_host(bmc), _get_literal_address(bmc)
@@ -114,12 +120,13 @@ class Trust(Struct, frozen=True, kw_only=True):
             return self._is_in_networks
         if literal is None and self.networks:
             return self._is_in_networks
-        if not self.names_places and is_in_ledger:  # a person approved the use, which counts as an entry in networks
+        # a person approved this BMC, so gitboot treats the BMC as if networks contained its address
+        if not self.names_places and is_in_ledger:
             return self._is_allowed_by_name if literal is None else literal.__eq__
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
         problem = (
-            "allows only other hosts"
+            "does not list this host"
             if self.names_places
             else "does not list networks, and this BMC is not in the ledger"
         )
@@ -137,9 +144,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         return known.get(get_certificate_key(bmc.address)) or known.get(_get_host(bmc))
 
     def find_authority(self, bmc: BmcAccess) -> str | None:
-        """Return the PEM of the authority for a BMC's certificate.
+        """Return the certificate, in PEM, of the authority that must have issued a BMC's certificate.
 
-        Return None if the authorities that this machine trusts apply.
+        Return None if any authority that this machine trusts may have issued the certificate.
         """
         return bmc.ca or self._find_own_authority(bmc)
 
@@ -167,7 +174,7 @@ class Trust(Struct, frozen=True, kw_only=True):
                 )
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
-        """Return whether a BMC must present a certificate that the access files name or whose authority they name."""
+        """Return whether the access files contain the fingerprint or the authority of a BMC's certificate."""
         if _is_https(bmc) and self.find_certificate(bmc) is not None:
             return True
         return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -183,12 +190,12 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class _WeakChannel(NamedTuple):
-    """A kind of connection to BMCs that is insecure in some way, so that `FILE` has to allow it."""
+    """An insecure kind of connection to BMCs, which gitboot uses only if the access file allows it."""
 
-    key: str  # the key in `FILE`
+    key: str  # the key in `FILE` that allows this kind of connection
     applies_to: Callable[[BmcAccess], bool]
     problem: str  # the description in messages
-    comment: str  # the text of the comment after the key
+    comment: str  # the comment that gitboot writes after the key
     fixed_by_certificate: bool = False  # whether a fingerprint in `FILE` makes the connection secure
 
 
@@ -201,7 +208,7 @@ def _is_https(bmc: BmcAccess) -> bool:
 
 
 _WEAK_CHANNELS: Final = (
-    _WeakChannel("http", _is_http, "the connection to it is not encrypted", "unencrypted"),
+    _WeakChannel("http", _is_http, "the connection to this BMC is not encrypted", "unencrypted"),
     _WeakChannel(
         "ipmi",
         lambda bmc: bmc.uses_ipmi,
@@ -211,14 +218,14 @@ _WEAK_CHANNELS: Final = (
     _WeakChannel(
         "unverified",
         lambda bmc: _is_https(bmc) and not bmc.verify,
-        "its certificate is not verified",
+        "gitboot does not verify the certificate of this BMC",
         "verify: false",
         fixed_by_certificate=True,
     ),
     _WeakChannel(
         "repository-authorities",
         lambda bmc: _is_https(bmc) and bmc.verify and bmc.ca is not None,
-        "its certificate authority comes from the repository",
+        "the certificate authority of this BMC comes from the repository",
         f"safer: store the authority as {AUTHORITY}",
         fixed_by_certificate=True,
     ),
@@ -237,9 +244,9 @@ def read_trust(directory: Path, name: str) -> Trust:
 
 
 def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) -> str:
-    """Return the content of an access file that allows sending credentials only to these BMCs.
+    """Return the content of an access file that allows gitboot to send the credentials only to these BMCs.
 
-    The content includes the certificates of these BMCs that ``trust`` contains.
+    The content includes the fingerprints that ``trust`` contains for these BMCs.
     """
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
@@ -263,22 +270,23 @@ def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) ->
 
 
 class Enrolment(NamedTuple):
-    """A BMC that an operator lets in."""
+    """A BMC to which an operator allows gitboot to send credentials."""
 
     bmc: BmcAccess
     ip: Address  # the address to which gitboot connected
-    certificate: str | None  # the fingerprint of the certificate that the BMC presented; None: no TLS
+    # the fingerprint of the certificate that the BMC presented; None: the connection has no TLS
+    certificate: str | None
 
 
 def extend_access_file(
     directory: Path, name: str, enrolled: Iterable[Enrolment], others: Iterable[BmcAccess] = ()
 ) -> tuple[Path, str | None]:
-    """Return the access file of some credentials, and its new text that lets in these BMCs and pins certificates.
+    """Return the path of an access file, and a new text that allows these BMCs and contains their fingerprints.
 
     The text is None if the file needs no change. All other settings and the comments stay as they are. gitboot adds a
-    network or a host only if a certificate alone does not let the BMC in. ``others`` are the BMCs that documents
-    contain already. Raises `UsageError` if the new text would exclude one of them, or if gitboot cannot change the
-    file. The message contains the missing lines.
+    network or a host only if a fingerprint alone does not allow the BMC. ``others`` are the BMCs in existing documents.
+    Raises `UsageError` if the new text would exclude one of these BMCs, or if gitboot cannot change the file. The
+    message contains the missing lines.
     """
     trust, found = read_trust(directory, name), sorted(enrolled, key=lambda each: each.bmc.address)
     before = trust.file.read_text() if trust.file.exists() else ""
@@ -293,7 +301,8 @@ def extend_access_file(
         added.append(line)
 
     try:
-        for bmc, _, certificate in reversed(found):  # each new line comes first
+        # reversed, because gitboot inserts each new line before the previous one
+        for bmc, _, certificate in reversed(found):
             if certificate is not None and read(text).find_certificate(bmc) != certificate:
                 text = _drop_certificate(text, get_certificate_key(bmc.address))
                 add(_add_certificate, f"{json.dumps(get_certificate_key(bmc.address))} = {json.dumps(certificate)}")
@@ -302,7 +311,8 @@ def extend_access_file(
             if needs and not getattr(read(text), channel.key.replace("-", "_")):
                 text = re.sub(rf"(?m)^{channel.key} *= *false *(?:#.*)?\n?", "", text)
                 add(_prepend, f"{channel.key} = true  # {channel.comment}")
-        for bmc, ip, _ in (*found, *found):  # the first network or host excludes the BMCs that need only a certificate
+        # the first network or host in the file excludes BMCs that were allowed by their certificate alone
+        for bmc, ip, _ in (*found, *found):
             if not read(text).lets_in(bmc, ip):
                 literal = _get_literal_address(bmc)
                 place = ip_network(literal) if literal is not None else _get_host(bmc)
@@ -314,7 +324,7 @@ def extend_access_file(
         )
     except UsageError:
         if text == before:
-            raise  # the present file is not valid
+            raise  # the existing file is not valid
         after, is_done = trust, False
     if not is_done:
         raise UsageError(
@@ -331,7 +341,7 @@ def extend_access_file(
 
 
 def _prepend(text: str, line: str) -> str:
-    """Add a line before the first line that is not a comment, because keys must precede the first table."""
+    """Insert a line before the first line that is not a comment, because keys must precede the first table."""
     head = re.match(r"(?:#.*\n)*", text)
     at = head.end() if head is not None else 0
     return f"{text[:at]}{line}\n{chr(10) if text[at:].startswith('[') else ''}{text[at:]}"
@@ -401,12 +411,15 @@ def _parse_boolean(value: object) -> bool:
 def _parse_command(value: object) -> tuple[str, ...]:
     found = _parse_text_list(value)
     if not found or not found[0]:
-        raise ValueError("expected a program and its arguments")
+        raise ValueError("expected a list with a program and its arguments")
     return tuple(found)
 
 
 def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """Return hosts and networks with the files of their authorities, the narrowest first, and *.NAME last."""
+    """Return hosts and networks with the files of their authorities.
+
+    Narrow networks come first, and *.NAME patterns last.
+    """
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks or hosts, each with the path of its certificate authority file")
     found: list[tuple[Place, str]] = []
@@ -431,7 +444,10 @@ def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def get_certificate_key(address: str) -> str:
-    """Return the key of a BMC's certificate in `FILE`: its host, with the port if it is not 443."""
+    """Return the key of a BMC's certificate in `FILE`.
+
+    The key is the host, followed by the port if the port is not 443.
+    """
     parts = urlsplit(address)
     host = (parts.hostname or "").removesuffix(".")
     return host if parts.port in (None, 443) else f"[{host}]:{parts.port}" if ":" in host else f"{host}:{parts.port}"
@@ -453,11 +469,11 @@ _PROTOCOLS: Final = ("CIFS", "HTTP", "HTTPS", "NFS")  # TransferProtocolType of 
 
 def _parse_media(value: object) -> tuple[MediaShare, ...]:
     if not isinstance(value, dict):
-        raise ValueError("expected the beginnings of URLs, each with place and protocol")
+        raise ValueError("expected URL prefixes, each with place and protocol")
     found = []
     for prefix, share in value.items():
         if not prefix.startswith(("http://", "https://")):
-            raise ValueError(f"{prefix!r} is not the beginning of a URL: write http://boot.example.net/assets/")
+            raise ValueError(f"{prefix!r} is not a URL prefix: write, for example, http://boot.example.net/assets/")
         if not isinstance(share, dict) or share.keys() != {"place", "protocol"}:
             raise ValueError(f'{prefix}: expected {{place = "//10.112.0.2/images/", protocol = "CIFS"}}')
         if share["protocol"] not in _PROTOCOLS:
@@ -500,29 +516,34 @@ def _matches_host(host: str, name: str) -> bool:
 
 
 def _unmap_ipv4(address: Address) -> Address:
-    """Convert an IPv4-mapped IPv6 address to an IPv4 address. Return any other address unchanged."""
+    """Convert an IPv4-mapped IPv6 address to an IPv4 address. Return all other addresses unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
 
-_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # random for each process, so that a fingerprint is useless elsewhere
-_CACHE_S: Final = 1.0  # file times are coarse, so a changed file can keep its time
-_PASSWORD_CACHE_S: Final = 300.0  # for a password that a command printed
+# random for each process, so that nobody can use a fingerprint to guess a password
+_FINGERPRINT_KEY: Final = secrets.token_bytes(32)
+# in seconds: gitboot reads files again after this time, because a changed file can keep its coarse modification time
+_CACHE_S: Final = 1.0
+_PASSWORD_CACHE_S: Final = 300.0  # how long gitboot uses a password that a command printed
 _RETRY_AFTER_FAILURE_S: Final = 60.0  # the pause after a command failed, or after a BMC rejected its password
 _COMMAND_TIMEOUT_S: Final = 10.0
-_MAX_OUTPUT_BYTES: Final = 4096  # the limit of a command's output
+_MAX_OUTPUT_BYTES: Final = 4096  # the maximum size of a password command's output
 _MAX_READS: Final = 10
 _FileVersion = tuple[int, int, int, int] | None
 
 
 def read_credentials(directory: Path, name: str) -> Credentials:
-    """Read ``directory/name/username`` and ``directory/name/password`` consistently, even while they are replaced."""
+    """Read the files ``username`` and ``password`` in ``directory/name``.
+
+    Both have the same version, even if another program replaces them meanwhile.
+    """
     username, password = _read_files(directory / name, name, ("username", "password"))
     return Credentials(username=username, password=password, name=name)
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Return whether gitboot may send a BMC its credentials. Also return True if there are no such credentials."""
+    """Return whether gitboot may send a BMC its credentials. If the credentials do not exist, return True."""
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
@@ -532,12 +553,12 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
 
 
 class TrustedCredentials(Struct, frozen=True, kw_only=True):
-    """Credentials with their `Trust`, and a fingerprint of both that reveals neither."""
+    """Credentials with their `Trust`, and a fingerprint that changes with both but does not reveal the password."""
 
     credentials: Credentials
     trust: Trust
     fingerprint: str
-    share_login: Credentials | None = None  # for the shares in `Trust.media`
+    share_login: Credentials | None = None  # the login for the shares in `Trust.media`
 
 
 class _CachedCredentials(Struct):
@@ -554,7 +575,7 @@ class _CommandResult(Struct):
 
 
 class CredentialDirectory:
-    """All credentials of an instance. Any thread may use the object."""
+    """All credentials of an instance. Several threads may use the same object."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -563,17 +584,17 @@ class CredentialDirectory:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def read(self, name: str) -> TrustedCredentials:
-        """Return the current credentials with this name. Raises `UsageError` if there are no such credentials."""
+        """Return the current credentials with this name. Raises `UsageError` if these credentials do not exist."""
         if self._root is None:
             raise UsageError(f"gitboot needs the credentials {name}: pass their directory with --credentials")
-        with self._locks[name]:  # run a command once, even if several threads wait for its password
+        with self._locks[name]:  # run a password command only once, even if several threads need the password
             return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
         """Return a string that changes whenever credentials or their `Trust` change.
 
-        Return None if there are no such credentials. This method does not run a password command. If a command prints a
-        new password, the text changes once a task has used the password.
+        Return None if the credentials do not exist. This method does not run a password command. If the command would
+        print a new password, the fingerprint changes only after a task has used the new password.
         """
         if self._root is None:
             return None
@@ -583,7 +604,7 @@ class CredentialDirectory:
             return None
 
     def report_failure(self, name: str) -> None:
-        """Record that a BMC rejected credentials, so that their password command runs again, at most once a minute."""
+        """Use a command's password for at most one more minute, because a BMC rejected the credentials."""
         if (said := self._command_results.get(name)) is not None:
             said.valid_until_s = min(said.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
 
@@ -628,8 +649,10 @@ class CredentialDirectory:
         ):
             result = self._command_results[name] = _run_password_command(command)
         if result is None or result.password is None:
-            why = result.error if result is not None else "the command has not run yet"
-            raise UsageError(f"no password for credentials {name}: password-command of {trust.file}: {why}")
+            why = result.error if result is not None else "gitboot has not run the command yet"
+            raise UsageError(
+                f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
+            )
         return result.password
 
 
@@ -640,7 +663,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
         status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
         lines = output.decode().removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
-        error = "its output is not text" if isinstance(problem, UnicodeDecodeError) else str(problem)
+        error = "the output of the command is not text" if isinstance(problem, UnicodeDecodeError) else str(problem)
     else:
         if status != 0:
             error = f"{command[0]} ended with status {status}"
@@ -654,7 +677,10 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
 
 
 def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
-    """Read several files of one folder consistently. Kubernetes replaces a mounted secret by moving a symlink."""
+    """Read several files in a folder, all of the same version.
+
+    Kubernetes replaces a mounted secret by moving a symlink.
+    """
     files = [folder / part for part in parts]
     try:
         for _ in range(_MAX_READS):
@@ -670,7 +696,10 @@ def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
 
 
 def _decode_line(file: Path, content: bytes) -> str:
-    """Return the only line of a file. Raises `UsageError` without quoting the content of the file."""
+    """Return the only line of a file. Raises `UsageError` if there are more lines.
+
+    The message does not quote the content.
+    """
     try:
         text = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -683,7 +712,7 @@ def _decode_line(file: Path, content: bytes) -> str:
 
 
 def _read_file_version(file: Path) -> _FileVersion:
-    """Return a value that changes when a file is written or replaced, or when a symlink in its path changes."""
+    """Return a value that changes if the file changes or is replaced, or if a symlink in its path changes."""
     try:
         found = file.stat()
     except OSError:
@@ -695,10 +724,11 @@ def _read_file_version(file: Path) -> _FileVersion:
 
 
 class ResponseSample(Struct, frozen=True, kw_only=True):
-    """The response time of one BMC, or that the BMC did not respond."""
+    """A measurement of the response time of one BMC, or the fact that the BMC did not respond."""
 
-    latency_s: float | None = None  # seconds until the last response began; None: the BMC did not respond
-    is_lost: bool = False  # the BMC did not respond now, but responded the time before
+    # seconds from the last request to the beginning of its response; None: the BMC did not respond
+    latency_s: float | None = None
+    is_lost: bool = False  # the BMC did not respond to this task, but responded to the task before
 
 
 NO_SAMPLE: Final = ResponseSample()

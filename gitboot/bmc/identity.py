@@ -17,8 +17,8 @@ class ReportedIdentity(Struct, frozen=True, kw_only=True):
     """The identity that a ComputerSystem reports. A field is None if the system does not report it."""
 
     uuid: SystemUuid | None = None
-    serial: str | None = None  # SerialNumber
-    sku: str | None = None  # SKU: the service tag on Dell servers, a product number on others
+    serial: str | None = None  # the property SerialNumber
+    sku: str | None = None  # the property SKU: the service tag on Dell servers, a product number on other servers
 
     def __str__(self) -> str:
         return _format_identity(self.uuid, self.serial, self.sku)
@@ -39,7 +39,8 @@ class DocumentIdentity(Struct, frozen=True, kw_only=True):
 
     uuid: SystemUuid
     serial: str | None = None
-    reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports instead of `uuid`
+    # the UUID that the BMC reports instead of `uuid`; None: the BMC reports `uuid`
+    reports_uuid: SystemUuid | None = None
     reports_serial: str | None = None
 
     @classmethod
@@ -57,13 +58,16 @@ class DocumentIdentity(Struct, frozen=True, kw_only=True):
 
 
 class PinnedIdentity(Struct, frozen=True, kw_only=True):
-    """The identity that a machine's BMC reported at first contact, or that a person accepted later."""
+    """The stored identity of a machine's BMC.
+
+    The BMC reported this identity at first contact, or a person accepted it later.
+    """
 
     uuid: SystemUuid | None
     serial: str | None
     at: datetime
-    place: tuple[str, str | None]  # the address and the system path of the BMC
-    accepted: bool = False  # a person confirmed that it is this machine, even if the document differs
+    place: tuple[str, str | None]  # the address of the BMC, and the path of the system on the BMC
+    accepted: bool = False  # a person confirmed that the BMC belongs to this machine, even if the document differs
     changed: ReportedIdentity | None = (
         None  # the identity that the BMC reports now; `uuid` and `serial` stay until a person accepts the new identity
     )
@@ -81,7 +85,7 @@ class SameMachine(Struct, frozen=True, kw_only=True):
 
 
 class UnprovenIdentity(Struct, frozen=True, kw_only=True):
-    """The document and the BMC share no value that gitboot could compare. gitboot warns, but allows this."""
+    """The document and the BMC have no values that gitboot could compare. gitboot shows a warning, but uses the BMC."""
 
     message: str
 
@@ -93,7 +97,7 @@ class AnotherMachine(Struct, frozen=True, kw_only=True):
 
 
 class IdentityChanged(Struct, frozen=True, kw_only=True):
-    """The BMC reports an identity that differs from the one at first contact and that the document does not contain."""
+    """The BMC reports an identity that differs from the identity at first contact and from the document."""
 
     message: str
 
@@ -110,8 +114,8 @@ def identify(
 ) -> IdentityResult:
     """Compare the identity that a BMC reports now with the document and with what the BMC reported before.
 
-    ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` is
-    `SharedIdentityValues.values` of all pins.
+    ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` are the values that
+    several BMCs report, from `SharedIdentityValues.values`. gitboot ignores these values.
     """
     if pinned is not None and (changes := _list_changes(document, pinned, reported)):
         changed = ", ".join(changes)
@@ -151,7 +155,7 @@ def update_pin(
     place: tuple[str, str | None],
     at: datetime,
 ) -> PinnedIdentity:
-    """Return the pin after a BMC reported its identity. If no value is new, return ``pinned`` itself."""
+    """Return the pinned identity after a BMC reported its identity. If no value is new, return ``pinned`` itself."""
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
@@ -162,7 +166,7 @@ def update_pin(
 
 
 def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
-    """Return the pin after a person accepted the identity that the BMC reports now."""
+    """Return the new pinned identity after a person accepted the identity that the BMC reports now."""
     return structs.replace(
         pinned,
         uuid=pinned.latest_identity.uuid,
@@ -176,7 +180,7 @@ def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
 def pin_certificate(
     pinned: PinnedIdentity | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
 ) -> PinnedIdentity | None:
-    """Return the pin after the BMC presented a certificate that no authority verifies.
+    """Add the fingerprint of a BMC's certificate that no authority verifies to the pinned identity.
 
     If ``certificate`` is None, return ``pinned`` itself.
     """
@@ -188,12 +192,15 @@ def pin_certificate(
 
 
 def find_pin_at(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
-    """Return ``pinned`` if it belongs to this address. A BMC at another address starts with a new first contact."""
+    """Return ``pinned`` if it belongs to this address, or None.
+
+    The next contact with a BMC at a new address is a first contact.
+    """
     return pinned if pinned is not None and pinned.place == place else None
 
 
 def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
-    """Return the UUIDs and serial numbers that a pin contains."""
+    """Return the UUIDs and serial numbers that a pinned identity contains."""
     shown = (
         ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial),
         *((pinned.changed,) if pinned.changed is not None else ()),
@@ -210,7 +217,7 @@ def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> fr
 def _is_same(
     uuids: Iterable[SystemUuid], serials: Iterable[str], reported: ReportedIdentity, shared_values: frozenset[str]
 ) -> bool | None:
-    """Return whether identities match the reported identity, ignoring placeholders.
+    """Return whether the reported identity is that of the same machine. Placeholders of vendors are ignored.
 
     Return None if no values can be compared.
     """
@@ -223,7 +230,8 @@ def _is_same(
     )
     if uuid in known_uuids or {serial, sku} & known_serials:
         return True
-    # A SKU can only prove equality. It is the service tag on Dell servers, and a product number on others.
+    # A SKU can prove only that two machines are the same. It is the service tag on Dell servers, and a product number
+    # on others.
     differs = (known_uuids and uuid is not None) or (known_serials and serial is not None)
     return False if differs else None
 
@@ -237,9 +245,10 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
 
 
 def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
-    """Return the values that differ from the values of the first contact and of the document.
+    """Describe the reported values that differ both from those at first contact and from those in the document.
 
-    A missing value is a change only if the other value differs too, because BMCs report fewer values while they start.
+    A missing value counts as a change only if another value differs too, because BMCs report fewer values while they
+    start.
     """
     uuid_is_same = reported.uuid is not None and pinned.uuid is not None and reported.uuid in byte_orders(pinned.uuid)
     serial_is_same = reported.serial is not None and reported.serial.upper() == _upper(pinned.serial)
@@ -277,17 +286,17 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):
-    """The values that BMCs at two or more addresses report and that no document contains, such as vendors' defaults.
+    """Identity values that BMCs at several addresses report and that no document contains, such as vendors' defaults.
 
-    gitboot ignores such values. The object stores pins and machines, so that `update` reads only those that changed.
+    gitboot ignores such values, because they do not identify a machine. The object stores pinned identities and
+    machines, so that `update` reads only those that changed.
     """
 
     values: frozenset[str] = frozenset()  # values that do not identify a machine
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
-    _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
-        default_factory=dict
-    )  # the addresses at which each value is reported, one address for each pin
+    # the addresses of the BMCs that report each value, one address for each pinned identity
+    _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(default_factory=dict)
     _repeated_values: frozenset[str] = frozenset()  # values that BMCs at two or more addresses report
     _document_values: frozenset[str] | None = None  # the values in documents; None: not computed yet
 

@@ -1,8 +1,8 @@
-"""IPMI 2.0 client for one BMC without Redfish: reads and sets the boot flags with ipmitool.
+"""IPMI 2.0 client for one BMC without Redfish. The client reads and sets the boot flags with ipmitool.
 
 IPMI does not report the time of the last reset or the boot progress, so gitboot cannot prove that a machine consumed an
-override. If an override disappears, gitboot treats it as lost, and evidence or a person decides. docs/adr/0035 explains
-why gitboot uses ipmitool instead of a library.
+override. If an override disappears, gitboot treats it as lost, and evidence or a person decides whether the machine
+booted from it. docs/adr/0035 explains why gitboot uses ipmitool instead of a library.
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-# IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, 3 is HMAC-SHA1 and AES; both encrypt. Older BMCs have only 3.
+# IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, and suite 3 is HMAC-SHA1 and AES. Both encrypt. Older BMCs have
+# only suite 3.
 _CIPHER_SUITES: Final = (17, 3)
 _PORT: Final = 623
 
-# IPMI 2.0, 28.12 and 28.13: Set and Get System Boot Options, parameters 3 and 5.
+# the requests Set and Get System Boot Options with parameters 3 and 5 (IPMI 2.0, 28.12 and 28.13)
 _GET_FLAGS: Final = (0x00, 0x09, 0x05, 0x00, 0x00)
 _SET: Final = (0x00, 0x08)
-_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)  # keep the flags for any kind of next boot, and for longer than a minute
+# the BMC keeps the flags for any kind of next boot, and for longer than a minute
+_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)
 _VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
 _DEVICES: Final = {OverrideTarget.NONE: 0, OverrideTarget.PXE: 1, OverrideTarget.HDD: 2, OverrideTarget.CD: 5}
 _TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 _GET_STATUS: Final = (0x00, 0x01)
 _GET_GUID: Final = (0x06, 0x37)
-_CHASSIS_CONTROL: Final = (0x00, 0x02)  # 28.3; 5, a graceful shutdown, sends the system an ACPI event
+# the request Chassis Control (IPMI 2.0, 28.3). Its value 5, a graceful shutdown, sends the system an ACPI event
+_CHASSIS_CONTROL: Final = (0x00, 0x02)
 _CONTROLS: Final = {
     ResetType.FORCE_OFF: 0,
     ResetType.ON: 1,
@@ -51,8 +54,9 @@ _CONTROLS: Final = {
     ResetType.GRACEFUL_SHUTDOWN: 5,
 }
 
-_NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # IPMI 2.0, 5.2: busy, or not possible now
-# The output of ipmitool -v. "is not what we requested": the BMC chose another algorithm than ipmitool requested.
+# completion codes of a BMC that is busy or cannot carry out a request now (IPMI 2.0, 5.2)
+_NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})
+# Patterns for the output of ipmitool -v. It prints "is not what we requested" if the BMC chose another algorithm.
 _NO_SESSION: Final = "Unable to establish"
 _SUITE_REFUSED: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
 _REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
@@ -66,7 +70,8 @@ _Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # a response, or the reason 
 class IpmiConnection:
     """A connection to one BMC that starts an ipmitool process for each call. Use it from one thread at a time.
 
-    Every method may raise `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
+    Every method may raise `BmcUnreachable`, `BmcBusy` or `BmcRejected`. The messages of these errors name the request
+    and the BMC.
     """
 
     def __init__(
@@ -77,13 +82,13 @@ class IpmiConnection:
         self.policy = reach or ConnectionPolicy()
         self.login = self.media = self.firmware = None  # IPMI has no equivalent
         self._timeout_s = timeout_s
-        self._suite: int | None = None  # the suite that the BMC accepted last
+        self._suite: int | None = None  # the cipher suite that the BMC accepted last
 
     def close(self, *, log_out: bool = True) -> None:
-        pass  # there is no open connection
+        pass  # nothing to close, because each call starts its own ipmitool process
 
     def observe(self) -> BmcObservation:
-        """Read the boot flags, the power state and the identity of the system, in one session."""
+        """Read the boot flags, the power state and the identity of the system in one IPMI session."""
         flags, status, guid = self._send_requests(_GET_FLAGS, _GET_STATUS, _GET_GUID)
         flags, status = _unwrap(flags), _unwrap(status)
         if len(flags) < 4 or not status:
@@ -99,7 +104,7 @@ class IpmiConnection:
         )
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Return ``observed`` unchanged, because IPMI does not report the time of the BMC."""
+        """Return ``observed`` unchanged, because IPMI does not report the clock of the BMC."""
         return observed
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
@@ -112,15 +117,14 @@ class IpmiConnection:
         if has_changed(observed, self.observe()):
             raise BmcChanged(f"{self._address}: the BMC has changed since gitboot read it")
         self.policy.check_fence()
-        _, answer = self._send_requests(
-            _KEEP_VALID, (*_SET, 0x05, *_encode_flags(override))
-        )  # some BMCs do not support the first request
+        # gitboot ignores the result of the first request, which some BMCs do not support
+        _, answer = self._send_requests(_KEEP_VALID, (*_SET, 0x05, *_encode_flags(override)))
         _unwrap(answer)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Return ``observed`` unchanged.
 
-        It already contains the reset types, which are the same for all BMCs with IPMI.
+        ``observed`` already contains the reset types, because all BMCs with IPMI support the same types.
         """
         return observed
 
@@ -150,7 +154,7 @@ class IpmiConnection:
                 needed = max(1, -(-int(size) // _OCTETS_A_LINE))
                 try:
                     answers.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
-                except ValueError:  # the output of ipmitool is not a response
+                except ValueError:  # the output of ipmitool does not contain a response
                     answers.append(b"")
         if len(answers) != len(requests):  # ipmitool does not show which request failed
             raise BmcUnreachable(
@@ -184,7 +188,7 @@ class IpmiConnection:
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "LC_ALL": "C",
-            "IPMI_PASSWORD": self._credentials.password,  # other users could read a command-line argument
+            "IPMI_PASSWORD": self._credentials.password,  # other users of this host could read a command-line argument
         }
         began_s = time.monotonic()
         try:
@@ -206,7 +210,7 @@ class IpmiConnection:
         return process
 
     def _resolve(self, host: str, port: int) -> str:
-        """Return a checked IP address of the host, so that ipmitool does not resolve the name again."""
+        """Return an allowed IP address of the BMC's host, so that ipmitool does not resolve the host name again."""
         try:
             return self.policy.resolve_allowed(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except RequestAborted as error:
@@ -234,7 +238,7 @@ def _parse_override(flags: int, device: int) -> Override:
 
 
 def _encode_flags(override: Override) -> Iterator[int]:
-    """Yield the five bytes of parameter 5: the flags, the device, and three zeros."""
+    """Yield the five bytes of parameter 5. These are the flags, the device, and three zeros."""
     if override.enabled is OverrideEnabled.DISABLED:
         yield from (0, 0, 0, 0, 0)
         return
@@ -245,10 +249,10 @@ def _encode_flags(override: Override) -> Iterator[int]:
 
 
 def parse_system_guid(guid: bytes) -> SystemUuid | None:
-    """Return the UUID in a GUID, or None if the bytes are a valid UUID in neither byte order or in both.
+    """Return the UUID in a GUID, or None if the byte order of the GUID is ambiguous or invalid.
 
-    IPMI 2.0, 20.8 sends the last byte first. Many BMCs send the bytes of SMBIOS instead, which `byte_orders` covers.
-    The version and variant bits of RFC 9562 determine the byte order.
+    According to IPMI 2.0, 20.8, the last byte comes first. Many BMCs send the bytes in the order of SMBIOS instead,
+    which `byte_orders` returns too. The version and variant bits of RFC 9562 determine the byte order.
     """
     if len(guid) != 16:
         return None

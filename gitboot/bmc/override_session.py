@@ -1,4 +1,4 @@
-"""Override session: one task on one BMC, which handles the override first and then the power state."""
+"""Override session: carry out one task at one BMC, first for the override and then for the power state."""
 
 from __future__ import annotations
 
@@ -73,21 +73,22 @@ if TYPE_CHECKING:
 
 
 _MAX_STEPS: Final = (
-    # Clear, eject, insert and set, each with a confirmation, plus some steps for a BMC that changes at the same time.
+    # The steps are clear, eject, insert and set, each with a confirmation, and some more if the BMC changes at the same
+    # time.
     16
 )
-_MAX_POWER_STEPS: Final = 4  # confirm the last request, read the allowed types, and send the request
+_MAX_POWER_STEPS: Final = 4  # gitboot confirms the last request, reads the allowed reset types, and sends the request
 
 
 class Outcome(StrEnum):
     UNCHANGED = "Unchanged"
     APPLIED = "Applied"
-    WAITING = "Waiting"  # gitboot tries again
+    WAITING = "Waiting"  # gitboot tries again later
     STALLED = "Stalled"  # a person must act
 
 
 class BmcTask(Struct, frozen=True, kw_only=True):
-    """A task at the BMC of one machine, with its wanted override and power."""
+    """A task at the BMC of one machine. The task contains the wanted override and the wanted power operation."""
 
     server: str
     uuid: SystemUuid
@@ -95,16 +96,18 @@ class BmcTask(Struct, frozen=True, kw_only=True):
     wanted: WantedOverride | None
     records: tuple[OverrideRecord, ...]
     site: str | None = None  # the site whose network contains the BMC
-    dry_run: bool = False  # only report the request that gitboot would send
-    read_only: bool = False  # only read, because gitboot needs the current state to judge a fetch
-    with_clock: bool = False  # also read the clock, because only the marks of a reset show whether the machine booted
-    serial: str | None = None  # the serial number in the document
+    dry_run: bool = False  # only report the requests that gitboot would send
+    read_only: bool = False  # only read the BMC, because gitboot needs its current state to evaluate a fetch
+    with_clock: bool = False  # also read the clock, which gitboot needs to compare the times of resets
+    serial: str | None = None  # the serial number in the Server document
     pinned: PinnedIdentity | None = None  # the identity that the BMC reported before
     bmc_is_in_ledger: bool = False  # the ledger allows gitboot to send this BMC its credentials
-    keep_media: tuple[str, ...] = ()  # media of a boot that was served; they stay inserted until the machine resets
+    # the media of a boot that an endpoint served; they stay inserted until the machine resets
+    keep_media: tuple[str, ...] = ()
     wanted_power: WantedPowerChange | None = None  # the wanted power operation
     power_records: tuple[PowerRecord, ...] = ()  # the earlier power operations
-    shared_values: frozenset[str] = frozenset()  # `SharedIdentityValues.values`
+    # values that do not identify a machine, from `SharedIdentityValues.values`
+    shared_values: frozenset[str] = frozenset()
 
     def identify(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
         """Return whether the BMC belongs to this machine.
@@ -122,26 +125,27 @@ class TaskResult:
     server: str
     uuid: SystemUuid
     outcome: Outcome
-    message: str  # what gitboot did, or why not
-    first_override: Override | None = None  # the override in the first reading
+    message: str  # describes what gitboot did, or why gitboot did nothing
+    first_override: Override | None = None  # the override that the BMC showed in the first reading
     observed: BmcObservation | None = None  # the last reading
     written_records: tuple[OverrideRecord, ...] = ()  # the records that were written, in order
     power_records: tuple[PowerRecord, ...] = ()  # the power records that were written, in order
     # False: the settings of the instance forbid the task, so gitboot did not contact the BMC.
     was_attempted: bool = True
-    is_reachable: bool = True  # whether the BMC and the network to it work
-    identity_result: IdentityResult | None = None  # from the last reading
-    pinned: PinnedIdentity | None = None  # the pin to store
-    credentials_fingerprint: str | None = None  # changes when the credentials change; None: there were no credentials
+    is_reachable: bool = True  # whether gitboot can reach the BMC
+    identity_result: IdentityResult | None = None  # the result of the identity check after the last reading
+    pinned: PinnedIdentity | None = None  # the pinned identity to store
+    # a text that changes with the credentials; None: the credentials do not exist
+    credentials_fingerprint: str | None = None
     condition: OperatorCondition | None = None  # the reason why a person must act
     was_power_allowed: bool = False  # whether the power wave allowed a reset
     firmware_uri: str | None = None  # the URI that gitboot stored in the firmware settings
     retry_after_s: int | None = None  # the waiting time that a busy BMC requested
-    took_s: float | None = field(default=None, compare=False)  # None: not measured
+    took_s: float | None = field(default=None, compare=False)  # None: gitboot did not measure the duration
 
 
 class OverrideSession:
-    """Runs one task at one BMC, from its first reading until no step is due.
+    """Runs one task at one BMC. The task begins with a reading, and ends when no further step is possible now.
 
     ``write`` stores a record durably before it returns. The session calls ``write`` before it changes the BMC.
     """
@@ -163,7 +167,7 @@ class OverrideSession:
         self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
-        """Carry out the next steps for the override. If no such step is due, carry out the next steps for the power."""
+        """Carry out the next steps for the override or, if the override needs no step, for the power."""
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
@@ -205,7 +209,7 @@ class OverrideSession:
                     was_confirmed = False
                     continue
                 if task.read_only:
-                    return self._result(Outcome.UNCHANGED, "only read the BMC, to judge a fetch")
+                    return self._result(Outcome.UNCHANGED, "gitboot only read the BMC to evaluate a fetch")
                 if task.dry_run:
                     return self._result(Outcome.UNCHANGED, " ".join(("would", *describe_request(step, observed))))
             match step:
@@ -236,7 +240,7 @@ class OverrideSession:
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
         """Record and set an override.
 
-        If the BMC rejects the request, record what the BMC shows then, and raise the error.
+        If the BMC rejects the request, read the BMC, record the override that it shows, and raise the error.
         """
         if record.override.enabled is OverrideEnabled.ONCE:
             self._observed = observed = self._bmc.with_clock(observed, self._clock)
@@ -245,7 +249,7 @@ class OverrideSession:
         try:
             self._bmc.set_override(record.override, observed)
         except (BmcRejected, BmcBusy) as error:
-            # A rejected request can still have had an effect, so gitboot reads the BMC.
+            # A rejected request may have changed the BMC nevertheless, so gitboot reads the BMC.
             self._observed = after = self._bmc.observe()
             if isinstance(error, BmcChanged) and self._task.wanted is not None:
                 self._write_record(update_overtaken_record(record, after, self._task.wanted, earlier_records))
@@ -292,10 +296,12 @@ class OverrideSession:
                     power_message = f"{record.type} for {record.reason} is {record.state.lower()}"
                 case RequestReset(record=asked):
                     if not observed.reset_types and (shown := bmc.with_reset_types(observed)).reset_types:
-                        observed = shown  # decide again with the allowed reset types
+                        observed = shown  # gitboot decides again with the allowed reset types
                         continue
                     if not may_write:
-                        return self._finish(power_message, f"would request {asked.type}" if not task.read_only else "")
+                        return self._finish(
+                            power_message, f"gitboot would request {asked.type}" if not task.read_only else ""
+                        )
                     self._write_power_record(asked)
                     uri_message, uri = self._store_firmware_uri(observed)
                     bmc.reset(asked.type, observed)
@@ -308,7 +314,7 @@ class OverrideSession:
         """Store the boot loader's URI in the firmware settings if the override cannot contain a URI.
 
         Return a text for the task's message, and the stored URI. The setting takes effect at the next reset. If the BMC
-        rejects the setting, DHCP names the boot loader.
+        rejects the setting, the DHCP server must name the boot loader.
         """
         uri = choose_firmware_uri(self._task.wanted, observed)
         if uri is None or self._bmc.firmware is None:
@@ -317,7 +323,7 @@ class OverrideSession:
             is_changed = self._bmc.firmware.store_uri(uri, observed)
         except (BmcRejected, BmcBusy) as error:
             return f"; DHCP must specify the boot loader, because the BMC did not store {uri}: {error}", None
-        return (f"; firmware boots {uri} from then on", uri) if is_changed else ("", None)
+        return (f"; after the next reset, firmware boots {uri}", uri) if is_changed else ("", None)
 
     def _write_record(self, record: OverrideRecord) -> None:
         record = structs.replace(record, bmc=self._task.bmc)
@@ -372,9 +378,9 @@ def observe_bmc(
     *,
     with_clock: bool = False,
 ) -> BmcObservation:
-    """Read a BMC with one request, or with more requests if they are needed.
+    """Read the state of a BMC with one request, or with more requests if the next step needs more values.
 
-    They are needed if the next step depends on slots, firmware settings or the clock.
+    These values are the virtual media slots, the firmware settings and the clock.
     """
     records = tuple(records)
     observed = bmc.observe()
@@ -388,7 +394,10 @@ def observe_bmc(
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
-    """Return the method and the text of a step's request, for IPMI only the text, or () if there is no request."""
+    """Return the method and the text of a step's request, or () if the step sends no request.
+
+    IPMI requests have only a text.
+    """
     match step:
         case InsertMedium(slot=slot, url=url):
             return (

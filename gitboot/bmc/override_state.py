@@ -1,4 +1,4 @@
-"""Boot overrides as values: wanted, observed and recorded overrides, virtual media, and marks of a reset."""
+"""Types for boot overrides: wanted, observed and recorded overrides, virtual media, and the marks of a reset."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from gitboot.bmc.identity import NO_IDENTITY, ReportedIdentity
 from gitboot.fleet.identities import BmcAccess
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-IPMI: Final = "IPMI"  # `BmcObservation.quirks_name` of a BMC with IPMI
-_DISC_TYPES = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that take an ISO image
-_USB_STICK = "USBStick"  # also suitable for an image that the system finds by its volume label
+IPMI: Final = "IPMI"  # the value of `BmcObservation.quirks_name` for a BMC with IPMI
+_DISC_TYPES = frozenset({"CD", "DVD"})  # the MediaTypes of Redfish VirtualMedia that accept an ISO image
+# a MediaType that gitboot also uses for user data, because the system finds it by its volume label
+_USB_STICK = "USBStick"
 
 
 class MediaShare(Struct, frozen=True, kw_only=True):
     """A file share with copies of images, for BMCs that cannot fetch an image from its URL."""
 
-    prefix: str  # the beginning of the URLs
-    place: str  # what replaces the prefix, in the form that the BMC expects
-    protocol: str  # TransferProtocolType, such as NFS or CIFS
+    prefix: str  # the prefix of the URLs of the images
+    place: str  # the text that replaces the prefix, in the form that the BMC expects
+    protocol: str  # the TransferProtocolType, such as NFS or CIFS
 
     def find_image(self, url: str) -> str | None:
-        """Return the image for a URL, or None if the share has no copy."""
+        """Return the path on the share of the image with this URL, or None if the share has no copy."""
         return f"{self.place}{url.removeprefix(self.prefix)}" if url.startswith(self.prefix) else None
 
     def find_url(self, image: str) -> str | None:
-        """Return the URL of an image that a BMC shows, or None if the image is not from this share."""
+        """Return the original URL of an image that a BMC shows, or None if the image is not from this share."""
         return f"{self.prefix}{image.removeprefix(self.place)}" if image.startswith(self.place) else None
 
 
@@ -40,15 +41,15 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
 
     path: str
     image: str | None = None  # the URL of the inserted medium, as the BMC shows it
-    inserted: bool = False  # whether a medium is inserted
-    types: frozenset[str] = frozenset()  # MediaTypes; empty: not reported
-    # The target of InsertMedia; None: gitboot inserts a medium with a PATCH of the resource.
+    inserted: bool = False  # whether the BMC shows an inserted medium
+    types: frozenset[str] = frozenset()  # the MediaTypes; empty: the BMC does not report them
+    # The URI of the action InsertMedia; None: gitboot inserts a medium with a PATCH of the resource.
     insert_target: str | None = None
     eject_target: str | None = None
     protocols: frozenset[str] = frozenset()  # the TransferProtocolType values that InsertMedia accepts
     etags: tuple[str, ...] = ()
-    may_be_stale: bool = False  # this BMC may show an image that is no longer connected
-    shares: tuple[MediaShare, ...] = ()  # from which this BMC fetches images; the first match counts
+    may_be_stale: bool = False  # whether this BMC may show an image that is no longer connected
+    shares: tuple[MediaShare, ...] = ()  # the shares from which this BMC fetches images; the first match applies
 
     @property
     def is_free(self) -> bool:
@@ -71,9 +72,9 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
 class MediumState(StrEnum):
     """The state of a recorded medium."""
 
-    INSERTED = "Inserted"  # inserted, or about to be inserted if gitboot crashed before the request
+    INSERTED = "Inserted"  # the medium is inserted, or gitboot crashed before it sent the request to insert the medium
     EJECTING = "Ejecting"
-    EJECTED = "Ejected"  # ejected, or missing for another reason
+    EJECTED = "Ejected"  # gitboot ejected the medium, or the medium disappeared for another reason
 
 
 class Medium(Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class Medium(Struct, frozen=True, kw_only=True):
     url: str
     state: MediumState
     at: datetime  # the time of the last insert or eject request
-    # The first marks read after the override was gone; the machine needs the medium until its next reset.
+    # The first marks that gitboot read after the override was gone. The machine needs the medium until its next reset.
     booted: Marks | None = None
 
     @property
@@ -91,16 +92,18 @@ class Medium(Struct, frozen=True, kw_only=True):
 
 
 def find_slot(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
-    """Return the slot into which the image at ``url`` is inserted, or None."""
+    """Return the slot that contains the image at ``url``, or None if no slot contains the image."""
     return next((slot for slot in slots if slot.inserted and slot.image == url), None)
 
 
 def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[str, MediaSlot] | None:
-    """Return the slots that contain these images, or free slots for them. Return None if there are not enough slots.
+    """Choose a slot for each image, either the slot that contains the image or a free slot.
+
+    Return None if there are not enough slots.
 
     The boot disc gets the slot with the first path, because firmware boots the first of several discs. User data gets
-    another slot for discs, or a slot for USB sticks. A slot without InsertMedia is used only if no slot of its kind has
-    InsertMedia, because such a slot may be only for images that the BMC itself stores.
+    another slot for discs, or a slot for USB sticks. gitboot uses a slot without the action InsertMedia only if no slot
+    of the same kind has this action, because the slot may accept only images that the BMC itself stores.
     """
     slots = _drop_slots_without_action(slots)
     found = {url: slot for url in (disc, data) if url is not None and (slot := find_slot(url, slots)) is not None}
@@ -118,10 +121,10 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
 
 
 def _drop_slots_without_action(slots: Collection[MediaSlot]) -> list[MediaSlot]:
-    """Return the slots without those that lack InsertMedia beside a slot of the same kind that has it.
+    """Remove each slot that lacks the action InsertMedia although another slot of the same kind has this action.
 
-    The action is optional for each slot (DSP0268). A BMC whose slots all lack the action inserts by PATCH (sushy,
-    VirtualMedia.insert_media).
+    The action is optional for each slot (DSP0268). If all slots of a BMC lack the action, a PATCH inserts a medium
+    (sushy, VirtualMedia.insert_media).
     """
     kinds = {slot.accepts_discs for slot in slots if slot.insert_target is not None}
     return [
@@ -133,8 +136,8 @@ def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     """Return the request body that inserts an image by InsertMedia, or by a PATCH if the slot has no such action.
 
     InsertMedia sets Inserted and WriteProtected by default (DSP0268). A Supermicro X11 rejects these parameters (sushy,
-    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530). The body lacks the
-    credentials of a share.
+    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530). The caller adds the
+    credentials of a share to the body.
     """
     share = next((each for each in slot.shares if each.find_image(url) is not None), None)
     image, protocol = url, urlsplit(url).scheme.upper()
@@ -146,37 +149,40 @@ def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     return {"Image": image, **({"TransferProtocolType": protocol} if sends_protocol else {})}
 
 
-# The body of a PATCH for a slot without EjectMedia.
+# The body of a PATCH that ejects the medium of a slot without the action EjectMedia.
 EJECT_REQUEST: Mapping[str, Any] = {"Image": None, "Inserted": False}
 
 
 class Override(Struct, frozen=True, kw_only=True):
-    """A boot override, as gitboot sets it or as a BMC shows it."""
+    """A boot override that gitboot sets, or that a BMC shows."""
 
     enabled: OverrideEnabled
     target: str  # an OverrideTarget, or another value that a BMC shows
     mode: str | None = None  # UEFI or Legacy; None: do not change the mode, or the BMC does not report it
-    http_boot_uri: str | None = None  # None: DHCP names the boot loader
+    http_boot_uri: str | None = None  # None: the DHCP server names the boot loader
     medium: str | None = None  # the URL of the image that gitboot inserts before it sets the override
-    data_medium: str | None = None  # the URL of the image with the user data, in another slot
+    data_medium: str | None = None  # the URL of the image with the user data, which gitboot inserts into another slot
 
     def __str__(self) -> str:
         return f"{self.enabled} {self.target}"
 
     @property
     def media(self) -> tuple[str, ...]:
-        """The URLs of the images in the order in which to insert them: first the user data, then the boot disc."""
+        """The URLs of the images in the order in which gitboot inserts them.
+
+        The user data comes first, then the boot disc.
+        """
         return tuple(each for each in (self.data_medium, self.medium) if each is not None)
 
     @property
     def gets_loader_from_dhcp(self) -> bool:
-        """Return whether DHCP names the boot loader, which then requests the boot script."""
+        """Whether the DHCP server names the boot loader, which then requests the boot script."""
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
-_CLOCK_STEP = timedelta(minutes=2)  # more than clock drift and slow requests explain
+_CLOCK_STEP = timedelta(minutes=2)  # a larger difference than clock drift and slow requests can explain
 
-# ComputerSystem BootProgress.LastState in the order of one boot, DSP0268.
+# The values of ComputerSystem BootProgress.LastState in the order of one boot, DSP0268.
 _PROGRESS: Final = (
     "PrimaryProcessorInitializationStarted",
     "BusInitializationStarted",
@@ -190,7 +196,7 @@ _PROGRESS: Final = (
 
 
 class Reset(Enum):
-    """Whether a reset happened between two readings of a BMC."""
+    """The answer to the question whether a reset happened between two readings of a BMC."""
 
     SEEN = "seen"
     RULED_OUT = "ruled out"
@@ -198,13 +204,16 @@ class Reset(Enum):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """The values of a BMC that change when the machine resets, and the BMC's clock. They are stored in ledgers."""
+    """The marks of a reset, which are the values of a BMC that change when the machine resets, and the BMC's clock.
 
-    last_reset_time: str | None = None  # LastResetTime
+    Ledgers contain these values.
+    """
+
+    last_reset_time: str | None = None  # the system's LastResetTime
     boot_progress: str | None = None  # BootProgress.LastState
     boot_progress_time: str | None = None  # BootProgress.LastStateTime
-    settled: bool = False  # whether the machine was on and past POST
-    bmc_time: str | None = None  # the Manager's DateTime; None: not read
+    settled: bool = False  # whether the machine was on and had finished POST
+    bmc_time: str | None = None  # the Manager's DateTime; None: gitboot did not read the clock
     bmc_ahead_s: int | None = None  # seconds by which the BMC's clock is ahead of gitboot's clock
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
@@ -214,8 +223,8 @@ class Marks(Struct, frozen=True, kw_only=True):
         A mark proves a reset if its time is later than in ``earlier``, by a clock that was not set in between. The boot
         progress of a machine that was still booting may advance without a reset.
 
-        Unchanged marks rule out a reset only if ``earlier`` is settled: a machine in POST may consume an override that
-        is set during POST, without another reset. ``moving_marks`` are the marks that change at each reset of this
+        Unchanged marks rule out a reset only if ``earlier`` is settled, because a machine in POST may consume an
+        override without another reset. ``moving_marks`` are the marks that are known to change at each reset of this
         machine. The BMC must report at least one of them, because some BMCs do not update LastResetTime.
         """
         if self._clock_was_lost(earlier):
@@ -230,7 +239,7 @@ class Marks(Struct, frozen=True, kw_only=True):
     def find_later_marks(self, earlier: Marks) -> frozenset[str]:
         """Return the names of the marks with a later time than in ``earlier``.
 
-        Return an empty set if the clock was set since then.
+        If the BMC's clock was set between the two readings, return an empty set.
         """
         if self.bmc_time is not None and self._clock_was_lost(earlier):
             return frozenset()
@@ -243,13 +252,16 @@ class Marks(Struct, frozen=True, kw_only=True):
         return frozenset(found)
 
     def may_follow(self, earlier: Marks) -> bool:
-        """Return whether the boot progress is beyond that of ``earlier``, so that both may belong to the same boot."""
+        """Return whether the boot progress is later than in ``earlier``.
+
+        Both readings may then belong to the same boot.
+        """
         if self.boot_progress not in _PROGRESS or earlier.boot_progress not in _PROGRESS:
             return False
         return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
     def has_passed_post_since(self, earlier: Marks) -> bool:
-        """Return whether the machine has gone through POST since ``earlier`` was read, according to the BMC."""
+        """Return whether the machine has finished POST since ``earlier`` was read, according to the BMC."""
         return "boot_progress_time" in self.find_later_marks(earlier)
 
     def with_clock_from(self, other: Marks) -> Marks:
@@ -262,7 +274,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         )
 
     def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
-        """Yield the marks that both readings contain, as (name, earlier value, current value)."""
+        """Yield (name, earlier value, current value) for each mark that both readings contain."""
         marks = (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
             ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
@@ -274,10 +286,10 @@ class Marks(Struct, frozen=True, kw_only=True):
     def _clock_was_lost(self, earlier: Marks) -> bool:
         """Return whether the Manager has restarted, or its clock was set or is no longer reported.
 
-        In these cases, earlier and current times cannot be compared.
+        In these cases, gitboot cannot compare earlier times with current times.
         """
         if earlier.bmc_time is None:
-            return False  # the BMC never had a clock
+            return False  # the BMC does not report a clock
         if self.bmc_time is None or self.bmc_ahead_s is None or earlier.bmc_ahead_s is None:
             return True
         stepped = abs(self.bmc_ahead_s - earlier.bmc_ahead_s) > _CLOCK_STEP.total_seconds()
@@ -293,9 +305,9 @@ def _differ(before: str, after: str) -> bool:
 
 
 def _has_moved(before: str | None, after: str | None) -> bool:
-    """Return whether a Manager has restarted, from two values of its LastResetTime.
+    """Return whether two values of a Manager's LastResetTime prove that the Manager has restarted.
 
-    Some Managers compute the time from their uptime, with an error of a second.
+    Some Managers compute this time from their uptime, with an error of a second.
     """
     if before is None:
         return False
@@ -322,37 +334,37 @@ def _parse_utc(text: str | None) -> datetime | None:
 
 
 class BmcObservation(Struct, frozen=True, kw_only=True):
-    """One reading of a BMC: its override, its power, and its capabilities."""
+    """One reading of a BMC, with the override, the power state and the capabilities of the BMC."""
 
     system: str  # the path of the ComputerSystem
     override: Override
-    identity: ReportedIdentity = NO_IDENTITY  # the identity of the BMC's system
+    identity: ReportedIdentity = NO_IDENTITY  # the identity that the BMC reports for the system
     marks: Marks = NO_MARKS
-    power: str | None = None  # PowerState
+    power: str | None = None  # the PowerState of the system
     in_post: bool = False
-    runs_os: bool = False  # BootProgress.LastState is OSRunning
+    runs_os: bool = False  # whether BootProgress.LastState is OSRunning
     allowable_targets: frozenset[str] = frozenset()  # empty: not reported
     allowable_enabled: frozenset[str] = frozenset()  # empty: not reported
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # whether the mode cannot be changed
-    continuous_http: bool = True  # whether a Continuous UefiHttp leaves the boot order unchanged
+    continuous_http: bool = True  # whether a Continuous override to UefiHttp leaves the boot order unchanged
     cd_target: OverrideTarget = OverrideTarget.CD  # the override target that boots virtual media
     settings_path: str = ""  # the path of the resource with the override: the system or its Settings
     etags: tuple[str, ...] = ()  # the ETags of that resource
     quirks_name: str = ""  # the name of the BMC's row in `gitboot.bmc.redfish.quirks`
     manager_path: str | None = None  # the path of the Manager, which reports the clock
     reset_action: str | None = None  # the target of ComputerSystem.Reset
-    reset_types: frozenset[str] = frozenset()  # the allowed values; empty: not reported
+    reset_types: frozenset[str] = frozenset()  # the allowed reset types; empty: not reported
     # The path of the resource with the reset types, if the system does not report them.
     action_info_path: str | None = None
     virtual_media_path: str | None = None  # the path of the system's own slots; None: the Manager may have slots
-    slots: tuple[MediaSlot, ...] = ()  # read only if a medium is wanted or may be inserted
-    boot_order: tuple[str, ...] = ()  # names that the firmware assigns; empty: not reported
+    slots: tuple[MediaSlot, ...] = ()  # empty unless gitboot wants to insert a medium or may have inserted one
+    boot_order: tuple[str, ...] = ()  # the boot options by the names that the firmware assigns; empty: not reported
     secure_boot_path: str | None = None  # the path of the SecureBoot resource
     secure_boot: bool | None = None  # the state from the next boot on; None: not read, or not reported
     bios_path: str | None = None  # the path of the firmware settings
     has_uri_setting: bool = (
-        # True if firmware has a setting for the URI that it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`.
+        # Whether the firmware has a setting for the URI of HTTP boot (`gitboot.bmc.redfish.quirks.FirmwareUri`).
         False
     )
     firmware_uri: str | None = None  # the value of this setting, "" if it is empty; None: not read, or not reported
@@ -361,18 +373,18 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
 class OverrideState(StrEnum):
     """The state of a recorded override. The values are stored in ledgers."""
 
-    RECORDED = "Recorded"  # about to be set; gitboot may have crashed before the request
-    CONFIRMED = "Confirmed"  # gitboot read it back from the BMC
-    CLEARING = "Withdrawing"  # about to be cleared
-    INSERTED = "Inserted"  # its medium is inserted or about to be, and the override is not set
-    CLEARED = "Withdrawn"  # gone, and proven not to be consumed, so gitboot may set it again
-    CONSUMED = "Consumed"  # confirmed earlier, then gone after a reset of the machine
-    LOST = "Lost"  # gone for an unknown reason; counts as consumed
+    RECORDED = "Recorded"  # gitboot is about to set the override, or crashed before it sent the request
+    CONFIRMED = "Confirmed"  # gitboot read the override back from the BMC
+    CLEARING = "Withdrawing"  # gitboot is about to clear the override
+    INSERTED = "Inserted"  # gitboot inserted the medium or is about to insert it, and has not set the override yet
+    CLEARED = "Withdrawn"  # the override is gone and was certainly not consumed, so gitboot may set it again
+    CONSUMED = "Consumed"  # the override was confirmed, and was gone after a reset of the machine
+    LOST = "Lost"  # the override is gone for an unknown reason, and counts as consumed
 
-    SET_BY_ANOTHER = "SetByAnother"  # the BMC showed the override before this instance set it; counts as consumed
+    SET_BY_ANOTHER = "SetByAnother"  # the BMC showed the override before this instance set it, so it counts as consumed
 
     OPENED = "Opened"  # a person allowed gitboot to set the override, even if the BMC shows another override
-    UNSENT = "Unsent"  # the first request was never sent, so gitboot ignores the record
+    UNSENT = "Unsent"  # gitboot never sent the first request, so it ignores the record
 
     @property
     def is_open(self) -> bool:
@@ -388,19 +400,20 @@ class OverrideState(StrEnum):
 class WantedOverride(Struct, frozen=True, kw_only=True):
     """The override that the plan requires on a BMC."""
 
-    reason: str  # gitboot sets each reason at most once: a provision key, or the name and run of a maintenance
+    # A provision key, or the name and run of a maintenance. gitboot sets an override at most once for each reason.
+    reason: str
     plan_digest: str
     override: Override
     set_again: bool = False  # set a Once override again after each reset that provably consumed it
     writes_disk: bool = True  # the boot writes a disk
     needs_http_uri: bool = False  # firmware must boot the URI itself, because no boot loader can start an ISO
-    # The URL below which gitboot's boot loaders are; None: the URI is not a boot loader.
+    # The URL of the folder with gitboot's boot loaders; None: the URI is not that of a boot loader.
     loader_url_prefix: str | None = None
     valid_until: datetime | None = None  # the time at which the plan may change
     planned_end: datetime | None = None  # the time at which the plan ends the override, unless a commit changes that
     only_while_off: bool = False  # set the override only while the machine is off
-    is_first_install: bool = False  # the ledger is new and has no record of this server
-    may_set: bool = True  # False: only watch and clear overrides
+    is_first_install: bool = False  # whether the ledger is new and has no record of this server
+    may_set: bool = True  # False: gitboot only watches and clears overrides
 
     def should_set(self, record: OverrideRecord | None) -> bool:
         """Return whether gitboot must set the override, given the ledger's record for the same reason."""
@@ -416,25 +429,28 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
     marks: Marks  # the marks of the last reading before a machine could consume the override
     state: OverrideState
     at: datetime  # the time of the last request to set or clear the override
-    corrections: tuple[datetime, ...] = ()  # times within the last hour at which gitboot had to set it again
+    # the times within the last hour at which gitboot had to set the override again
+    corrections: tuple[datetime, ...] = ()
     replaces: Override | None = None  # the earlier override for this reason, until the new override is confirmed
-    bmc: BmcAccess | None = None  # the BMC on which the override was set, in case the document is removed
-    shown: ReportedIdentity = NO_IDENTITY  # the system on which it was set
+    bmc: BmcAccess | None = None  # the BMC on which gitboot set the override, in case the document is removed
+    shown: ReportedIdentity = NO_IDENTITY  # the identity of the system on which gitboot set the override
     writes_disk: bool = True
     medium: Medium | None = None  # the boot medium that gitboot inserted for the override
     data_medium: Medium | None = None  # the medium with the user data for the boot
-    # The time from which gitboot may clear it without writing to the ledger; None: never.
+    # The time from which gitboot may clear the override without writing to the ledger; None: never.
     clears_from: datetime | None = None
 
     def may_be_cleared_unrecorded(self, at: datetime) -> bool:
         """Return whether gitboot may have cleared the override without writing to the ledger.
 
-        In that case, the absence of the override does not prove a boot.
+        If so, the absence of the override does not prove that the machine booted.
         """
         return self.clears_from is not None and at >= self.clears_from and self.state is not OverrideState.CLEARING
 
     def ends_unrecorded(self, at: datetime) -> bool:
-        """Return whether this record only ends an override, so that gitboot may act before writing to the ledger."""
+        """Return whether this record only ends an override.
+
+        If so, gitboot may change the BMC before it writes the record."""
         is_ending = self.state in (
             OverrideState.CLEARING,
             OverrideState.CLEARED,
@@ -444,7 +460,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
     def is_ended_by(self, clearing: OverrideRecord) -> bool:
-        """Return whether the unrecorded ``clearing`` has ended this override as it was set last."""
+        """Return whether the unrecorded ``clearing`` happened after gitboot last set this override."""
         is_same = (self.reason, self.override, self.plan_digest) == (
             clearing.reason,
             clearing.override,
@@ -455,7 +471,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def media(self) -> tuple[Medium, ...]:
-        """The media that gitboot inserted for the override, in the order in which to eject them.
+        """The media that gitboot inserted for the override, in the order in which gitboot ejects them.
 
         The boot medium comes before the user data.
         """
@@ -478,19 +494,19 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
 
 class NoChange(Struct, frozen=True, kw_only=True):
-    """Make no change."""
+    """There is nothing to change."""
 
     why: str = ""
 
 
 class SetOverride(Struct, frozen=True, kw_only=True):
-    """Write ``record``, set its override, read the BMC, and decide again."""
+    """Write ``record``, set the override that it contains, read the BMC, and decide again."""
 
     record: OverrideRecord
 
 
 class InsertMedium(Struct, frozen=True, kw_only=True):
-    """Write ``record``, insert its medium into ``slot``, read the BMC, and decide again."""
+    """Write ``record``, insert the medium that it contains into ``slot``, read the BMC, and decide again."""
 
     record: OverrideRecord
     slot: MediaSlot
@@ -517,13 +533,13 @@ class ClearOverride(Struct, frozen=True, kw_only=True):
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """Decide again later."""
+    """Wait, and decide again later."""
 
     why: str
 
 
 class OperatorCondition(StrEnum):
-    """Why a person must act."""
+    """The reason why a person must act."""
 
     NEEDS_OPERATOR = "NeedsOperator"  # only a person can determine whether the machine was installed
     CONTENDED = "Contended"  # another program or person keeps changing the override
@@ -534,7 +550,7 @@ class OperatorCondition(StrEnum):
 
 
 class AskOperator(Struct, frozen=True, kw_only=True):
-    """A person must decide. gitboot does not write a record."""
+    """Ask a person to decide, and do not write a record."""
 
     condition: OperatorCondition
     message: str

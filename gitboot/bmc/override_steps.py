@@ -42,11 +42,11 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 MAX_CORRECTIONS = 3
 _CORRECTION_PERIOD = timedelta(hours=1)
 
-# The time that a BMC may take to show a change. Without this delay, gitboot would repeat the request.
+# How long a BMC may take to show a change. Without this delay, gitboot would repeat the request.
 _SET_DELAY = timedelta(minutes=1)
 _CLEAR_DELAY = timedelta(seconds=10)
 
-# POST never takes half an hour, but some BMCs stop updating the state: Supermicro's AS-1015CS shows
+# POST never takes half an hour, but some BMCs stop updating the boot progress. Supermicro's AS-1015CS shows
 # SystemHardwareInitializationComplete forever (bmclib, pull request 459).
 _MAX_POST = timedelta(minutes=30)
 
@@ -55,11 +55,12 @@ NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.N
 
 
 class UnrecordedClearing(NamedTuple):
-    """The end of an override that gitboot stored outside the ledger, because the ledger was unavailable."""
+    """The end of an override. gitboot stored this fact outside the ledger, because the ledger was unavailable."""
 
     uuid: SystemUuid
     record: OverrideRecord
-    is_from_earlier_process: bool = False  # an earlier process stored it, so no task result contains it
+    # whether an earlier process stored this clearing, so that no task result contains it
+    is_from_earlier_process: bool = False
 
 
 Change = SetOverride | InsertMedium | EjectMedium | ClearOverride  # steps that send a request to the BMC
@@ -76,8 +77,8 @@ def next_step(
 ) -> Step:
     """Return the next step for one BMC.
 
-    ``records`` are all records of the server, one record for each reason. Overrides for other reasons are cleared
-    first, and their media ejected. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
+    ``records`` are all records of the server, one record for each reason. gitboot first clears overrides for other
+    reasons and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
     resets. gitboot does not touch an override that it did not set. It sets an override only on the documented machine,
     and clears an override only on the system on which it was set.
     """
@@ -96,8 +97,8 @@ def next_step(
     inserted_media = ((record, medium) for record in records for medium in record.media if medium.may_be_inserted)
     to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
     for record in records:
-        # Without the ejected medium, the override would boot the next device in the firmware's order, or an installer
-        # without its user data.
+        # gitboot clears an override whose medium it must eject. Otherwise, the machine would boot the next device in
+        # the firmware's order, or an installer without its user data.
         loses_medium = any(record is each for each, _ in to_eject)
         may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
         if record.state.is_open and not may_stay:
@@ -138,12 +139,12 @@ def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) 
 
 
 def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> str | None:
-    """Return the URI to store in the firmware settings for the next reset, or None to leave the setting unchanged.
+    """Return the URI to store in the firmware settings for the next reset, or None if the setting must not change.
 
-    The URI stays in the settings after its reason ends, and firmware boots it whenever a person selects HTTP boot.
-    Therefore gitboot stores only the URI of a boot loader, which requests the current boot script each time. For https,
-    firmware would need the certificate of the authority, which gitboot does not install. gitboot does not overwrite a
-    URI that it did not store.
+    The URI stays in the settings after the end of the plan, and firmware boots this URI whenever a person selects HTTP
+    boot. Therefore gitboot stores only the URI of a boot loader, which requests the current boot script each time.
+    gitboot does not store an https URI, because firmware would need the certificate of the authority, which gitboot
+    does not install. gitboot does not overwrite a URI that it did not store.
     """
     if wanted is None or wanted.loader_url_prefix is None or observed.firmware_uri is None:
         return None
@@ -156,7 +157,7 @@ def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation)
 def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now: datetime) -> bool:
     """Return whether `next_step` needs the BMC's clock.
 
-    The clock shows how an override ended, and whether the reported time in POST is too long to be plausible.
+    With the clock, gitboot determines how an override ended, and whether the BMC reports an implausibly long POST.
     """
     if observed.marks.bmc_time is not None:
         return False
@@ -170,7 +171,9 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
 
 def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
-    """Return the record of a `SetOverride` that the BMC rejected, from a reading right after the rejection.
+    """Update the record of a `SetOverride` step after the BMC rejected its request.
+
+    ``observed`` was read after the rejection.
 
     A rejected request can still have an effect: iDRAC 8 responds with 400 but sets the override (community.general,
     issue 5091).
@@ -185,7 +188,7 @@ def update_overtaken_record(
     wanted: WantedOverride,
     earlier_records: Collection[OverrideRecord],
 ) -> OverrideRecord:
-    """Return the record of a `SetOverride` that was not sent, or was rejected, because the BMC had changed.
+    """Update the record of a `SetOverride` step whose request failed or was not sent because the BMC had changed.
 
     ``earlier_records`` are the server's other records. If no such record has the same reason, another instance may have
     set the same override.
@@ -235,7 +238,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
         if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
-            # Firmware would boot the URI in its settings, which gitboot did not store.
+            # Firmware would boot the URI in its settings, but gitboot did not store that URI.
             if observed.firmware_uri not in (None, "", uri):
                 target = OverrideTarget.PXE
             uri = None
@@ -247,9 +250,9 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
 
 
 def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
-    """Return why this BMC needs DHCP for a boot with a URI, for example ``does not support UefiHttp``.
+    """Return why the DHCP server must name the boot loader for this BMC, such as ``does not support UefiHttp``.
 
-    Return None if the BMC does not need DHCP.
+    Return None if the override itself can contain the URI of the boot loader.
     """
     adapted = adapt_override(override, observed) if override.http_boot_uri is not None else None
     if adapted is None or not adapted.gets_loader_from_dhcp:
@@ -267,14 +270,17 @@ def _allows_target(target: str, observed: BmcObservation) -> bool:
 
 
 def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
-    """Return whether a BMC supports a value of BootSourceOverrideEnabled. XCC lacks Continuous, and iRMC Disabled."""
+    """Return whether a BMC supports a value of BootSourceOverrideEnabled.
+
+    XCC does not support Continuous, and iRMC does not support Disabled.
+    """
     return not observed.allowable_enabled or enabled in observed.allowable_enabled
 
 
 def _clear_override(
     record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
 ) -> Step:
-    """Return the step that clears an override that is no longer wanted, or that records how it ended."""
+    """Return the step that clears an unwanted override, or that records how the override ended."""
     if _was_not_replaced(record, observed):
         record = structs.replace(
             record, override=record.replaces or record.override, replaces=None, state=OverrideState.CONFIRMED
@@ -297,17 +303,18 @@ def _clear_override(
 def _eject_medium(
     record: OverrideRecord, medium: Medium, keep_media: Collection[str], observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Return the step that ejects a medium that was inserted for a record, or that records that the medium is gone.
+    """Return the step that ejects a recorded medium, or that records that the medium is gone.
 
     Return None if the medium must stay.
     """
-    # If the medium stayed after its system has stopped, the machine could boot from the medium again.
+    # gitboot ejects the medium once its system has stopped, because the machine could boot from the medium again.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:
         if booted is not None:
             return None
-        # The record has no clock, because later readings may lack the clock, and the times could not be compared.
+        # The record does not contain the clock, because gitboot could not compare the times with a later reading
+        # without a clock.
         return ConfirmRecord(
             record=record.with_medium(structs.replace(medium, booted=observed.marks.with_clock_from(NO_MARKS)))
         )
@@ -324,17 +331,17 @@ def _eject_medium(
 
 
 def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether the BMC still shows the override that this record replaces and that gitboot also set."""
+    """Return whether the BMC still shows the earlier override of gitboot that this record replaces."""
     if record.state is not OverrideState.RECORDED or record.replaces is None or is_shown(record.override, observed):
         return False
     return is_shown(record.replaces, observed)
 
 
 def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether the shown one-time override is not the recorded one, because a reset has consumed the latter.
+    """Return whether a reset has consumed the recorded override, so that the BMC shows another one-time override.
 
-    A machine in POST has not consumed the override yet. An override that was about to be set may have been set after
-    the reset.
+    A machine in POST has not consumed the override yet. If gitboot crashed before it confirmed the override, it may
+    have set the override after the reset.
     """
     return (
         record.override.enabled is OverrideEnabled.ONCE
@@ -357,7 +364,7 @@ def _infer_final_state(
     """Return the state of an override that the BMC no longer shows.
 
     For a boot that writes a disk, unchanged marks rule out a reset only if earlier resets of this machine changed those
-    marks. During a clearing, any mark counts, because no machine boots in such a short time. From
+    marks. While gitboot clears an override, any mark is enough, because no machine boots in such a short time. From
     `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so the absence
     of the override does not prove a boot.
     """
@@ -412,7 +419,7 @@ def _apply_override(
             record=_build_record(wanted, None, override, observed, now, state=OverrideState.SET_BY_ANOTHER)
         )
     if record is None or wanted.should_set(record):
-        # gitboot does not replace an override that it did not set.
+        # gitboot does not replace an override that another program or person set.
         step = _set_override(wanted, record, override, observed, now)
         is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
         if is_free or is_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
@@ -465,7 +472,7 @@ def _restore_override(
     now: datetime,
     moving_marks: frozenset[str],
 ) -> Step:
-    """Return the step for a wanted override that the BMC no longer shows.
+    """Return the next step for a wanted override that the BMC no longer shows.
 
     gitboot sets the override again only if the machine cannot have consumed it.
     """
@@ -486,7 +493,7 @@ def _restore_override(
     if record.state is OverrideState.CONFIRMED:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
-        return Wait(why="the machine is in POST, and its override is not confirmed")
+        return Wait(why="the machine is in POST, and gitboot has not confirmed the override")
     if _keeps_once(record.override, current):
         return request_operator(
             f"the BMC does not implement Once: gitboot set {record.override} for {record.reason}, and the BMC shows "
@@ -546,10 +553,11 @@ def _build_record(
 
 
 def _is_set_by_another(wanted: WantedOverride, override: Override, observed: BmcObservation) -> bool:
-    """Return whether the BMC shows, or has shown, the override that this instance is about to set for the first time.
+    """Return whether the BMC already shows the override that this instance is about to set for the first time.
 
     If so, another instance manages the same machine. Two new instances without a common ledger can detect each other
-    only through the BMC. The BMC shows the override until a boot consumes it, and many BMCs show its URI after that.
+    only through the BMC. The BMC shows the override until a boot consumes it, and many BMCs show the URI even after
+    that.
     """
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
@@ -563,9 +571,9 @@ def _insert_media(
 ) -> Step | None:
     """Return the step that inserts the next medium of an override, or None if the BMC shows all of them.
 
-    gitboot inserts the media before it sets the override: without its medium, the machine would boot the next device in
-    the firmware's order. gitboot inserts the boot medium last, and only if there are slots for both media, so that an
-    installer never starts without its user data.
+    gitboot inserts the media before it sets the override, because without its medium the machine would boot the next
+    device in the firmware's order. gitboot inserts the boot medium last, and only if there are slots for both media, so
+    that an installer never starts without its user data.
     """
     url = next((each for each in override.media if not _is_inserted(each, record, observed)), None)
     if url is None or override.medium is None:
@@ -586,9 +594,9 @@ def _insert_media(
 
 
 def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservation) -> bool:
-    """Return whether the image at ``url`` is inserted.
+    """Return whether a slot of the BMC contains the image at ``url``.
 
-    A BMC that may show a stale image counts only if gitboot inserted the image for this record.
+    If the BMC may show an image that is no longer connected, gitboot must have inserted the image for this record.
     """
     if (slot := find_slot(url, observed.slots)) is None:
         return False
@@ -622,13 +630,13 @@ def _is_in_post(observed: BmcObservation, at: datetime) -> bool:
     if not observed.in_post or marks.boot_progress_time is None:
         return observed.in_post
     since, now = parse_time(marks.boot_progress_time), parse_time(marks.bmc_time)
-    if now is None:  # use gitboot's clock if the BMC reports its offset from UTC
+    if now is None:  # gitboot's own clock is usable if the BMC reports an offset from UTC
         now = at if since is not None and since.tzinfo is not None else None
     return since is None or now is None or abs(as_utc(now) - as_utc(since)) < _MAX_POST
 
 
 def _is_within(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
-    return timedelta() <= now - record.at < period  # if the clock was set back, the step is not delayed
+    return timedelta() <= now - record.at < period  # if the clock was set back, gitboot does not wait
 
 
 def _recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:
@@ -653,7 +661,10 @@ def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
 
 
 def _keeps_once(override: Override, current: Override) -> bool:
-    """Return whether a BMC stored an override for one boot as Continuous. sushy-tools' fake driver does this."""
+    """Return whether a BMC stored an override for one boot as a Continuous override.
+
+    The fake driver of sushy-tools does this.
+    """
     return (
         override.enabled is OverrideEnabled.ONCE
         and current.enabled is OverrideEnabled.CONTINUOUS

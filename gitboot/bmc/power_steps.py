@@ -25,19 +25,19 @@ from gitboot.bmc.override_state import (
 from gitboot.bmc.override_steps import add_known_clock, is_shown, request_operator
 from gitboot.resolve.server_decision import OverrideEnabled
 
-_SHOW_DELAY: Final = timedelta(minutes=1)  # the time that a BMC may take to show a reset
-# The time that an operating system may take to shut down: Ironic's default ([conductor]soft_power_off_timeout).
+_SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
+# How long an operating system may take to shut down. This is Ironic's default ([conductor]soft_power_off_timeout).
 SHUTDOWN_TIMEOUT: Final = timedelta(minutes=10)
-# A BMC that reports boot progress updates its time at each boot. Some BMCs do not update LastResetTime.
+# If a BMC reports the time of its boot progress, each boot changes that time. Some BMCs do not update LastResetTime.
 _RELIABLE_MARKS: Final = frozenset({"boot_progress_time"})
 
 
 class PowerOperation(StrEnum):
     """A change of a machine's power state that a plan can require."""
 
-    ON = "On"  # if the machine is off
-    RESTART = "Restart"  # if the machine is on, without involving its operating system
-    GRACEFUL_RESTART = "GracefulRestart"  # if the machine is on, first through its operating system
+    ON = "On"  # turn the machine on if it is off
+    RESTART = "Restart"  # restart the machine if it is on, without its operating system
+    GRACEFUL_RESTART = "GracefulRestart"  # restart the machine if it is on, first by its operating system
 
 
 class ResetType(StrEnum):
@@ -64,7 +64,7 @@ _RESET_TYPES: Final = {
 class PowerRecordState(StrEnum):
     """The state of a recorded power operation. The values are stored in ledgers."""
 
-    RECORDED = "Recorded"  # about to be requested; gitboot may have crashed before the request
+    RECORDED = "Recorded"  # gitboot is about to request the operation, or crashed before the request
     REQUESTED = "Asked"  # the BMC accepted the request
     DONE = "Done"  # the machine has reset since the request, or is on
     BACK = "Back"  # the operating system runs again
@@ -79,29 +79,29 @@ class PowerRecordState(StrEnum):
 class WantedPowerChange(Struct, frozen=True, kw_only=True):
     """The power operation that a plan requires."""
 
-    reason: str  # gitboot requests an operation once for each reason: a provision key, or a run of a maintenance
+    reason: str  # A provision key, or a run of a maintenance. gitboot requests an operation only once for each reason.
     operation: PowerOperation
     override_reason: str | None = None  # the reason of the override that must be set first; None: no override is needed
     valid_until: datetime | None = None  # the time at which the plan may change
     window_end: datetime | None = None  # the end of the maintenance window
     may_start_now: bool = False  # whether the power wave allows the operation
-    may_reset: bool = True  # False: only check earlier requests
+    may_reset: bool = True  # False: gitboot only checks the results of earlier requests
 
 
 class PowerRecord(Struct, frozen=True, kw_only=True):
     """The ledger's record of the power operation that one machine needs for one reason."""
 
     reason: str
-    type: ResetType  # the type of the last request
+    type: ResetType  # the reset type of the last request
     marks: Marks  # the marks before the request
     state: PowerRecordState
     at: datetime  # the time of the last request
     since: datetime  # the time of the first request
-    end: datetime | None = None  # the end of its maintenance window; a later window is another reason
+    end: datetime | None = None  # the end of the maintenance window; a later window is a different reason
 
 
 class RequestReset(Struct, frozen=True, kw_only=True):
-    """Write ``record``, then request its reset type from the BMC."""
+    """Write ``record``, and then request the reset from the BMC."""
 
     record: PowerRecord
 
@@ -135,10 +135,12 @@ def next_power_step(
     )
     if record is None or record.state is PowerRecordState.REFUSED:
         if observed.power not in ("On", "Off"):
-            return Wait(why=f"its power is {observed.power or 'not shown'}")
+            return Wait(why=f"the power state of the machine is {observed.power or 'unknown'}")
         if (observed.power == "On") is (wanted.operation is PowerOperation.ON):
             return NoChange(
-                why="it is on" if wanted.operation is PowerOperation.ON else "it is off, so gitboot does not restart it"
+                why="the machine is on"
+                if wanted.operation is PowerOperation.ON
+                else "the machine is off, so gitboot does not restart it"
             )
         return Wait(why=why) if (why := find_delay(wanted)) is not None else request(_RESET_TYPES[wanted.operation])
     if record.state is PowerRecordState.BACK:
@@ -147,7 +149,7 @@ def next_power_step(
         is_back = observed.runs_os and observed.marks.has_passed_post_since(record.marks)
         return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.BACK)) if is_back else NoChange()
     just_asked = timedelta() <= now - record.at < _SHOW_DELAY
-    not_shown_yet = Wait(why=f"{record.type} was requested a moment ago, and the BMC does not show it yet")
+    not_shown_yet = Wait(why=f"gitboot requested {record.type} a moment ago, and the BMC does not show the result yet")
     if record.type in _POWER_ON_TYPES:
         if observed.power == "On":
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
@@ -161,9 +163,9 @@ def next_power_step(
     match observed.marks.reset_since(record.marks, moving_marks=moving_marks | _RELIABLE_MARKS):
         case Reset.SEEN:
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
-        # The BMC accepted the request, so it counts as done.
+        # The BMC accepted the request, so the operation counts as done.
         case Reset.UNKNOWN if record.state is PowerRecordState.REQUESTED:
-            return NoChange(why=f"the BMC accepted {record.type}, and does not show its result")
+            return NoChange(why=f"the BMC accepted {record.type}, but does not show the result")
         case Reset.UNKNOWN if just_asked:
             return not_shown_yet
         case Reset.UNKNOWN:
@@ -174,16 +176,16 @@ def next_power_step(
     # The machine has not reset since the request. It is still shutting down, or the request had no effect.
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
-            return NoChange(why=f"gitboot requested a restart by its operating system at {record.at:%H:%M:%S}")
+            return NoChange(why=f"gitboot requested a restart by the operating system at {record.at:%H:%M:%S}")
         why = find_delay(structs.replace(wanted, may_start_now=True))
         return Wait(why=why) if why is not None else request(_RESET_TYPES[PowerOperation.RESTART])
     if just_asked or record.state is PowerRecordState.REQUESTED:
-        return NoChange(why=f"{record.type} was requested, and the machine has not reset since")
+        return NoChange(why=f"gitboot requested {record.type}, but the machine has not reset since then")
     return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
 
 
 def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
-    """Return the open records of a machine whose operating system runs again, with their state set to Back."""
+    """Return the open records of a machine with the new state Back. The operating system of the machine runs again."""
     return tuple(
         structs.replace(each, state=PowerRecordState.BACK)
         for each in records
@@ -206,14 +208,14 @@ def _explain_delay(
     now: datetime,
     identity_result: IdentityResult,
 ) -> str | None:
-    """Return why gitboot must not change the power of a machine now, or None if it may."""
+    """Return why gitboot must not change the power of a machine now, or None if there is no such reason."""
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return f"AnotherMachine: {identity_result.message}"
     if not wanted.may_start_now:
-        return "its power wave has not started"
+        return "the power wave of the machine has not started"
     if wanted.valid_until is not None and now >= wanted.valid_until:
         return "the plan ended, and gitboot has not made the next plan yet"
-    if observed.in_post:  # without a time limit, because the machine may be updating its firmware
+    if observed.in_post:  # there is no time limit for this, because the machine may be updating its firmware
         return "the machine is in POST"
     is_set = wanted.override_reason is None or any(
         each.reason == wanted.override_reason
@@ -221,7 +223,7 @@ def _explain_delay(
         and is_shown(each.override, observed)
         for each in overrides
     )
-    return None if is_set else "its override is not confirmed"
+    return None if is_set else "gitboot has not confirmed the override"
 
 
 def _request_reset(
@@ -253,7 +255,7 @@ def _request_reset(
 
 
 def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrides: Iterable[OverrideRecord]) -> bool:
-    """Return whether a machine has not booted since it was turned on, because its one-time override is still set."""
+    """Return whether a one-time override that is still set proves that the machine has not booted since power-on."""
     return any(
         each.reason == wanted.override_reason
         and each.override.enabled is OverrideEnabled.ONCE
@@ -272,7 +274,7 @@ class PowerAction(StrEnum):
     RESET = "reset"
 
 
-# The reset types for each action, with and without force. gitboot uses the first type that the BMC allows.
+# The reset types for each action, with and without ``force``. gitboot uses the first type that the BMC allows.
 _ACTION_RESET_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ...]]] = {
     (PowerAction.ON, False): _POWER_ON_TYPES,
     (PowerAction.ON, True): _POWER_ON_TYPES,
@@ -296,7 +298,7 @@ PowerStep = ResetType | NoChange | PowerChangeRefused
 def choose_reset_type(
     action: PowerAction, observed: BmcObservation, identity_result: IdentityResult, *, force: bool
 ) -> PowerStep:
-    """Return the reset type to send for ``action``. With ``force``, the operating system is not involved.
+    """Return the reset type for ``action``. With ``force``, the reset does not involve the operating system.
 
     gitboot changes the power only of the machine in the document, and only after POST, because some BMCs lose settings
     if the machine is reset during POST.
@@ -304,14 +306,14 @@ def choose_reset_type(
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")
     if observed.power is not None and observed.power == _RESULTING_POWER.get(action):
-        return NoChange(why=f"it is {observed.power.lower()}")
+        return NoChange(why=f"the machine is already {observed.power.lower()}")
     if action is PowerAction.RESET and observed.power == "Off":
-        return PowerChangeRefused(why="it is off: use gitboot bmc power on")
+        return PowerChangeRefused(why="the machine is off: use gitboot bmc power on")
     if observed.in_post:
-        return PowerChangeRefused(why="it is in POST: try again later")
+        return PowerChangeRefused(why="the machine is in POST: try again later")
     types = _ACTION_RESET_TYPES[action, force]
     found = next((each for each in types if not observed.reset_types or each in observed.reset_types), None)
     if found is not None:
         return found
-    hint = "" if force or action is PowerAction.ON else "; --force does not need the operating system"
+    hint = "" if force or action is PowerAction.ON else "; with --force, gitboot does not need the operating system"
     return PowerChangeRefused(why=f"the BMC allows only {', '.join(sorted(observed.reset_types))}{hint}")

@@ -1,4 +1,4 @@
-"""Network scan for Redfish services, and comparison of the servers found with the fleet."""
+"""Network scan: find Redfish services, and compare the servers found with the documents of the fleet."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """The result for one address. If the result has no servers and no error, the address has no Redfish service."""
+    """The scan result for one address.
+
+    If the result has neither servers nor an error, the address has no Redfish service.
+    """
 
     address: str
     servers: tuple[FoundServer, ...] = ()
@@ -53,9 +56,9 @@ class Probe(Struct, frozen=True, kw_only=True):
 def list_addresses(
     places: Sequence[str], ports: Sequence[int], *, schemes: Collection[str] = ("http", "https")
 ) -> tuple[str, ...]:
-    """Return the base URLs for networks, addresses, host names and URLs, in order and without duplicates.
+    """Convert networks, addresses, host names and URLs to base URLs of BMCs, in order and without duplicates.
 
-    Raises `UsageError` for any other text, and for more than ``MAX_ADDRESSES`` addresses.
+    Raises `UsageError` if a text is not one of these, and if there are more than ``MAX_ADDRESSES`` addresses.
     """
     found: dict[str, None] = {}
     for place in places:
@@ -99,21 +102,21 @@ def _build_too_many_error(place: str, number: int) -> UsageError:
 
 
 class FirstContact(Struct, frozen=True, kw_only=True):
-    """The certificate and the IP address of a BMC, which gitboot reads without sending a request or a credential."""
+    """The facts that gitboot finds at the address of a BMC before it sends a request or credentials."""
 
     address: str
-    ip: IPv4Address | IPv6Address | None = None  # None: the host was not resolved
-    certificate: str | None = None  # the fingerprint of the certificate; None: there is no TLS
-    error: str | None = None  # why gitboot cannot go on
+    ip: IPv4Address | IPv6Address | None = None  # None: gitboot could not resolve the host
+    certificate: str | None = None  # the fingerprint of the certificate; None: the connection has no TLS
+    error: str | None = None  # why gitboot cannot use this address; None: there is no error
 
 
 _CONTACT_TIMEOUT_S: Final = 5.0
 
 
 def read_certificates(addresses: Sequence[str], *, parallel: int) -> tuple[FirstContact, ...]:
-    """Connect to each address once, and read its certificate from the TLS handshake. No request is sent.
+    """Connect to each address once, and read the certificate from the TLS handshake. gitboot sends no request.
 
-    gitboot only resolves the host of an address without TLS, and does not connect to it.
+    For an address without TLS, gitboot only resolves the host, and does not connect.
     """
     with ThreadPoolExecutor(parallel, thread_name_prefix="certificates") as pool:
         return tuple(pool.map(_read_certificate, addresses))
@@ -145,7 +148,7 @@ def _read_certificate(address: str) -> FirstContact:
 
 
 def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnection:
-    """Return a connection that sends ``credentials`` only to the IP address and the certificate of a contact."""
+    """Return a connection that sends ``credentials`` only to the IP address and the certificate in ``contact``."""
     from gitboot.bmc.redfish.client import BmcConnection
     from gitboot.bmc.redfish.transport import ConnectionPolicy
 
@@ -158,7 +161,7 @@ def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnec
 
 
 def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
-    """Read the identity of a machine by IPMI. IPMI does not show network interfaces or the architecture."""
+    """Read the identity of a machine by IPMI. IPMI shows neither network interfaces nor the architecture."""
     from gitboot.bmc.ipmi import IpmiConnection
     from gitboot.bmc.redfish.transport import ConnectionPolicy
 
@@ -170,7 +173,10 @@ def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
 def scan(
     addresses: Sequence[str], connect: Callable[[str], BmcConnection], *, parallel: int, on_result: Callable[[], None]
 ) -> Iterator[Probe]:
-    """Probe all addresses, ``parallel`` at a time, and yield the results. ``on_result`` is called for each result."""
+    """Read the BMCs at all addresses, ``parallel`` at a time, and yield the results.
+
+    ``on_result`` is called for each result.
+    """
     with ThreadPoolExecutor(parallel, thread_name_prefix="scan") as pool:
         for future in as_completed([pool.submit(_probe, address, connect) for address in addresses]):
             on_result()
@@ -211,7 +217,7 @@ def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resour
 
 
 def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """Return a resource, or None if the BMC does not have it or does not show it to this role."""
+    """Return a resource, or None if the BMC does not have the resource or the user's role may not read it."""
     if path is None:
         return None
     try:
@@ -221,7 +227,7 @@ def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
 
 
 class DiscrepancyKind(StrEnum):
-    SWAPPED = "Swapped"  # two machines respond at each other's documented address
+    SWAPPED = "Swapped"  # each of two machines responds at the address in the document of the other
     MOVED = "Moved"  # the machine responds at an address other than the documented one
     MISSING = "Missing"  # no BMC responds at the address in the document
     UNKNOWN = "Unknown"  # no document describes the machine
@@ -238,9 +244,9 @@ class Discrepancy(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The names of the servers found, and their differences from their documents."""
+    """The names of the servers that a scan found, and the differences between these servers and their documents."""
 
-    servers: Mapping[FoundServer, str]  # the names of the servers that have a document
+    servers: Mapping[FoundServer, str]  # the name of each server that has a document
     differences: tuple[Discrepancy, ...]
 
 
@@ -249,7 +255,7 @@ def compare(
 ) -> Comparison:
     """Compare the servers found at the ``scanned`` addresses with all machines in documents.
 
-    BMCs at the ``unread`` addresses responded, but gitboot could not read them, so they are not compared.
+    The BMCs at the ``unread`` addresses responded, but gitboot could not read and compare them.
     """
     servers = sorted(servers, key=lambda each: (each.address, each.system))
     machines = dict(_match_servers(servers, documents))
@@ -271,7 +277,11 @@ def compare(
         ):
             place, address = machine.bmc.normalized_address, machine.bmc.address
             instead = next((each.identity for each in servers if place in each.places), None)
-            message = f"another machine is there: {instead}" if instead is not None else "no BMC responds there"
+            message = (
+                f"another machine is at this address: {instead}"
+                if instead is not None
+                else "no BMC responds at this address"
+            )
             differences.append(
                 Discrepancy(kind=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
             )
@@ -284,7 +294,7 @@ def compare(
 def _match_servers(
     servers: Iterable[FoundServer], documents: Iterable[Machine]
 ) -> Iterator[tuple[FoundServer, Machine]]:
-    """Yield each server found with its documented machine, by UUID in either byte order, or by serial number."""
+    """Yield each server for which there is a document, with the documented machine."""
     index: dict[str, list[Machine]] = {}
     for machine in documents:
         identity = DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc)
@@ -325,11 +335,14 @@ def _list_discrepancies(
         if here is not None and is_swapped:
             kind, message = (
                 DiscrepancyKind.SWAPPED,
-                f"it is at the address of {here.name}, and {here.name} is at {document_address}",
+                f"the server is at the address of {here.name}, and {here.name} is at {document_address}",
             )
         else:
-            also = f"; it is at the address of {here.name}" if here is not None else ""
-            kind, message = DiscrepancyKind.MOVED, f"its document has {document_address or 'no BMC'}{also}"
+            also = f"; the server is at the address of {here.name}" if here is not None else ""
+            kind, message = (
+                DiscrepancyKind.MOVED,
+                f"the document of the server has {document_address or 'no BMC'}{also}",
+            )
         yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
     shown = {nic.mac for nic in server.nics}
     if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
@@ -341,11 +354,11 @@ def _list_discrepancies(
             kind=DiscrepancyKind.INTERFACES,
             server=machine.name,
             address=server.address,
-            message=f"its BMC does not show {format_names(gone)}; it shows {instead}",
+            message=f"the BMC does not show {format_names(gone)}, but shows {instead}",
         )
 
 
-# Processor.InstructionSet and ProcessorArchitecture, DSP0268
+# values of Processor.InstructionSet and ProcessorArchitecture, DSP0268
 _ARCHITECTURES: Final = {
     "x86-64": Architecture.X86_64,
     "x86": Architecture.X86_64,
@@ -362,18 +375,18 @@ class FoundNic(Struct, frozen=True, kw_only=True):
 
 
 class FoundServer(Struct, frozen=True, kw_only=True):
-    """A machine that a BMC reported in the scan."""
+    """A machine that a scan found."""
 
     address: str
-    system: str  # the path of its ComputerSystem
-    is_only_system: bool = True  # the BMC has no other system
+    system: str  # the path of the ComputerSystem
+    is_only_system: bool = True  # whether the BMC has only this system
     identity: ReportedIdentity
     maker: str = ""
     model: str = ""
     bios: str = ""
-    bmc: str = ""  # the firmware of the BMC
+    bmc: str = ""  # the firmware version of the BMC
     nics: tuple[FoundNic, ...] = ()
-    architecture: Architecture | None = None  # None: not reported
+    architecture: Architecture | None = None  # None: the BMC does not report the architecture
     firmware: Firmware = Firmware.UEFI
 
     @property
@@ -384,16 +397,19 @@ class FoundServer(Struct, frozen=True, kw_only=True):
 
     @property
     def serial(self) -> str | None:
-        """The serial number as in SMBIOS. On Dell servers this is the service tag, which the BMC reports as SKU."""
+        """The serial number that SMBIOS contains.
+
+        On Dell servers this is the service tag, which the BMC reports as SKU.
+        """
         shown = self.identity.sku if self.maker.lower().startswith("dell") else self.identity.serial
         return shown if shown is not None and not is_placeholder_serial(shown) else None
 
     @property
     def missing_identity(self) -> str | None:
-        """The identity that a document needs but the BMC does not report, or None."""
+        """A message that states which identity the BMC does not report although a document needs it, or None."""
         if self.identity.uuid is None or is_placeholder_uuid(self.identity.uuid):
-            return "it reports no UUID"
-        return None if self.nics else "it reports no MAC address"
+            return "the BMC does not report a UUID"
+        return None if self.nics else "the BMC does not report a MAC address"
 
 
 def build_found_server(
@@ -405,12 +421,12 @@ def build_found_server(
     manager: Resource | None = None,
     processor: Resource | None = None,
 ) -> FoundServer:
-    """Build a server from the resources of one system. A value that the BMC does not report stays empty."""
+    """Create a `FoundServer` from the resources of one system. Values that the BMC does not report stay empty."""
     body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
     architectures = [_to_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
-    shown: dict[MacAddress, FoundNic] = {}  # by permanent MAC address
+    shown: dict[MacAddress, FoundNic] = {}  # the interfaces by permanent MAC address
     for each in nics:
-        if each.link("Links", "HostInterface") is not None:  # an interface between the machine and its BMC
+        if each.link("Links", "HostInterface") is not None:  # skip the interface that connects the machine with its BMC
             continue
         try:
             mac = parse_lookup_mac(
@@ -435,7 +451,7 @@ def build_found_server(
 
 
 def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
-    """Return an unused name for the document of a server, derived from its serial number or its UUID."""
+    """Choose an unused name for the document of a server. The name contains the serial number or the UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(found.identity.uuid or '')[:8]}"
     number = 2
@@ -452,9 +468,9 @@ def render_document(
     verify: bool = True,
     policy: str | None = None,
 ) -> str:
-    """Return a Server document with provision 0 for a new machine.
+    """Return a Server document for a new machine. The field provision is 0, so gitboot does not install the machine.
 
-    Without ``policy``, the machine is Parked, so that gitboot does not boot it or change its BMC.
+    Without ``policy``, the lifecycle in the document is Parked, so that gitboot does not change the machine's BMC.
     """
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
@@ -493,5 +509,5 @@ def _quote(text: str) -> str:
 
 
 def _to_line(value: Any) -> str:
-    """Return a BMC's text as one line that is safe in a comment, or "" for any other value."""
+    """Convert a BMC's text to one line that is safe in a comment. Return "" for a value that is not a text."""
     return one_line(value) if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Worker pool: tasks at many BMCs in parallel, with limits that adapt to the network."""
+"""Worker pool: run tasks at many BMCs in parallel, with limits that adapt to the network."""
 
 from __future__ import annotations
 
@@ -31,24 +31,29 @@ if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
 
 
-_IDLE_S: Final = 900  # longer than the time between two tasks at a busy BMC
-_LOGOUT_TIMEOUT_S: Final = 2  # for all connections together, when the process ends
+# gitboot closes a connection that was idle for this long; tasks at a busy BMC follow each other faster
+_IDLE_S: Final = 900
+_LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together when the process ends
 _Access = tuple[BmcAccess, TrustedCredentials, bool]
 
 
 class ConnectionCache:
-    """One open connection per machine. A change of its document, credentials or `Trust` opens a new connection."""
+    """Keeps one open connection for each machine.
+
+    A change of the document, the credentials or `Trust` replaces the connection.
+    """
 
     def __init__(
         self,
         directory: CredentialDirectory,
-        fence: Callable[[], None] = lambda: None,  # raises if this instance may no longer change a BMC
-        # Like `fence`, for requests that only end something; None: `fence`.
+        fence: Callable[[], None] = lambda: None,  # raises an error if this instance may no longer change a BMC
+        # Replaces `fence` for requests that only end an override; None: use `fence`.
         ending_fence: Callable[[], None] | None = None,
     ) -> None:
         self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
         self._cached: dict[SystemUuid, tuple[_Access, Driver]] = {}
-        self._last_used_s: dict[SystemUuid, float] = {}  # the monotonic time of the last use, oldest first
+        # the monotonic time at which each connection was last used, oldest first
+        self._last_used_s: dict[SystemUuid, float] = {}
         self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first lock guards _last_used_s
 
     def connect(
@@ -63,14 +68,16 @@ class ConnectionCache:
         """Return the connection to a machine's BMC.
 
         ``is_in_ledger`` states whether the ledger allows gitboot to send the BMC its credentials. ``pinned`` is the
-        identity that the BMC reported before. Raises `UsageError` if there are no credentials that the BMC may receive.
+        identity that the BMC reported before. Raises `UsageError` if gitboot has no credentials for the BMC, or must
+        not send them.
         """
         trusted = self._directory.read(bmc.credentials)
         access, cached = (bmc, trusted, is_in_ledger), self._cached.get(uuid)
         if cached is not None and cached[0] == access:
             connection = cached[1]
             if connection.login is not None:
-                connection.login.keeps_session = True  # after a second task, gitboot expects more tasks
+                # a second task at the same BMC shows that more tasks are likely, so a session is worthwhile
+                connection.login.keeps_session = True
         else:
             if cached is not None:
                 cached[1].close()
@@ -78,13 +85,13 @@ class ConnectionCache:
         self._cached[uuid] = access, connection
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
-            self._last_used_s[uuid] = time.monotonic()  # also moves the machine to the end
+            self._last_used_s[uuid] = time.monotonic()  # the machine is now the last one in this order
         pinned = find_pin_at(pinned, bmc.normalized_address)
         connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
 
     def _open(self, server: str, bmc: BmcAccess, trusted: TrustedCredentials, *, is_in_ledger: bool) -> Driver:
-        # Imported here, because the modules load slowly, and many fleets have no BMC.
+        # gitboot imports these modules here, because they load slowly and many fleets have no BMCs.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
         from gitboot.bmc.redfish.transport import ConnectionPolicy
@@ -102,7 +109,8 @@ class ConnectionCache:
         if bmc.uses_ipmi:
             return IpmiConnection(bmc.address, trusted.credentials, reach=reach)
         try:
-            with self._tls_lock:  # one context for each authority, because loading the CA bundle is slow
+            # gitboot creates one context for each authority, because loading the CA bundle is slow
+            with self._tls_lock:
                 has_certificate = certificate is not None
                 authority = None if has_certificate else trust.find_authority(bmc)
                 tls = tls_context(verify=bmc.verify and not has_certificate, ca=authority)
@@ -120,7 +128,7 @@ class ConnectionCache:
         )
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
-        """Return the fingerprint of the credentials that gitboot last sent to a machine's BMC."""
+        """Return the fingerprint of the credentials that gitboot last used for a machine's BMC."""
         cached = self._cached.get(uuid)
         return cached[0][1].fingerprint if cached is not None else None
 
@@ -137,7 +145,8 @@ class ConnectionCache:
     def close(self) -> None:
         """Log out and close all connections, in parallel.
 
-        After a time limit, connections are closed without logging out, and their sessions end by timeout.
+        After a time limit, gitboot closes the remaining connections without logging out, and their sessions end by
+        timeout.
         """
         until_s = time.monotonic() + _LOGOUT_TIMEOUT_S
         with ThreadPoolExecutor(MAX_PER_SITE) as threads:
@@ -164,8 +173,8 @@ class BmcPool:
     """Runs tasks at BMCs: at most ``parallel`` at a time, at most ``per_site`` at one site, and one at each machine.
 
     A newer task for a machine replaces a task that has not started. ``on_finished`` is called once for all tasks that
-    end at about the same time. ``fence`` raises if another instance may change the BMCs. ``ending_fence`` replaces
-    ``fence`` for requests that only end something.
+    end at about the same time. ``fence`` raises an error if another instance may change the BMCs. ``ending_fence``
+    replaces ``fence`` for requests that only end an override.
     """
 
     def __init__(
@@ -190,7 +199,7 @@ class BmcPool:
     def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
         """Queue tasks, and return the machines whose task was queued.
 
-        Skip a machine if its last task is still running, or if `take_results` has not yet returned its result.
+        Skip each machine whose last task is still running, or whose last result `take_results` has not returned yet.
         """
         made = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
         return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
@@ -199,7 +208,7 @@ class BmcPool:
         self._runner.drop_pending(uuids)
 
     def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
-        """Return the results since the last call, by machine, sorted by server name."""
+        """Return the results of all tasks that ended since the last call, by machine and sorted by server name."""
         for unused in self._connections.pop_unused():
             self._closing.submit(unused.close)
         results = self._runner.take_results()
@@ -215,7 +224,7 @@ class BmcPool:
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         """Return a text that changes with the credentials of a BMC.
 
-        gitboot retries rejected credentials after the text has changed.
+        After a BMC rejected its credentials, gitboot tries again only when this text has changed.
         """
         return self._credentials.fingerprint(bmc.credentials)
 
@@ -226,7 +235,8 @@ class BmcPool:
             bmc = self._connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
-        # The fingerprint was read before the attempt, so that a later change of the credentials has an effect.
+        # gitboot read the fingerprint before the attempt, so that a change of the credentials during the attempt has an
+        # effect.
         except UsageError as error:
             result = TaskResult(
                 server=task.server,
@@ -247,7 +257,7 @@ class BmcPool:
         return replace(result, credentials_fingerprint=credentials, was_power_allowed=granted, took_s=took_s), sign
 
 
-_NOTIFY_DELAY_S: Final = 0.2  # the time to wait for more results before the notification
+_NOTIFY_DELAY_S: Final = 0.2  # how long gitboot waits for more results before the notification
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Later = Callable[[float, Callable[[], None]], None]
@@ -257,7 +267,7 @@ class Task(NamedTuple, Generic[Key, Value]):
     """One piece of work, with its key and its site."""
 
     key: Key
-    site: str | None  # None: no known site, so only the overall limit applies
+    site: str | None  # None: the site is unknown, so only the limit for all sites applies
     work: Callable[[], tuple[Value, ResponseSample]]
 
 
@@ -297,8 +307,8 @@ class TaskRunner(Generic[Key, Value]):
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
         """Queue tasks, and return the keys whose task was queued.
 
-        Skip a key if its last task is still running, or if `take_results` has not yet returned its result, because the
-        new task does not include that result. A newer task for a key replaces a task that has not started.
+        Skip each key whose last task is still running, or whose last result `take_results` has not returned yet,
+        because the new task is not based on that result. A newer task for a key replaces a task that has not started.
         """
         taken = set()
         with self._changed:
@@ -317,7 +327,10 @@ class TaskRunner(Generic[Key, Value]):
                 self._drop(key)
 
     def take_results(self) -> dict[Key, Value]:
-        """Return the results since the last call. Raises an error that a task raised."""
+        """Return the results of all tasks that ended since the last call.
+
+        If a task raised an error, raise the error.
+        """
         with self._changed:
             if self._errors:
                 raise self._errors.pop()
@@ -325,13 +338,13 @@ class TaskRunner(Generic[Key, Value]):
             return ended
 
     def wait_for_results(self) -> dict[Key, Value]:
-        """Wait until a task has ended, and return the new results. Return an empty mapping if there are no tasks."""
+        """Wait until a task has ended, and return all new results. If there are no tasks, return an empty mapping."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._errors or not (self._running or self._waiting))
             return self.take_results()
 
     def close(self) -> None:
-        """Start no more tasks, and wait until the running tasks have ended."""
+        """Remove all tasks that have not started, and wait until the running tasks have ended."""
         with self._changed:
             self._waiting.clear()
         self._threads.shutdown(wait=True)
@@ -357,7 +370,7 @@ class TaskRunner(Generic[Key, Value]):
             tasks = self._waiting.pop(site)
             _, task = tasks.popitem(last=False)
             if tasks:
-                self._waiting[site] = tasks  # moves the site behind the other sites
+                self._waiting[site] = tasks  # the site is now the last one in the order of sites
             self._busy[site] += 1
             self._running.add(task.key)
             self._threads.submit(self._run_task, task)
@@ -393,12 +406,13 @@ class TaskRunner(Generic[Key, Value]):
             self._on_ended()
 
 
-INITIAL_LIMIT: Final = 16  # before the first measurement
+INITIAL_LIMIT: Final = 16  # the limit before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # the growth in each round after the limit has been too high
-_SLOW_FACTOR: Final = 2  # if the latency is this many times the best latency, the network or this machine is overloaded
+_STEP: Final = 8  # the growth of the limit in each round after it has been too high once
+# the network or this machine counts as overloaded if the latency is this many times the best latency
+_SLOW_FACTOR: Final = 2
 _LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
-_MAX_LOST_SHARE: Final = 0.1  # the tolerated share of the BMCs that responded the last time
+_MAX_LOST_SHARE: Final = 0.1  # the share of the previously responsive BMCs that may fail to respond
 _BEST_LATENCY_GROWTH: Final = (
     1.1  # the best latency grows by this factor in each round, because a network may become slower permanently
 )

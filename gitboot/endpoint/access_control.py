@@ -1,4 +1,4 @@
-"""Access control: client addresses behind proxies, operator networks, and tokens."""
+"""Access control: determine client addresses behind proxies, and check operator networks and tokens."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from gitboot.status.conditions import Event
 
 Network = IPv4Network | IPv6Network
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-# RFC 7239, and the older header that RFC 7239 replaces.
+# The header that RFC 7239 defines, and the older header that it replaces.
 FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None], bool]:
-    """Return a predicate that states whether an address is in one of ``networks``. For None, it returns False."""
+    """Return a function that checks whether an address is in one of ``networks``.
+
+    The function returns False for None.
+    """
     ranges = tuple(networks)
 
-    @lru_cache(maxsize=4096)  # parsing an address takes as long as a response
+    @lru_cache(maxsize=4096)  # a cache, because parsing an address takes as long as preparing a response
     def contains(address: str | None) -> bool:
         found = _parse_address(address) if address else None
         return found is not None and any(found in network for network in ranges)
@@ -37,11 +40,11 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
 
 
 def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of a request's client in its shortest form, or None if it is unknown.
+    """Return the client address of a request in its shortest form, or None if the address is unknown.
 
     Each proxy appends to ``X-Forwarded-For`` the address from which it received the request. gitboot reads the header
-    from its end, and skips trusted proxies. The first address that is not a trusted proxy is the client, even if it is
-    a loopback address. Any client could have written what precedes this address.
+    from the end, and skips trusted proxies. The first address that is not a trusted proxy is that of the client, even
+    if it is a loopback address. The client itself could have written the part of the header before this address.
     """
     peer = scope["client"]
     address = _normalize_address(peer[0]) if peer else None
@@ -77,29 +80,30 @@ def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
         found = ip_address(address.partition("%")[0])  # fe80::1%eth0 names an interface of this host
     except ValueError:
         return None
-    # A dual-stack socket shows IPv4 clients as ::ffff:10.0.0.1.
+    # A dual-stack socket reports IPv4 clients with addresses such as ::ffff:10.0.0.1.
     return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
 
 
 # Operators
 
-_MIN_TOKEN_LENGTH: Final = 16  # characters
+_MIN_TOKEN_LENGTH: Final = 16  # in characters
 _PROXY_HEADERS: Final = FORWARDED_HEADERS | {b"via", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
 
 
 class OperatorDenial(StrEnum):
-    """The reason why gitboot does not accept a request as coming from an operator."""
+    """The reason why gitboot does not treat a request as an operator's request."""
 
-    NETWORK = "Network"  # the address is not in a network of operators
-    PROXY = "Proxy"  # the proxy is not trusted, or it does not name its client
-    HOST = "Host"  # the Host header names another host: perhaps a page in an operator's browser sent it
-    TOKEN = "Token"  # noqa: S105 - the token is not in the file
-    SOCKET = "Socket"  # the request came to the socket for machines
+    NETWORK = "Network"  # the client address is not in a network of operators
+    PROXY = "Proxy"  # the proxy is not trusted, or does not send the client address
+    # the Host header names another host, perhaps because a web page in an operator's browser sent the request
+    HOST = "Host"
+    TOKEN = "Token"  # noqa: S105 - the token of the request is not in the token file
+    SOCKET = "Socket"  # the client connected to the socket for machines
     HANDSHAKE = "Handshake"  # the TLS handshake failed
 
 
 class Tokens:
-    """The tokens of programs that may read what operators may read. The file contains one token per line.
+    """The tokens of programs that may read the same pages as operators. The token file contains one token per line.
 
     gitboot reads the file for each request.
     """
@@ -108,7 +112,7 @@ class Tokens:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` if the file cannot be read, or contains a token that is short enough to be guessed."""
+        """Raise `UsageError` if gitboot cannot read the token file, or if a token is short and easy to guess."""
         with convert_os_errors(self._file, "read"):
             tokens = self._read()
         if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:
@@ -148,15 +152,18 @@ class OperatorAccess:
         return _is_bound_to(self._operators_socket, server)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Return whether ``server`` is for machines only: the TLS socket, or any socket beside the operators' own."""
+        """Return whether only machines use the socket ``server``.
+
+        These are the TLS socket for machines, and all other sockets if operators have their own socket.
+        """
         if _is_bound_to(self._machines_tls_socket, server):
             return True
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
-        """Return why a request does not count as an operator's, or None if it does.
+        """Return why a request does not count as an operator's request, or None if it counts.
 
-        ``client`` is the client's address.
+        ``client`` is the address of the client that sent the request.
         """
         if self.is_machines_only(scope.get("server")):
             return OperatorDenial.SOCKET
@@ -168,7 +175,8 @@ class OperatorAccess:
         names = {name for name, _ in headers}
         if self._is_proxy(scope["client"][0] if scope["client"] else None):
             is_hidden = b"x-forwarded-for" not in names
-        else:  # nginx before 1.29.7 sends HTTP/1.0 by default (proxy_http_version)
+        # HTTP/1.0 requests may lack a Host header; nginx before 1.29.7 sends HTTP/1.0 by default (proxy_http_version)
+        else:
             is_hidden = not names.isdisjoint(_PROXY_HEADERS) or scope.get("http_version") == "1.0"
         if is_hidden:
             return OperatorDenial.PROXY
@@ -178,9 +186,9 @@ class OperatorAccess:
         return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else OperatorDenial.HOST
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header contains a name of this endpoint, or an IP address.
+        """Return whether a Host header contains either a name of this endpoint or an IP address.
 
-        An IP address is safe: an attacker's name server can redirect a name, but not an address.
+        An IP address is safe, because an attacker's name server can redirect only names.
         """
         name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
         name = name.lower().removesuffix(".")
@@ -191,23 +199,23 @@ class OperatorAccess:
 
 
 def _is_bound_to(at: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bool:
-    """Return whether the local address of a connection belongs to the socket that listens at ``at``."""
-    everywhere = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
+    """Return whether a connection with this local address was accepted by the socket that listens at ``at``."""
+    everywhere = ("0.0.0.0", "::")  # noqa: S104 - gitboot only compares these addresses, and does not listen on them
     return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
 
 class CredentialFiles:
-    """The credential files that an endpoint reads for each request.
+    """The credential files of an endpoint, which the endpoint reads again for each request.
 
     ``checks`` maps each option to a function that raises `UsageError` if the option's file cannot be used.
     """
 
     def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:
         self._checks = checks
-        self._failures: tuple[str, ...] = ()  # the failures at the last check
+        self._failures: tuple[str, ...] = ()  # the failures that the last check found
 
     def find_failures(self) -> tuple[str, ...]:
-        """Return a message for each unusable file, with its option, its path and the cause."""
+        """Return a message for each unusable file. The message contains the option, the path and the cause."""
         found = []
         for option, check in sorted(self._checks.items()):
             try:
@@ -217,7 +225,7 @@ class CredentialFiles:
         return tuple(found)
 
     def report_changes(self, at: datetime) -> Event | None:
-        """Return an event if files have become usable or unusable since the last call."""
+        """Return an event if a file has become usable or unusable since the last call."""
         before, self._failures = self._failures, self.find_failures()
         if self._failures == before:
             return None

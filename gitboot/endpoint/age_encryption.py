@@ -1,4 +1,4 @@
-"""age encryption: key files, encryption and decryption."""
+"""age encryption: read key files, and encrypt and decrypt secrets."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ _COMMENT = "#"
 
 
 class DecryptionError(Exception):
-    """A file could not be decrypted. The message does not contain its content."""
+    """gitboot could not decrypt a file. The message does not contain the content of the file."""
 
 
 class AgeKeys:
-    """A file of age keys, one per line, as `age-keygen` writes it. gitboot reads the file for each use."""
+    """A file with age keys, one per line, in the format of `age-keygen`. gitboot reads the file for each use."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def decrypt(self, encrypted: bytes) -> bytes:
-        """Return the decrypted content. Raises `DecryptionError`."""
+        """Return the decrypted content of a file. Raises `DecryptionError` if no key in the key file can decrypt it."""
         try:
             return pyrage.decrypt(encrypted, self._read_keys())
         except (OSError, ValueError) as error:
             raise DecryptionError(f"the key file cannot be read: {getattr(error, 'strerror', error)}") from None
-        except pyrage.DecryptError:  # the text of the error adds no information: no key fits, or the file is damaged
-            raise DecryptionError("no key in the key file decrypts it") from None
+        # the message of pyrage does not show whether the keys are wrong or the file is damaged
+        except pyrage.DecryptError:
+            raise DecryptionError("no key in the key file can decrypt the file") from None
 
     def check(self) -> None:
-        """Raise `UsageError` if the file cannot be read, contains no key, or contains a malformed line."""
+        """Raise `UsageError` if gitboot cannot read the key file, or if it contains no key or a malformed line."""
         try:
             self._read_keys()
         except OSError as error:
@@ -43,11 +44,11 @@ class AgeKeys:
             raise UsageError(f"{self._file}: {error}; create a key with `gitboot secret keygen`") from None
 
     def list_recipients(self) -> tuple[str, ...]:
-        """Return the public keys (age1…) for which this file contains the secret keys."""
+        """Return the public keys (age1…) that belong to the secret keys in the file."""
         return tuple(str(key.to_public()) for key in self._read_keys())
 
     def _read_keys(self) -> tuple[x25519.Identity, ...]:
-        """Return the keys. Raises OSError, and ValueError if the file contains no key or a line that is not a key."""
+        """Return the keys in the file."""
         keys: list[x25519.Identity] = []
         lines = self._file.read_bytes().decode("ascii", errors="replace").splitlines()
         for number, line in enumerate(map(str.strip, lines), 1):
@@ -57,12 +58,12 @@ class AgeKeys:
                 except pyrage.IdentityError:
                     raise ValueError(f"line {number} is not an age key (AGE-SECRET-KEY-1…)") from None
         if not keys:
-            raise ValueError("the file has no key")
+            raise ValueError("the file does not contain a key")
         return tuple(keys)
 
 
 def make_key(file: Path) -> str:
-    """Write a new key to a file that only its owner can read. Return the public key.
+    """Write a new secret key to a file that only the owner can read, and return the public key.
 
     Raises `UsageError` if the file already exists.
     """
@@ -77,6 +78,6 @@ def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:
     """Return an armored age file that each recipient can decrypt. Raises `UsageError` for a malformed recipient."""
     try:
         parsed = [x25519.Recipient.from_str(each) for each in recipients]
-    except pyrage.RecipientError:  # the message does not quote the value: it may be a secret key
+    except pyrage.RecipientError:  # the message does not contain the value, because the value may be a secret key
         raise UsageError("expected a complete public key, which begins with age1") from None
     return pyrage.encrypt(content, parsed, armored=True)

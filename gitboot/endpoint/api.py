@@ -1,4 +1,4 @@
-"""Operator API below /api/v1/, the page for operators with its static files and data, and webhooks of forges."""
+"""Operator API below /api/v1/, the web page for operators, and webhooks of Git forges."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ from gitboot.render.paths import PAGE_DATA, is_immutable
 from gitboot.text import printable_lines
 
 API_ROOT: Final = "/api/v1"
-MAX_PAGE_ITEMS: Final = 500  # servers in one response
-_LIMIT: Final = re.compile("[0-9]{1,3}")  # Python's int refuses more than 4,300 digits
+MAX_PAGE_ITEMS: Final = 500  # the maximum number of servers in one response
+# at most three digits, because Python's int rejects texts with more than 4,300 digits
+_LIMIT: Final = re.compile("[0-9]{1,3}")
 FILTERS: Final = ("site", "role", "phase", "image", "step")
 
-_MAX_CACHED_ITEMS: Final = 10_000  # items of about 600 bytes
+_MAX_CACHED_ITEMS: Final = 10_000  # an item has about 600 bytes
 _ITEM_KEYS: Final = (
     *("server", "uuid", "macs", "phase", "cause", "policy", "maintenance", "image", "version", "nextTransition"),
     *("site", "role", "labels", "step", "installing"),
@@ -52,14 +53,14 @@ _ITEM_KEYS: Final = (
 
 
 class Api:
-    """The routes below /api/v1/.
+    """The handlers of the routes below /api/v1/.
 
-    The routes are not async, so Starlette runs them in threads, where they do not block other requests.
+    The handlers are not async, so Starlette runs them in threads, where they do not block other requests.
     """
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
         self._tree, self._root, self._clock = tree, str(root), clock
-        self._paging = threading.Lock()  # guards _names and _items
+        self._paging = threading.Lock()  # protects _names and _items
         self._names: tuple[Signature | None, list[str]] = (None, [])
         self._items: OrderedDict[str, _Item] = OrderedDict()
         self.routes = [
@@ -115,7 +116,7 @@ class Api:
         return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
 
     def _list_names(self) -> list[str]:
-        """Return the sorted names of all servers. The folder is read again only after it has changed."""
+        """Return the sorted names of all servers. gitboot reads the folder again only after a change."""
         folder = f"{self._root}/ops/servers"
         now = read_signature(folder)
         if self._names[0] != now or now is None:
@@ -138,7 +139,7 @@ class Api:
         summary: Mapping[str, Any] = parse_state(read.content).summary
         item = _Item(
             read.signature,
-            # States that earlier versions wrote lack "installing".
+            # Earlier versions wrote server states without the field "installing".
             encode_canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM_KEYS}),
             {field: summary[field] for field in FILTERS},
             summary["labels"],
@@ -152,7 +153,7 @@ class Api:
 @cache
 def build_openapi() -> bytes:
     """Return the OpenAPI 3.1 document that describes this API, as JSON."""
-    import yaml  # imported here, because it takes memory and most processes only serve boots
+    import yaml  # gitboot imports yaml here, because the module needs memory and most processes only serve boots
 
     document = yaml.safe_load(_OPENAPI_FILE.read_text())
     document["info"]["version"] = __version__
@@ -177,7 +178,7 @@ def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
 
 
 def _json_response(content: bytes) -> Response:
-    """Return a JSON response, with terminal control characters escaped, because people read the API with curl."""
+    """Return a JSON response. Terminal control characters are escaped, because people read the API with curl."""
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     return Response(printable_lines(content.decode()).encode(), headers=headers)
 
@@ -190,7 +191,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     limit: int = MAX_PAGE_ITEMS
     after: str = ""  # the last name of the previous page
-    fields: tuple[tuple[str, str], ...] = ()  # names of fields and their required values
+    fields: tuple[tuple[str, str], ...] = ()  # pairs of a field's name and its required value
     labels: tuple[tuple[str, str], ...] = ()
 
     def matches(self, item: _Item) -> bool:
@@ -252,7 +253,10 @@ _HEADERS: Final = {
 
 
 def build_page_routes(tree: PublishedTree) -> list[Route]:
-    """Return the routes of the page, its scripts, styles and data. The data is published with the output `pages`."""
+    """Return the routes of the operators' page, with scripts, styles and data.
+
+    The output `pages` publishes the data.
+    """
 
     def serve_data(request: Request) -> Response:
         name = request.path_params["name"]
@@ -266,7 +270,10 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
         return Response(found.content, headers=headers)
 
     def redirect_to_page(_: Request) -> Response:
-        """Redirect to the page if it is published. Otherwise explain how to publish the page."""
+        """Redirect to the operators' page.
+
+        If the page is not published, return a text that explains how to publish the page.
+        """
         if not tree.is_ready:
             return UNAVAILABLE
         if tree.read(f"{PAGE_DATA}fleet.js") is None:
@@ -287,26 +294,29 @@ def _serve_page_file(name: str, _: Request) -> Response:
 WEBHOOK_PATH: Final = "/hooks/push"
 
 _MAX_BYTES: Final = 5 << 20
-_PAUSE_S: Final = 2.0  # between two fetches
+_PAUSE_S: Final = 2.0  # the minimum time between two fetches
 _MIN_SECRET_LENGTH: Final = 16  # characters
 _PREFIX: Final = b"sha256="
 
-# GitHub and Bitbucket sign the body with a prefix, Gitea, Forgejo and Gogs without one. GitLab sends the secret itself.
+# Signatures of GitHub and Bitbucket have a prefix, but those of Gitea, Forgejo and Gogs do not. GitLab sends the secret
+# itself.
 _SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature", b"x-gogs-signature")
-_BITBUCKET_HEADER: Final = b"x-hub-signature"  # other forges send a SHA-1 in this header, which gitboot ignores
+# in this header, other forges send a SHA-1 signature, which gitboot ignores
+_BITBUCKET_HEADER: Final = b"x-hub-signature"
 _TOKEN_HEADER: Final = b"x-gitlab-token"
 
 
 class PushSecret:
-    """The file with the webhook secret. gitboot reads it for each request."""
+    """The file with the webhook secret. gitboot reads the file again for each request."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def read(self) -> bytes:
-        """Return the secret.
+        """Return the webhook secret.
 
-        Raises `UsageError` if the file cannot be read, or if the secret is short enough to be guessed.
+        Raises `UsageError` if gitboot cannot read the file, or if the secret is so short that an attacker could guess
+        it.
         """
         try:
             secret = self._file.read_bytes().strip()
@@ -318,7 +328,7 @@ class PushSecret:
 
 
 class Webhooks:
-    """Handles webhooks. The first webhook triggers a fetch immediately, later webhooks at most every two seconds."""
+    """Handles webhooks. A webhook triggers a fetch of the fleet immediately, but at most every two seconds."""
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake
@@ -326,7 +336,7 @@ class Webhooks:
         self._later: asyncio.TimerHandle | None = None
 
     async def handle(self, scope: Scope, read: ReadBody) -> Reply:
-        """Check a webhook, trigger a fetch, and return the response. gitboot keeps only the HMAC of the body."""
+        """Check the secret of a webhook, trigger a fetch, and return the response. gitboot does not store the body."""
         try:
             secret = self._secret.read()
         except UsageError:
@@ -334,8 +344,8 @@ class Webhooks:
         digest = hmac.new(secret, digestmod=sha256)
         if (refusal := await read(_MAX_BYTES, digest.update)) is not None:
             return refusal
-        # At least one header must prove that the sender has the secret. All such headers must match, and are compared
-        # in constant time.
+        # At least one header must prove that the sender has the secret, and no such header may be wrong. The comparison
+        # takes constant time.
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         signature = digest.hexdigest().encode()
         found = [

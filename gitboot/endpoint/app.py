@@ -1,4 +1,4 @@
-"""ASGI application of the endpoint: routes, operator access, boots and reports."""
+"""ASGI application of the endpoint. It routes requests, checks operators' access, serves boots and accepts reports."""
 
 from __future__ import annotations
 
@@ -109,24 +109,26 @@ if TYPE_CHECKING:
 
 
 _logger = logging.getLogger(__name__)
-_FAILED_REQUEST: Final = "%s %r could not be answered"
+_FAILED_REQUEST: Final = "the endpoint could not answer %s %r"
 _METHODS: Final = ("GET", "HEAD")
 _SLASHES: Final = re.compile("/{2,}")
 _OPERATOR_PATHS: Final = ("/api/", "/metrics", PAGE_PATH)
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz")
-# A proxy in front of the endpoint may filter these paths by their prefix, so they have only one spelling.
+# A proxy in front of the endpoint may filter these paths by prefix, so the endpoint accepts only one spelling.
 _EXACT_PATHS: Final = (*_OPERATOR_PATHS, *_PUBLIC_PATHS, WEBHOOK_PATH)
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
 _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
-_MAX_REPORT_BYTES: Final = 1024 * 1024  # a report with its log; gitboot keeps the end of the log
-DEADLINE_S: Final = 1.0  # for recording a fetch
-_POLL_S: Final = 0.01  # between two checks whether a server has moved, or whether a client has received a response
+# the maximum size of a report with the installer's log; gitboot stores only the end of the log
+_MAX_REPORT_BYTES: Final = 1024 * 1024
+DEADLINE_S: Final = 1.0  # how long the endpoint waits until a fetch is recorded
+# the time between two checks whether a server has moved, or whether a client has received a response
+_POLL_S: Final = 0.01
 _MOVING_POLLS: Final = 50
 
 
 class Endpoint:
-    """The ASGI application. Each response is based on a single state of one server, at a single time.
+    """The ASGI application. Each response is based on the state of one server at one time.
 
     Without a ``recorder``, gitboot does not record fetches, so it withholds one-time boots. Without ``keys``, it
     withholds secrets.
@@ -138,7 +140,7 @@ class Endpoint:
         tree: PublishedTree,
         clock: Callable[[], datetime],
         recorder: Recorder | None = None,
-        clients: ClientRules | None = None,  # None: default rules
+        clients: ClientRules | None = None,  # None: use the default rules
         assets: Path | None = None,
         keys: AgeKeys | None = None,
     ) -> None:
@@ -160,9 +162,11 @@ class Endpoint:
         self._bodies = RequestBodies()
         self.limits = Limits(clients.max_idle, self._is_trusted, self._find_client)
         self._certificate, self._machines_certificate = clients.certificate, clients.machines_certificate
-        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # requests by kind and status
-        self.operator_denials: Counter[OperatorDenial] = Counter()  # rejected requests for operators' pages, by reason
-        self.failed_handshakes: Counter[HandshakeFailure] = Counter()  # of machines, by reason
+        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # the number of requests for each kind and status
+        # the number of rejected requests for operators' pages, for each reason
+        self.operator_denials: Counter[OperatorDenial] = Counter()
+        # the number of failed handshakes with machines, for each reason
+        self.failed_handshakes: Counter[HandshakeFailure] = Counter()
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
         content = ServedFiles(
@@ -185,7 +189,7 @@ class Endpoint:
     # Responses without Starlette
 
     def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
-        """Return a valid, cached response that does not depend on the client, or None."""
+        """Return a cached response that is still valid and does not depend on the client, or None."""
         if not self._tree.can_answer or self._tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())
@@ -204,12 +208,13 @@ class Endpoint:
             self.denials.add_proxy(proxy, self._clock())
         try:
             reply = await (self._handle_post(scope, receive) if scope["method"] == "POST" else self._handle_get(scope))
-        except ServerMoving:  # for longer than a publication takes: the tree is incomplete
+        except ServerMoving:  # the move takes longer than a publication, so the tree is incomplete
             reply = self._count_reply(RequestKind.NOTHING, RETRY_LATER)
         except Exception:
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             reply = self._count_reply(RequestKind.NOTHING, INTERNAL_ERROR)
-        await (reply or NOT_FOUND)(scope, receive, send)  # the client has disconnected, but uvicorn needs a response
+        # without a reply, the client has closed the connection, but uvicorn needs a response
+        await (reply or NOT_FOUND)(scope, receive, send)
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
         """Return the response to a GET or HEAD request, or None if the client has closed the connection."""
@@ -259,7 +264,8 @@ class Endpoint:
             return self._count_reply(RequestKind.PAGE, await self._webhooks.handle(scope, read))
         if self.door.is_operators_only(server):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
-        if not self._tree.is_ready:  # gitboot cannot decide which reports it expects, so installers have to try again
+        # without a tree, gitboot does not have the list of expected reports, so installers have to try again
+        if not self._tree.is_ready:
             is_expected = path == INVENTORY_PATH or find_non_script_kind(f"boot{path}") in REPORTS
             return self._count_reply(RequestKind.NOTHING, UNAVAILABLE if is_expected else METHOD_NOT_ALLOWED)
         request = _parse_client_request(scope, self._find_client(scope), self._clock())
@@ -274,11 +280,15 @@ class Endpoint:
             return self._count_reply(RequestKind.NOTHING, refusal)
         log_end = last_lines(bytes(end)) if kind is FAILED else None
         if not await self._gate.record_fetch(answer.guarded, request, log_end):
-            return self._count_reply(RequestKind.NOTHING, RETRY_LATER)  # the installer sends it again
+            # the response makes the installer send the report again
+            return self._count_reply(RequestKind.NOTHING, RETRY_LATER)
         return self._count_reply(answer.request_kind, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
-        """Return the response for a request, or None for 404. Raises `ServerMoving` if a move takes too long."""
+        """Return the response for a request, or None for 404.
+
+        Raises `ServerMoving` if an identity is still moving to another server.
+        """
         client = partial(self._find_client, scope)
         for _ in range(_MOVING_POLLS):
             try:
@@ -295,9 +305,8 @@ class Endpoint:
                     return self._count_reply(answer.request_kind, answer.not_modified)
                 if name == b"range" and answer.allows_ranges:
                     range_header = value
-                has_other |= (
-                    name == b"if-range" and value != etag
-                )  # RFC 9110, 13.1.5: the client has a part of another version
+                # the client has a part of a different version of the file (RFC 9110, 13.1.5)
+                has_other |= name == b"if-range" and value != etag
         is_part = range_header and not has_other
         return self._count_reply(
             answer.request_kind, select_range(answer.reply, range_header) if is_part else answer.reply
@@ -382,7 +391,7 @@ class Endpoint:
             await self._pages(scope, receive, send_and_note_status)
         except Exception:
             if status:
-                raise  # the response has begun, so it can only be aborted
+                raise  # the response has begun, so the endpoint can only abort it
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             await INTERNAL_ERROR(scope, receive, send_and_note_status)
         self.requests[kind, status] += 1
@@ -402,7 +411,10 @@ class Endpoint:
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
 
     async def _readyz(self, request: Request) -> Response:
-        """Return whether this endpoint is ready. Operators also get the reason, the stop order and the progress."""
+        """Return a response that states whether this endpoint is ready.
+
+        Operators also see the reason and any order to stop boots.
+        """
         unready_reason = await self._find_unready_reason()
         lines = ["ready" if unready_reason is None else "not ready"]
         if self._is_operator(request.scope):
@@ -420,27 +432,30 @@ class Endpoint:
 
 
 async def _has_left(scope: Scope) -> bool:
-    """Return whether the client of a GET request has closed its connection, as far as the event loop has seen."""
+    """Return whether the event loop has seen that the client of a GET request closed the connection."""
     if scope["method"] != "GET":
         return False
-    await asyncio.sleep(0)  # lets the loop process a close
+    await asyncio.sleep(0)  # gives the event loop time to process a close
     return bool(scope.get("extensions", {}).get(CLIENT_GONE, bool)())
 
 
 async def _has_received(scope: Scope) -> bool:
-    """Wait until the client has received all data. Return False if the client closes the connection or is too slow."""
+    """Wait until the client has received all data.
+
+    Return False if the client closes the connection first or is too slow.
+    """
     has_received, loop = scope.get("extensions", {}).get(CLIENT_RECEIVED, lambda: True), asyncio.get_running_loop()
     ends_s = loop.time() + PATIENCE_S
-    while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - there is no event for it
+    while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - the transport has no event
         await asyncio.sleep(_POLL_S)
     return bool(found)
 
 
-# Files that are read from the disk for each request
+# Files that the endpoint reads from the disk for each request
 
 
 class ServedFiles:
-    """Serves the files below a folder. A path or a symlink that leads out of the folder gets 404."""
+    """Serves the files below a folder. If a path or a symlink leads out of the folder, the response is 404."""
 
     def __init__(self, root: Path, *, cache_control: bytes) -> None:
         self._root = root
@@ -451,7 +466,7 @@ class ServedFiles:
         return self.serve_file(request.path_params["path"], request)
 
     def serve_file(self, path: str, request: Request) -> Response:
-        """Return the file at ``path`` below the folder, regardless of the requested path."""
+        """Serve the file at ``path`` below the folder, even if the request is for a different path."""
         try:
             found = find_file_below(self._root.resolve(), path)
         except OSError:
@@ -468,7 +483,10 @@ class ServedFiles:
 
 
 def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | None:
-    """Return why a file that a boot needs is unusable, or None if it is usable or is not served by this endpoint."""
+    """Return why a boot cannot use a file that it needs.
+
+    Return None if the file is usable, or if this endpoint does not serve it.
+    """
     asset = need.path.removeprefix("assets/")
     folder = root / "boot" if asset == need.path else assets
     if folder is None:
@@ -491,7 +509,7 @@ def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> Cli
 
 
 def _build_withheld_reply(refusal: GateDenial) -> Reply:
-    """Return the response for withheld data: 503 if an endpoint may serve the data later, otherwise 404."""
+    """Return the response for withheld data: 503 if an endpoint may serve the data later, and otherwise 404."""
     return RETRY_LATER if refusal.reason in _TEMPORARY_REASONS else NOT_FOUND
 
 
@@ -507,8 +525,8 @@ def _text_response(status: int, text: str) -> Response:
 
 
 INVENTORY_PATH: Final = "/v1/inventory"
-MAX_INVENTORIES_PER_ADDRESS: Final = 60  # per minute from one address, which a whole rack may share
-_MAX_INVENTORIES: Final = 600  # per minute from all addresses
+MAX_INVENTORIES_PER_ADDRESS: Final = 60  # the limit per minute for one address; a whole rack may share an address
+_MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
 _MINUTE: Final = timedelta(minutes=1)
 
 
@@ -521,10 +539,10 @@ class UnknownMachineIntake:
     def __init__(self, tree: PublishedTree, recorder: UnknownMachineRecorder) -> None:
         self._tree, self.recorder, self._fetch_filter = tree, recorder, FetchFilter(tree)
         self._minute: int | None = None  # the minute in which the counted inventories were sent
-        self._sent_inventories: Counter[str] = Counter()  # number of inventories in that minute, by network
+        self._sent_inventories: Counter[str] = Counter()  # the number of inventories in that minute for each network
 
     def record_request(self, path: str, request: ClientRequest) -> None:
-        """Record a request that was answered with 404 or with a boot script for unknown machines."""
+        """Record a request for which the response was 404 or a boot script for unknown machines."""
         if not request.is_head and request.client is not None and self._is_counted(request, Role.BOOT_SCRIPT):
             self._record(parse_unknown_machine(path, request.query, request.client, request.at))
 
@@ -536,7 +554,7 @@ class UnknownMachineIntake:
         if request.client is None or not self._is_counted(request, Role.DATA):
             return NOT_FOUND
         if not self.recorder.is_forwarded:
-            return RETRY_LATER  # otherwise gitboot would lose the inventory
+            return RETRY_LATER  # the machine sends the inventory again later
         if not self._reserve_inventory(request):
             return TOO_MANY_REQUESTS
         content = bytearray()
@@ -572,16 +590,16 @@ class UnknownMachineIntake:
 class ClientRules(Struct, frozen=True, kw_only=True):
     """The rules for clients: which proxies may name their clients, and which clients may read plans as operators."""
 
-    trusted_proxies: Iterable[Network] = ()  # gitboot reads their X-Forwarded-For header
+    trusted_proxies: Iterable[Network] = ()  # the proxies whose X-Forwarded-For header gitboot reads
     operators: Iterable[Network] = LOOPBACK
-    names: tuple[str, ...] = ()  # host names that operators may use, besides addresses
-    tokens: Tokens | None = None  # for programs, which may read what operators may read, from any address
+    # the host names by which operators may open the endpoint; they may also use IP addresses
+    names: tuple[str, ...] = ()
+    tokens: Tokens | None = None  # tokens for programs, which may read operators' pages from any address
     operators_socket: tuple[str, int] | None = None  # a separate socket for operators; None: one socket for all clients
     certificate: Certificate | None = None  # for the socket for operators; None: no TLS
-    machines_tls_socket: tuple[str, int] | None = None  # a TLS socket for machines; None: no TLS
-    machines_certificate: Certificate | None = None  # for that socket
-    max_idle: int = MAX_IDLE  # idle connections of one address
+    machines_tls_socket: tuple[str, int] | None = None  # a TLS socket that only machines use; None: there is none
+    machines_certificate: Certificate | None = None  # the certificate for that socket
+    max_idle: int = MAX_IDLE  # the maximum number of idle connections from one address
     webhooks: Webhooks | None = None  # webhooks of forges; None: webhooks are rejected
-    unknown_recorder: UnknownMachineRecorder = field(
-        default_factory=UnknownMachineRecorder
-    )  # records the unknown machines
+    # records the requests of unknown machines
+    unknown_recorder: UnknownMachineRecorder = field(default_factory=UnknownMachineRecorder)

@@ -1,4 +1,4 @@
-"""Boot gate: the checks before gitboot serves an install boot, a one-time boot or a secret."""
+"""Boot gate: checks before gitboot serves an install boot, a one-time boot or a secret."""
 
 from __future__ import annotations
 
@@ -45,11 +45,14 @@ from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placehold
 from gitboot.render.endpoint_files import DiskWrite, NeededFile, ServingTerms
 from gitboot.render.paths import HOP, Role, find_token
 
-# Which fetches count: fetches by machines, not by people, monitors and this host
+# Fetches that count as evidence: those by machines, but not those by people, monitors and this host
 
 
 class FetchFilter:
-    """Decides, by the serving terms of the output tree, whether a fetch counts as a fetch by a machine."""
+    """Decides whether a fetch counts as a fetch by a machine.
+
+    The serving terms of the output tree contain the rules.
+    """
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree, self._terms = tree, ServingTerms()
@@ -59,8 +62,8 @@ class FetchFilter:
         """Return whether a fetch of user data by UUID comes from the machine's own system.
 
         Any client could send such a request. ``served_to`` is the client to which gitboot served the boot, or None if
-        gitboot did not serve the boot. Addresses and monitoring requests are checked by `find_reason_to_ignore`. If the
-        Fleet lists clients, each fetch by one of them counts as evidence.
+        gitboot did not serve the boot. `find_reason_to_ignore` checks addresses and monitoring requests. If the Fleet
+        lists clients, each fetch by one of these clients counts as evidence.
         """
         if self._tree.terms.clients or is_system(agent):
             return True
@@ -68,7 +71,7 @@ class FetchFilter:
         return served_to is not None and (may_be_system(agent) or is_same)
 
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
-        """Return why a fetch does not count, or None if it counts.
+        """Return why a fetch does not count as a fetch by a machine, or None if it counts.
 
         If the Fleet lists clients, each fetch by one of them counts as evidence.
         """
@@ -100,7 +103,7 @@ _is_loopback: Final = build_network_matcher(LOOPBACK)
 
 @lru_cache(maxsize=4096)
 def _is_own_address(client: str) -> bool:
-    """Return whether an address belongs to this host, by trying to bind a socket to the address."""
+    """Try to bind a socket to an address, and return whether the address belongs to this host."""
     if _is_loopback(client):
         return True
     address = ip_address(client)
@@ -117,7 +120,7 @@ def _is_own_address(client: str) -> bool:
 
 # Withheld boots
 
-_MAX_DENIALS: Final = 500  # servers for each reason
+_MAX_DENIALS: Final = 500  # the maximum number of servers for each reason
 _MAX_PROXIES: Final = 16
 _PROXY_INTERVAL: Final = timedelta(minutes=10)
 
@@ -130,7 +133,7 @@ class GateDenial(NamedTuple):
 
 
 class DenialLog:
-    """The last denial of each server for each reason. Any thread may use the object."""
+    """Stores the last denial of each server for each reason. Several threads may use the same object."""
 
     def __init__(self) -> None:
         self.counts: Counter[DenialReason] = Counter()
@@ -150,7 +153,7 @@ class DenialLog:
                 last.popitem(last=False)
 
     def clear(self, server: str) -> None:
-        """Remove the denials of a server, because its boot was served."""
+        """Remove the denials of a server, because gitboot has now served the boot of the server."""
         with self._lock:
             for last in self._last.values():
                 last.pop(server, None)
@@ -167,7 +170,7 @@ class DenialLog:
                 self._proxies.popitem(last=False)
 
     def build_report(self, at: datetime) -> EndpointReport:
-        """Return the denials and proxies of the last hour, sorted."""
+        """Return the sorted denials and untrusted proxies of the last hour."""
         with self._lock:
             found = [each for last in self._last.values() for each in last.values() if each.at > at - REPORT_LIFETIME]
             proxies = sorted(each for each in self._proxies.values() if each.at > at - REPORT_LIFETIME)
@@ -178,7 +181,7 @@ class DenialLog:
 def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Callable[[datetime], None]]:
     """Yield a function that writes a report of recent denials to the spool if the report has changed.
 
-    The report is removed at the end of the block.
+    gitboot removes the report at the end of the block.
     """
     name = f"{os.getpid()}-{token_hex(8)}"
     written = EndpointReport()
@@ -214,44 +217,52 @@ def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
 _OLDER_TREE: Final = GateDenial(
     DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since then"
 )
-_UNKNOWN_CLIENT: Final = ""  # a client that the records do not name
+_UNKNOWN_CLIENT: Final = ""  # stands for a client whose address is not in the records
+# for these reasons, another endpoint may serve the boot
 _OTHER_ENDPOINT_REASONS: Final = (
     DenialReason.ANOTHER_SPOOL,
     DenialReason.NOT_RECORDED,
-)  # another endpoint may serve the boot
+)
 
 
 class GuardedPath(Struct, frozen=True, kw_only=True):
-    """A path that the boot gate checks before the endpoint serves it, and whose fetches the endpoint records."""
+    """A path that the boot gate checks before the endpoint serves it. The endpoint records fetches of such a path."""
 
     server: str
-    path: str  # below the output directory
+    path: str  # the path below the output directory
     role: Role
-    digest: str | None  # the digest that a recorded fetch contains; None: fetches are not recorded
+    digest: str | None  # the digest in the record of a fetch; None: the endpoint does not record fetches of this path
     identity_values: Mapping[str, tuple[str, ...]]  # the UUIDs and serial numbers that the machine may send
-    disk_write: DiskWrite | None = None  # None: the boot writes no disk
+    disk_write: DiskWrite | None = None  # None: the boot does not write a disk
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
-    """The client and the time of a request. A client can send any User-Agent and query."""
+    """A request with its client and its time.
+
+    The User-Agent and the query may be false, because a client can send any value.
+    """
 
     client: str | None
     agent: str
     query: Mapping[str, str]
     at: datetime
-    is_head: bool  # a HEAD request consumes no boot
-    intents: list[str] = field(default_factory=list)  # ids of intents without a recorded outcome
+    is_head: bool  # whether this is a HEAD request, which does not consume a boot
+    # the ids of the request's intents whose outcome is not recorded yet
+    intents: list[str] = field(default_factory=list)
 
     @property
     def is_check(self) -> bool:
-        """Return whether gitboot sent the request. Such a request does not consume a boot or report a denial."""
+        """Whether gitboot itself sent the request as a check.
+
+        Such a request does not consume a boot, and gitboot does not report its denials.
+        """
         return is_check(self.agent, self.query)
 
 
 class BootGate:
-    """Decides whether a path is served. This depends on the serving terms, the existing files and the spool.
+    """Decides whether an endpoint serves a path, depending on the serving terms, the existing files and the spool.
 
-    Logs denials.
+    The gate also logs denials.
     """
 
     def __init__(
@@ -272,10 +283,12 @@ class BootGate:
         self._fetch_filter = FetchFilter(tree)
 
     async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        """Return why a path must not be served, or None if it may be served. Records the fetch if required.
+        """Return why the endpoint must not serve a path, or None if it may.
 
-        A boot that writes no disk is served even if its fetch could not be recorded. A report that could not be
-        recorded is denied, so that its sender repeats the request.
+        If the fetch must be recorded, record the fetch.
+
+        If a fetch could not be recorded, gitboot still serves a boot that does not write a disk. If a report could not
+        be recorded, gitboot denies it, so that the installer sends the report again.
         """
         if (disk_write := guarded.disk_write) is None:
             if guarded.digest is None:
@@ -301,10 +314,10 @@ class BootGate:
     async def decrypt_secret(
         self, guarded: GuardedPath, request: ClientRequest, encrypted: bytes
     ) -> bytes | GateDenial:
-        """Return the content of a secret, or why it is not served.
+        """Return the decrypted content of a secret, or the reason why gitboot does not serve the secret.
 
-        gitboot serves a secret only to machines, only if the fetch is recorded, and only until the installer has
-        reported.
+        gitboot serves a secret only to machines, only if the fetch is recorded, and only until the installer has sent
+        its report.
         """
         found = self._check_conditions(guarded, request) or self._decrypt(guarded, encrypted)
         if isinstance(found, bytes) and (denial := await self._check_secret_fetch(guarded, request)) is not None:
@@ -379,11 +392,11 @@ class BootGate:
         if guarded.role is Role.DATA:
             served_to = None if served is None or served.first.is_start else served.first.client
             is_own = self._is_own_system(guarded, request, served_to)
-            # A served boot is consumed, regardless of the client that requests its data.
+            # A boot that was served is consumed, regardless of the client that later requests its data.
             is_shown = is_own or served_to is None
             is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
             if not is_own:
-                self.conclude(request, None)  # the client may not be the machine
+                self.conclude(request, None)  # the outcome stays unknown, because the client may not be the machine
             return None if is_recorded or self._find_reason_to_ignore(guarded, request) is not None else _NOT_RECORDED
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
@@ -393,9 +406,9 @@ class BootGate:
         return None if may_serve else _NOT_RECORDED
 
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
-        """Return whether only another endpoint may serve one-time boots.
+        """Return whether only an endpoint with another spool may serve one-time boots.
 
-        The comparison uses the identity that the spool had at the last check.
+        The result is based on the identity of this endpoint's spool at the last check.
         """
         return (
             self._tree.is_foreign
@@ -404,13 +417,13 @@ class BootGate:
         )
 
     def _is_tree_outdated(self, recorder: Recorder) -> bool:
-        """Return whether the tree is older than the spool's last deletion, as of the last check."""
+        """Return whether the output tree is older than the last deletion that the last check found in the spool."""
         return recorder.deletion_count > self._tree.terms.loss_count
 
     async def record_fetch(
         self, guarded: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
     ) -> bool:
-        """Record a fetch or an installer's report. Return whether it was recorded.
+        """Record a fetch or an installer's report. Return whether the write succeeded.
 
         ``log`` is the end of the installer's log, if the installer reports a failure.
         """
@@ -419,7 +432,7 @@ class BootGate:
             return False
         is_counted = guarded.role is not Role.DATA or self._find_reason_to_ignore(guarded, request) is None
         is_evidence = is_counted and may_be_evidence
-        has_outcome = is_evidence and guarded.role is not Role.REPORT  # a report counts regardless of the response
+        has_outcome = is_evidence and guarded.role is not Role.REPORT  # a report is evidence regardless of the response
         offer = guarded.disk_write.offer if guarded.disk_write is not None else None
         observation = Observation(
             server=guarded.server,
@@ -443,7 +456,10 @@ class BootGate:
             self._recorder.intents.conclude(request.intents.pop(), outcome)
 
     def _is_own_system(self, guarded: GuardedPath, request: ClientRequest, served_to: str | None) -> bool:
-        """Return whether a request for user data comes from the machine's own system. A token in the path proves it."""
+        """Return whether a request for user data comes from the machine's own system.
+
+        A token in the path proves this.
+        """
         if guarded.role is not Role.DATA or find_token(guarded.path) is not None:
             return True
         return self._fetch_filter.is_own_system(request.client, request.agent, served_to)
@@ -453,7 +469,7 @@ class BootGate:
 
 
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
-    """Return whether the client is redirected to another endpoint, which may serve the boot. This happens only once."""
+    """Return whether gitboot redirects the client to another endpoint, which it does at most once for each client."""
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
     return has_hop and refusal.reason in _OTHER_ENDPOINT_REASONS and HOP not in request.query
 
@@ -471,12 +487,12 @@ def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
 
 
 def escape_comment(words: str) -> str:
-    """Replace each character that a comment must not contain with a question mark."""
+    """Replace each character that must not be in a comment with a question mark."""
     return "".join(each if each.isprintable() and each.isascii() else "?" for each in words)
 
 
 def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:
-    """Return how the identity that a client sends differs from the expected one, or None if no difference is proven."""
+    """Return how the identity that a client sends differs from the expected identity, or None if it does not."""
     sent: dict[str, str] = {}
     with suppress(Malformed):
         if query.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(query["uuid"])):

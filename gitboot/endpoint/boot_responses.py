@@ -1,4 +1,4 @@
-"""Boot responses: the prepared response for each path, cached while its file is unchanged."""
+"""Boot responses: prepare the response for each path, and cache it while the file behind the path is unchanged."""
 
 from __future__ import annotations
 
@@ -68,46 +68,51 @@ from gitboot.render.paths import (
 
 _MAX_CACHED: Final = 4096
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
-MAX_CACHED_BYTES: Final = 1024 * 1024  # a larger file is an artifact, which is read from the disk for each request
+# the endpoint reads larger files, such as artifacts, from the disk for each request
+MAX_CACHED_BYTES: Final = 1024 * 1024
 
 
 class RequestKind(StrEnum):
-    """The kind of data that a request fetched or sent."""
+    """The kind of data that a client downloaded or sent."""
 
-    ENTRY = "boot_script"  # a boot of one server, or a report: its fetches are recorded
+    ENTRY = "boot_script"  # a boot of one server, or a report; the endpoint records requests of this kind
     FILE = "file"  # any other file of boot/
     PAGE = "page"  # API, metrics, health
-    ARTIFACT = "artifact"  # a file read from the disk
+    ARTIFACT = "artifact"  # a file that the endpoint reads from the disk for each request
     INVENTORY = "inventory"  # an inventory that an image sends
-    NOTHING = "not_found"  # no such path
+    NOTHING = "not_found"  # there is no file at the path
 
 
 class BootScript(NamedTuple):
-    """The path of a boot script, and the machine that boots with the script."""
+    """A boot script with its path and with the machine that boots from the script."""
 
     path: str
     machine: str
-    local_disk: str | None = None  # how the machine's loaders boot its local disk
+    local_disk: str | None = None  # the commands with which a boot loader boots the machine's local disk
 
 
 class BootResponse(Struct, frozen=True, kw_only=True):
-    """The response for a path, which is valid while its file is unchanged and the time is in [since, until)."""
+    """The response for a path.
+
+    The response is valid while the source file is unchanged and the time is in [since, until).
+    """
 
     request_kind: RequestKind
     reply: Reply
     etag: bytes | None = None
-    not_modified: Reply | None = None  # for a client that already has the content
-    allows_ranges: bool = False  # BMCs read a disc in parts
-    guarded: GuardedPath | None = None  # None: all clients may fetch the path, and fetches are not recorded
-    fallback: bytes | None = None  # the response if the boot is withheld; None: 404
+    not_modified: Reply | None = None  # the response for a client that already has the content
+    allows_ranges: bool = False  # whether a client may request a part of the file, because BMCs read a disc in parts
+    guarded: GuardedPath | None = None  # None: all clients may fetch the path, and the endpoint does not record fetches
+    fallback: bytes | None = None  # the response if gitboot withholds the boot; None: 404
     hop: bytes | None = None  # a script that sends the client to the endpoint that serves the boot
     content_type: str = ContentType.TEXT
-    boot_script: BootScript | None = None  # None: not a boot script
+    boot_script: BootScript | None = None  # None: the response is not a boot script
     file: str  # the source file of the response
     signature: Signature
-    since: datetime | None = None  # None: before the first transition
-    until: datetime | None = None  # None: no transition is planned
-    in_window: bool = False  # whether this is the boot of a maintenance, which must end even if the clock was set back
+    since: datetime | None = None  # None: the response is valid from the beginning
+    until: datetime | None = None  # None: no change is planned
+    # whether this is the boot of a maintenance, which must not start again if the clock is set back
+    in_window: bool = False
 
     def is_valid(self, at: datetime) -> bool:
         return (
@@ -122,7 +127,8 @@ class BootResponses:
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree = tree
-        self._cached: OrderedDict[str, BootResponse] = OrderedDict()  # by path as requested, in any spelling
+        # the responses by the requested path in any spelling
+        self._cached: OrderedDict[str, BootResponse] = OrderedDict()
         self._latest: datetime | None = None  # the latest time of a request
 
     def find_cached(self, path: str, at: datetime) -> BootResponse | None:
@@ -142,9 +148,9 @@ class BootResponses:
         return answer
 
     def find(self, path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """Return the response for a path as requested, or None for 404.
+        """Return the response for a requested path, or None for 404.
 
-        Raises `ServerMoving` if a server is being published, and ValueError for a damaged file.
+        Raises `ServerMoving` while an identity moves from one server to another, and ValueError if a file is damaged.
         """
         if (answer := self.find_cached(path, at)) is not None:
             return answer
@@ -220,9 +226,10 @@ class BootResponses:
         )
 
     def _build_for_replaced_plan(self, located: LocatedServer, lookup: PathLookup) -> BootResponse | None:
-        """Return the response to a request by an installer after a commit or a window replaced the plan.
+        """Return the response to an installer's request after a commit or a window replaced the plan.
 
-        Such an installation continues. gitboot accepts its token as long as the output tree contains the token's data.
+        Such an installation continues. gitboot accepts the token of the installation as long as the output tree
+        contains data for the token.
         """
         if lookup.kind is DATA:
             if (found := self._tree.read(lookup.path, MAX_CACHED_BYTES)) is None:
@@ -242,10 +249,10 @@ class BootResponses:
     def _find_version(
         self, versions: tuple[PathVersion, ...], at: datetime
     ) -> tuple[PathVersion | None, datetime | None]:
-        """Return the version that is valid at a time, and the time of the next version.
+        """Return the version of a server's boot that is valid at a time, and the time at which the next version begins.
 
-        A clock that was set back does not reopen a window that has ended. A clock that may be wrong opens no window at
-        all.
+        If the clock was set back, gitboot does not reopen a window that has ended. If the clock may be wrong, gitboot
+        does not open any window.
         """
         version, until = find_version(versions, at)
         latest = _find_time_past(until, self._latest, self._tree.clock.latest_time)
@@ -266,7 +273,7 @@ class BootResponses:
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
-        """Return the boot-operator response for the UEFI HTTP boot of the machine with this client address."""
+        """Return the response to boot-operator's path for UEFI HTTP boot. The client address determines the machine."""
         if client is None:
             return None
         answer = None
@@ -292,9 +299,9 @@ class BootResponses:
     # All other paths
 
     def _build_shared(self, path: str) -> BootResponse | None:
-        """Return the response for a file that belongs to no server.
+        """Return the response for a file that does not belong to a server.
 
-        A new version is served even before the manifest lists it.
+        gitboot serves a new version of the file even before the manifest lists this version.
         """
         if path not in self._tree.read_shared_files() or (found := self._tree.read(path)) is None:
             return None
@@ -311,7 +318,7 @@ class BootResponses:
             return None
         try:
             found = self._tree.read(path, MAX_CACHED_BYTES)
-        except OSError:  # `ServedFiles` reads it from the disk and reports the error
+        except OSError:  # `ServedFiles` reads the file from the disk later, and reports the error
             return None
         if found is None:
             return None
@@ -322,7 +329,7 @@ class BootResponses:
         return self._build_file(found, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
-        """Return whether the name of a file's folder is the digest of the file or of its bundle."""
+        """Return whether the name of a file's folder is the digest of the file or of the file's bundle."""
         if _sha256(content) == folder:
             return True
         bundle = {name: _sha256(content)}
@@ -348,7 +355,7 @@ class BootResponses:
 def _build_unplanned(
     located: LocatedServer, lookup: PathLookup, reply: Reply, file: str, file_signature: Signature
 ) -> BootResponse:
-    """Return a response for an installation whose plan was replaced. The endpoint records the fetches of the path."""
+    """Return a response for an installation whose plan was replaced. The endpoint records fetches of this path."""
     return BootResponse(
         request_kind=RequestKind.ENTRY,
         reply=reply,
@@ -365,7 +372,7 @@ def _build_unplanned(
 
 
 def _find_time_past(until: datetime | None, *times: datetime | None) -> datetime | None:
-    """Return the latest of several times if it is at or after ``until``, otherwise None."""
+    """Return the latest of several times if this time is at or after ``until``, and otherwise None."""
     latest = max(filter(None, times), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
 
@@ -374,18 +381,19 @@ def _sha256(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-_WITHOUT_SLASH: Final = "/ipxe"  # iPXE that is configured for boot-operator requests this path without a query
+_WITHOUT_SLASH: Final = "/ipxe"  # iPXE with a configuration for boot-operator requests this path without a query
 
 
 class AliasResponses:
-    """Boot responses for gitboot's own paths, and for those paths of other systems that the Fleet's outputs name."""
+    """Boot responses for gitboot's own paths, and for those of other boot servers that the Fleet enables."""
 
     def __init__(self, tree: PublishedTree, responses: BootResponses) -> None:
         self._tree, self._responses = tree, responses
-        self._cached_outputs: tuple[Signature | None, frozenset[str]] = (None, frozenset())  # as of the last read
+        # the outputs, and the signature of the file from which gitboot read them
+        self._cached_outputs: tuple[Signature | None, frozenset[str]] = (None, frozenset())
 
     def find(self, path: str, query: bytes, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """Return the response for a path or for an alias of a path. Raises the errors of `BootResponses.find`."""
+        """Return the response for a path or for an alias. Raises the same errors as `BootResponses.find`."""
         below, outputs = path.removeprefix("/"), self.read_outputs()
         parameters = {key: value for key, value in parse_query(query.decode("latin-1")).items() if value}
         alias = find_alias(below, outputs) if outputs else None
@@ -402,7 +410,7 @@ class AliasResponses:
         )
 
     def read_outputs(self) -> frozenset[str]:
-        """Return the outputs whose paths the endpoint serves, or an empty set if the file of aliases is unusable."""
+        """Return the outputs whose paths the endpoint serves, or an empty set if the file of aliases is unreadable."""
         file_signature = read_signature(f"{self._tree.root}/{ALIASES}")
         if file_signature != self._cached_outputs[0]:
             found = self._tree.read(ALIASES)
@@ -417,7 +425,8 @@ class AliasResponses:
     ) -> BootResponse | None:
         for by in parse_query_identities(alias, parameters):
             located = self._tree.find_server(format_identity(by.kind, by.value))
-            if located is None and by.kind is IdentityKind.TOKEN:  # an installer whose plan was replaced
+            # the request may come from an installer whose plan was replaced
+            if located is None and by.kind is IdentityKind.TOKEN:
                 located = self._locate_by_address(client)
             if located is None:
                 continue
@@ -433,7 +442,7 @@ class AliasResponses:
         return self._tree.find_server(format_identity(IdentityKind.ADDRESS, address)) if address is not None else None
 
     def _build_for_ec2(self, rest: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        # The paths of EC2's metadata service: facts about the machine, and its user data.
+        # The paths of EC2's metadata service, for facts about the machine and for its user data.
         if (located := self._locate_by_address(client)) is None:
             return None
         if rest == "user-data":
@@ -450,13 +459,13 @@ class AliasResponses:
 
 
 def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
-    """Return a response with a text that was built for one request. Fetches of such a text are not recorded."""
+    """Return a response with a text for one request. gitboot does not record fetches of such texts."""
     reply = file_reply(text.encode(), ContentType.TEXT, UNCACHED)
     return BootResponse(request_kind=RequestKind.FILE, reply=reply, file=located.file, signature=located.signature)
 
 
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:
-    """Format labels and query parameters as matchbox does, one shell variable per line (docs/api-http.md)."""
+    """Format labels and query parameters like matchbox (docs/api-http.md), with one shell variable per line."""
     request_variables = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(parameters.items()))
     found = (*sorted(state.summary["labels"].items()), *request_variables)
     variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}

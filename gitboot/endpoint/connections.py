@@ -1,4 +1,4 @@
-"""Client connections: limits, request bodies and replies."""
+"""Client connections: limit connections, read request bodies, and send responses."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CLIENT_GONE: Final = (
 CLIENT_RECEIVED: Final = (
     "gitboot.received"  # ASGI extension: a function that returns whether the client has received all data
 )
-PATIENCE_S: Final = 60  # how long a client may go without accepting data
-HEAD_S: Final = 10  # how long a client may take to send the head of a request
+PATIENCE_S: Final = 60  # in seconds: how long a client may take to accept more data
+HEAD_S: Final = 10  # in seconds: how long a client may take to send the head of a request
 MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
@@ -60,18 +60,18 @@ class Limits:
         return self.idle.closed_count + self.all.closed_count
 
 
-_MAX_TRIED: Final = 8  # networks from which `make_room` tries to close a connection
+_MAX_TRIED: Final = 8  # the number of networks in which `make_room` tries to close a connection
 T = TypeVar("T")
 
 
 class ClientQuota(Generic[T]):
-    """Per-client items, such as connections, by network and in the order in which they were added.
+    """Limits the number of items, such as connections, for each client network and in total.
 
     A network has at most ``limit_per_address`` items, and all networks together have at most ``limit`` items. If an
-    item exceeds the limit of its network, the oldest item of that network is closed. If an item exceeds the total
-    limit, the oldest item of the largest network is closed, so that a client with few items can always add one.
-    ``close`` returns False for an item that cannot be closed yet. ``limit_per_address`` does not apply to ``is_exempt``
-    addresses, such as proxies.
+    item exceeds the limit of its network, gitboot closes the oldest item of that network. If an item exceeds the total
+    limit, gitboot closes the oldest item of the network with the most items, so that a client with few items can always
+    add one. ``close`` returns False for an item that cannot be closed yet. ``limit_per_address`` does not apply to
+    ``is_exempt`` addresses, such as those of proxies.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ClientQuota(Generic[T]):
         self.closed_count = 0
 
     def add(self, item: T, address: str | None) -> None:
-        """Add an item as the newest item of a client. This may close an older item."""
+        """Add a new item of a client, and close an older item if a limit is exceeded."""
         self.remove(item)
         self._networks[item] = network = client_network(address)
         own = self._items_by_network.setdefault(network, {})
@@ -99,14 +99,14 @@ class ClientQuota(Generic[T]):
             self._close_oldest((item,))
 
     def remove(self, item: T) -> None:
-        """Remove an item, if it is still present."""
+        """Remove an item if it still exists."""
         if (network := self._networks.pop(item, None)) is not None:
             del self._items_by_network[network][item]
             if not self._items_by_network[network]:
                 del self._items_by_network[network]
 
     def make_room(self) -> bool:
-        """Close the oldest item of one of the networks with the most items. Return False if no item can be closed."""
+        """Close the oldest item of a network with many items. Return False if no item can be closed."""
         return any(map(self._close_oldest, nlargest(_MAX_TRIED, self._items_by_network.values(), key=len)))
 
     def _close_oldest(self, items: Iterable[T]) -> bool:
@@ -122,7 +122,7 @@ class ClosableConnection(Protocol):
     """A connection that can be closed to make room for others."""
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Close the connection if possible. Return whether it was closed.
+        """Close the connection if possible. Return whether the connection was closed.
 
         A connection stays open while the endpoint prepares a response. It also stays open while the endpoint sends a
         response, unless ``if_sending`` is true.
@@ -131,10 +131,10 @@ class ClosableConnection(Protocol):
 
 @cache
 def most_connections() -> int:
-    """Return the maximum number of connections: a third of the number of files that this process may open.
+    """Return the maximum number of connections, which is a third of the number of files that this process may open.
 
-    A client that downloads an asset uses two files, the connection and the asset. The last third is for all other
-    files.
+    A client that downloads an asset needs two open files, one for the connection and one for the asset. The last third
+    is for all other files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft // 3 if soft != resource.RLIM_INFINITY else 100_000
@@ -148,8 +148,9 @@ class _TitleCaseTransport:
     """A transport for one response that writes header names in title case.
 
     uvicorn writes header names in lower case, but GRUB before 2.12 recognizes only the spelling ``Content-Length``
-    (net/http.c). Without this header, GRUB waits after each file until the connection is closed. A response that begins
-    before the end of the request's body closes the connection, because gitboot does not read the rest of that body.
+    (net/http.c). Without this header, GRUB waits after each file until the connection is closed. If a response begins
+    before the end of the request's body, gitboot does not read the rest of the body, and closes the connection after
+    the response.
     """
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
@@ -157,7 +158,7 @@ class _TitleCaseTransport:
         self._awaits_head = True
 
     def write(self, data: bytes) -> None:
-        # The client has closed the connection; uvloop would raise an error, which uvicorn would log.
+        # The client has closed the connection. uvloop would raise an error here, and uvicorn would log this error.
         if self._transport.is_closing():
             return
         if (
@@ -175,10 +176,10 @@ class _TitleCaseTransport:
 
 
 class _SentBytes:
-    """The bytes that were sent on a TLS connection so far, to see whether the client's system acknowledges them.
+    """Counts the bytes that were sent on a TLS connection, to check whether the client's system acknowledges them.
 
-    If a client closes the connection without a TLS alert, as most boot loaders do, uvloop closes the socket and does
-    not call `eof_received`. A duplicate of the socket still has the count of acknowledged bytes.
+    Most boot loaders close the connection without a TLS alert. uvloop then closes the socket and does not call
+    `eof_received`, but a duplicate of the socket still has the count of acknowledged bytes.
     """
 
     def __init__(self, file: int, waiting: int) -> None:
@@ -196,11 +197,12 @@ class _SentBytes:
         return int.from_bytes(info[_BYTES_ACKED], byteorder)
 
 
-_BYTES_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info, since Linux 4.1
+# the position of tcpi_bytes_acked in struct tcp_info, which exists since Linux 4.1
+_BYTES_ACKED: Final = slice(120, 128)
 
 
 class Connection(HttpToolsProtocol):
-    """A uvicorn connection with limits that uvicorn lacks: on the size of heads and bodies, and on waiting."""
+    """A uvicorn connection with additional limits for the size of heads and bodies, and for slow clients."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         super().connection_made(transport)
@@ -208,11 +210,11 @@ class Connection(HttpToolsProtocol):
         self._is_answering = False  # whether the application is answering a request
         self._unanswered_bytes = 0
         self._unsent_bytes = 0
-        self._active_at = self.loop.time()  # when the client last sent or accepted data
+        self._active_at = self.loop.time()  # the time at which the client last sent or accepted data
         self._extensions: dict[str, Any] = {CLIENT_GONE: transport.is_closing, CLIENT_RECEIVED: self._has_received}
-        self._had_received = False  # as of the end of the connection
+        self._had_received = False  # whether the client had received all data when the connection ended
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
-        self._sent: _SentBytes | None = None  # TLS: the bytes that the client has not acknowledged at the last check
+        self._sent: _SentBytes | None = None  # only for TLS: counts the bytes that the client has not acknowledged yet
         self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
         self._has_cycle = False  # whether the application has received a request from this connection
         self._is_answered = False  # whether this class itself answered the current request
@@ -223,7 +225,8 @@ class Connection(HttpToolsProtocol):
         self._address: str | None = peer[0] if peer else None
         self._limits: Limits = getattr(self.app, "limits", _NO_LIMITS)
         self._is_from_proxy = self._limits.is_proxy(self._address)
-        self._head_since: float | None = self._active_at  # None: the connection does not wait for a head
+        # the time since which the connection waits for the head of a request; None: it does not wait
+        self._head_since: float | None = self._active_at
         self._limits.idle.add(self, self._address)
         self._limits.all.add(self, self._address)
 
@@ -236,14 +239,17 @@ class Connection(HttpToolsProtocol):
             self._forget_sent()
 
     def eof_received(self) -> None:
-        self._had_received = bool(self._has_received())  # the transport closes the socket after this
+        # the transport closes the socket next, so this is the last chance to read the counters
+        self._had_received = bool(self._has_received())
         super().eof_received()
 
     def _has_received(self) -> bool | None:
-        """Return True if the client's system has acknowledged all sent data, or None if it may still do so.
+        """Return whether the client's system has acknowledged all sent data.
 
-        Linux counts the bytes that are not yet acknowledged (tcp(7), SIOCOUTQ). A client that closes its connection
-        before it has read all data resets the connection, and the response is lost.
+        Return None if it may acknowledge the data later.
+
+        Linux counts the bytes that are not acknowledged yet (tcp(7), SIOCOUTQ). If a client closes the connection
+        before it has read all data, the connection is reset, and the response counts as lost.
         """
         if self._client.is_closing():
             return None if self._sent is not None else self._had_received
@@ -289,7 +295,8 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if self._is_answered:
             return
-        if not self.cycle.response_complete:  # uvicorn reads on only when the application takes the body
+        # otherwise, uvicorn continues to read only when the application reads the body
+        if not self.cycle.response_complete:
             self._unanswered_bytes -= len(body)
         super().on_body(body)
 
@@ -298,18 +305,19 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _find_quick_reply(self) -> Reply | None:
-        is_busy = self._has_cycle and not self.cycle.response_complete  # the last of several pipelined requests
+        # the application has not answered the last of several pipelined requests yet
+        is_busy = self._has_cycle and not self.cycle.response_complete
         if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
         path = self.url.partition(b"?")[0]
-        # The application logs a proxy that no setting names.
+        # The application logs untrusted proxies.
         is_forwarded = not self._is_from_proxy and not FORWARDED_HEADERS.isdisjoint(name for name, _ in self.headers)
         if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
             return None
         return self._quickly(path.decode(), self.headers)
 
     def _send_reply(self, reply: Reply) -> None:
-        # Writes the same as uvicorn's RequestResponseCycle.
+        # Writes the same bytes as uvicorn's RequestResponseCycle.
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
         end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
@@ -327,22 +335,23 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def abort_if_stuck(self, late_s: float) -> None:
-        """Abort the connection if its client is too slow. Must be called every few seconds.
+        """Abort the connection if the client is too slow. The server must call this method every few seconds.
 
-        ``late_s`` is the delay of this call. During that time, the event loop may not have read data that clients sent.
+        ``late_s`` is the delay of this call. During the delay, the event loop may not have read data that the client
+        sent.
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
             self._unsent_bytes, self._active_at = unsent_bytes, now
         elif self._is_answering and not unsent_bytes:
-            self._active_at = now  # the application is slow, not the client
+            self._active_at = now  # the client waits for the application, so the client is not too slow
         elif now - self._active_at > PATIENCE_S:
             self._client.abort()
         if self._head_since is not None and now - self._head_since > HEAD_S + late_s:
             self._client.abort()
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Abort the connection unless a response must be completed first. Return whether it was aborted."""
+        """Abort the connection unless a response must be completed first. Return whether the connection was aborted."""
         is_sending = self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started)
         if may_close := if_sending if is_sending else not self._is_answering or self.cycle.more_body:
             self._client.abort()
@@ -350,18 +359,19 @@ class Connection(HttpToolsProtocol):
 
 
 MAX_IDLE: Final = 32
-BODY_S: Final = 20  # for the whole body, from the end of the head
+BODY_S: Final = 20  # the time limit for a whole request body, from the end of the head
 MAX_BODIES: Final = 128
-MAX_BODIES_PER_ADDRESS: Final = 16  # request bodies from one address
+# the maximum number of request bodies that the endpoint reads from one address at the same time
+MAX_BODIES_PER_ADDRESS: Final = 16
 
 
 class Reply(Response):
-    """A response that is fast to create, for boot files."""
+    """A response for boot files that takes little time to create."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
-        # Response.__init__ is not called, because it would compute the headers.
+        # gitboot does not call Response.__init__, because it would compute the headers again.
         self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
-        # In title case: GRUB before 2.12 recognizes only the spelling Content-Length (net/http.c).
+        # The name is in title case, because GRUB before 2.12 recognizes only the spelling Content-Length (net/http.c).
         self.header_bytes = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -370,13 +380,13 @@ class Reply(Response):
 
 
 Header = tuple[bytes, bytes]
-# A function that passes a body to its second argument, part by part. It returns an error response if the body is larger
-# than its first argument or exceeds another limit, and None after it has read the body to its end.
+# A function that reads a request body. The first argument is the maximum size, and the second argument is a function
+# that receives each part of the body. The result is an error response if the body exceeds a limit, and otherwise None.
 ReadBody = Callable[[int, Callable[[bytes], object]], Awaitable[Reply | None]]
 
 
 class RequestBodies:
-    """The request bodies that one endpoint is reading. Every route reads its body through this class.
+    """The request bodies that an endpoint is reading. Every route with a request body uses this class.
 
     If one address sends too many bodies at the same time, gitboot rejects the oldest of these bodies. If all addresses
     together send too many, gitboot rejects the oldest body of the address that sends the most.
@@ -409,7 +419,7 @@ class RequestBodies:
 
 
 def _expire(deadline: asyncio.Timeout) -> bool:
-    """Make the deadline of a body expire now. Return False if it has already expired."""
+    """Make the deadline of a request body expire now. Return False if the deadline has already expired."""
     if deadline.expired():
         return False
     deadline.reschedule(0)
@@ -424,7 +434,10 @@ UNCACHED: Final = paths.UNCACHED.encode()
 def file_reply(
     content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
 ) -> Reply:
-    """Return a response with a complete file. Without ``etag``, a client that has the file receives it again."""
+    """Return a response with a complete file.
+
+    Without ``etag``, a client that already has the file downloads it again.
+    """
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
     if etag is not None:
         headers.append((b"etag", etag))
@@ -432,7 +445,7 @@ def file_reply(
 
 
 def allow_ranges(reply: Reply) -> Reply:
-    """Return a copy of the response with a header that allows range requests."""
+    """Return a copy of a response with a header that allows range requests."""
     return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
 
 
@@ -466,9 +479,10 @@ def _empty(status: int, *headers: Header) -> Reply:
 
 
 def _comment(status: int, *headers: Header) -> Reply:
-    """Return an error response with the body #, which boot loaders need.
+    """Return an error response with the body #, because boot loaders need a body.
 
-    shim waits forever for an empty body. GRUB runs the body of a 404 as configuration, in which # is a comment.
+    shim waits forever if the body is empty. GRUB runs the body of a 404 response as configuration, in which # is a
+    comment.
     """
     return Reply(status, [*file_reply(b"#", paths.ContentType.TEXT, UNCACHED).raw_headers, *headers], b"#")
 
@@ -476,10 +490,10 @@ def _comment(status: int, *headers: Header) -> Reply:
 # A 204 must not have a Content-Length (RFC 9110, 8.6).
 NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
 NOT_FOUND: Final = _comment(404)
-UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the request contains an invalid token
+UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the response to a request with an invalid token
 METHOD_NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 FORBIDDEN: Final = _empty(403)
-# These close the connection, because gitboot does not read the rest of the body.
+# These responses close the connection, because gitboot does not read the rest of the request body.
 _CLOSE: Final = (b"connection", b"close")
 REQUEST_TIMEOUT: Final = _empty(408, _CLOSE)
 TOO_LARGE: Final = _empty(413, _CLOSE)
@@ -487,9 +501,8 @@ TOO_MANY_REQUESTS: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
 TOO_MANY_BODIES: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
 INTERNAL_ERROR: Final = _comment(500)
 UNAVAILABLE: Final = _comment(503)
-RETRY_LATER: Final = _comment(
-    503, (b"retry-after", b"5")
-)  # for example, for installation data whose fetch cannot be recorded now
+# for example, if gitboot cannot record a fetch of installation data now
+RETRY_LATER: Final = _comment(503, (b"retry-after", b"5"))
 
 
 def matches_etag(if_none_match: bytes, etag: bytes) -> bool:

@@ -37,13 +37,13 @@ class MetricKind(StrEnum):
 
 
 class Family(Struct, frozen=True):
-    """A metric family. The number of its label values must not grow with the number of servers."""
+    """A metric family. The number of label values must not grow with the number of servers."""
 
-    name: str  # the name without the suffix of its kind
+    name: str  # the name without the suffix that the metric's kind requires
     kind: MetricKind
     help_text: str
     labels: tuple[str, ...] = ()
-    values: str = ""  # the values of labels, if they are not obvious
+    values: str = ""  # a description of the label values, if they are not obvious
 
     @property
     def sample_name(self) -> str:
@@ -56,7 +56,11 @@ _COUNTER, _GAUGE, _HISTOGRAM, _INFO = MetricKind.COUNTER, MetricKind.GAUGE, Metr
 FAMILIES: Final = (
     # Metrics of this endpoint
     Family("gitboot_build", _INFO, "The version of gitboot that serves this page.", ("version",)),
-    Family("gitboot_ready", _GAUGE, "1 if the endpoint is ready: it serves every boot that machines may get."),
+    Family(
+        "gitboot_ready",
+        _GAUGE,
+        "1 if the endpoint is ready, which means that it serves every boot that machines may get.",
+    ),
     Family(
         "gitboot_fetch_log_writable",
         _GAUGE,
@@ -97,23 +101,23 @@ FAMILIES: Final = (
     Family(
         "gitboot_operators_certificate_readable",
         _GAUGE,
-        "1 if the endpoint uses the current certificate files, 0 if it uses older ones; absent without TLS.",
+        "1 if the endpoint uses the current certificate files, 0 if it uses an older certificate; absent without TLS.",
     ),
     Family(
         "gitboot_operators_certificate_expiration_timestamp_seconds",
         _GAUGE,
-        "When the certificate for operators expires; absent without TLS.",
+        "The time at which the certificate for operators expires; absent without TLS.",
     ),
     Family(
         "gitboot_machines_certificate_readable",
         _GAUGE,
-        "1 if the endpoint uses the current certificate files for machines, 0 if it uses older ones; absent without "
-        "machines-tls.",
+        "1 if the endpoint uses the current certificate files for machines, 0 if it uses an older certificate; absent "
+        "without machines-tls.",
     ),
     Family(
         "gitboot_machines_certificate_expiration_timestamp_seconds",
         _GAUGE,
-        "When the certificate for machines expires; absent without machines-tls.",
+        "The time at which the certificate for machines expires; absent without machines-tls.",
     ),
     Family(
         "gitboot_machine_handshakes_failed",
@@ -128,12 +132,12 @@ FAMILIES: Final = (
     Family(
         "gitboot_status_timestamp_seconds",
         _GAUGE,
-        "When the instance last wrote its status, which it does at each reconcile.",
+        "The time at which the instance last wrote its status. The instance writes its status at each reconcile.",
     ),
     Family(
         "gitboot_commit",
         _INFO,
-        "The commit of each state.",
+        "The newest commit in each state.",
         ("state", "commit"),
         "state: attempted (the newest), accepted, applied",
     ),
@@ -149,19 +153,19 @@ FAMILIES: Final = (
         ("severity", "code"),
         "code: see problems.md",
     ),
-    Family("gitboot_servers", _GAUGE, "Servers by phase: what they boot now.", ("phase",)),
+    Family("gitboot_servers", _GAUGE, "Servers by phase, which states what they boot now.", ("phase",)),
     Family("gitboot_records", _GAUGE, "Servers by the state of their provisioning record.", ("known",)),
     Family(
         "gitboot_installs",
         _GAUGE,
-        "Servers that are offered an install boot now, or that have one planned for later.",
+        "Servers that may fetch an install boot now, or whose plan contains an install boot for later.",
         ("when",),
         "when: Now, Later",
     ),
     Family(
         "gitboot_maintenance_runs",
         _GAUGE,
-        "Servers in an open maintenance window by the last step of their one-time boot.",
+        "Servers in an open maintenance window, by the last step of their one-time boot.",
         ("step",),
     ),
     Family(
@@ -174,7 +178,7 @@ FAMILIES: Final = (
     Family(
         "gitboot_installing_last_step_timestamp_seconds",
         _GAUGE,
-        "The oldest last step of the running installations; absent if no installation runs.",
+        "The time of the oldest last step of all running installations; absent if no installation runs.",
     ),
     Family("gitboot_drifted_servers", _GAUGE, "Provisioned servers that differ from their plan.", ("type",)),
     Family("gitboot_bmcs", _GAUGE, "BMCs with a task, by the last task result.", ("outcome",)),
@@ -199,11 +203,11 @@ FAMILIES: Final = (
         ("reason",),
         "the reasons of the condition Bmc/SERVER",
     ),
-    Family("gitboot_planned_timestamp_seconds", _GAUGE, "When the instance last planned all boots."),
+    Family("gitboot_planned_timestamp_seconds", _GAUGE, "The time at which the instance last planned all boots."),
     Family(
         "gitboot_next_transition_timestamp_seconds",
         _GAUGE,
-        "The next transition: when a plan next changes by itself; absent if no plan does.",
+        "The time of the next transition, at which a plan changes without a commit; absent if there is no such plan.",
     ),
     Family(
         "gitboot_unknown_machines",
@@ -228,7 +232,7 @@ _OPENMETRICS: Final = "application/openmetrics-text"
 
 
 class Exposition(Collector):
-    """Collects all metrics for one request."""
+    """Collects all metrics for one request to the metrics page."""
 
     def __init__(
         self,
@@ -251,7 +255,10 @@ class Exposition(Collector):
         self._records, self._unready_reason = records, unready_reason
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type: OpenMetrics if the client accepts it, else the Prometheus format."""
+        """Return the metrics page and its content type.
+
+        The format is OpenMetrics if the client accepts it, else Prometheus.
+        """
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
         return encode(self), content_type
 
@@ -262,7 +269,7 @@ class Exposition(Collector):
             yield _build_single("gitboot_fetch_log_writable", self._records.failure is None)
         off = self._tree.clock.offset
         yield _build_single("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
-        # The series start at 0, so that the first error is an increase.
+        # The series start at 0, so that Prometheus sees the first error as an increase.
         faults = {(kind, "500"): 0 for kind in RequestKind}
         requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
         yield _build_metric("gitboot_http_requests", faults | requests)
@@ -288,7 +295,7 @@ class Exposition(Collector):
 
 
 def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield the metrics that are derived from an instance's status."""
+    """Yield the metrics that gitboot computes from an instance's status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
     yield _build_metric(
         "gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None}
@@ -321,7 +328,7 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
             yield _build_single(name, datetime.fromisoformat(at).timestamp())
 
 
-# The key in the status for each metric. The status of an older instance may lack some keys.
+# The key in the instance's status for each metric. The status of an older version may lack some keys.
 _COUNT_KEYS: Final = {
     "gitboot_servers": "phases",
     "gitboot_records": "records",

@@ -1,4 +1,4 @@
-"""Recorder of fetches: the spool, the shared fetch log, and the readiness of the endpoint."""
+"""Recorder of fetches: write fetches to the spool or the shared fetch log, and check whether the endpoint is ready."""
 
 from __future__ import annotations
 
@@ -56,36 +56,36 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_TRIED_EVERY_S: Final = 10.0  # if no fetch is written
+_TRIED_EVERY_S: Final = 10.0  # how often gitboot tests the spool while it writes no fetches
 
 
 class SpoolRecorder:
-    """Records fetches in a spool within a deadline, and the outcomes of intents.
+    """Records fetches and the outcomes of intents in a spool. A write must succeed within a deadline.
 
-    It also looks up the boots that any process has served. After a failed write, gitboot treats the spool as unusable
-    until a write succeeds again.
+    The recorder also looks up the boots that any process has served. After a failed write, gitboot treats the spool as
+    unusable until a write succeeds again.
     """
 
     def __init__(self, spool: Spool, deadline_s: float) -> None:
         self._spool, self._deadline_s = spool, deadline_s
         self._served_boots = ServedBoots(spool.folder)
         self.repeated, self.intents = RepeatedFetches(), OpenIntents(spool)
-        self._last_written_s = -math.inf  # when a write last succeeded, by the monotonic clock
+        self._last_written_s = -math.inf  # the monotonic time of the last successful write
         self._trial: tuple[float, Future[None]] | None = None  # the start of a trial write, and its result
         self.serving_identity: str | None = None  # the identity of the spool at the last check
-        self.withheld_reason: str | None = None  # why no install boot may be served, as of the last check
-        self.deletion_count = 0  # how often the spool had deleted fetches by the last check
-        self.failure: str | None = None  # why fetches cannot be recorded; None: no known problem
+        self.withheld_reason: str | None = None  # why gitboot must not serve install boots, according to the last check
+        self.deletion_count = 0  # how often the spool had deleted fetches before the last check
+        self.failure: str | None = None  # why gitboot cannot record fetches; None: there is no known problem
 
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
         """Record a fetch, and return whether the write succeeded in time.
 
-        ``serving_identity`` is the spool or lease that the output tree names. If the tree names another spool, the
-        instance of the tree does not read this recorder's spool, so the result is False. If an intent may have been
-        recorded although the result is False, `OpenIntents.withhold` is called. Repeated fetches of a secret by one
-        client are counted, and recorded together within a minute.
+        ``serving_identity`` is the spool or lease that the output tree names. If the tree names another spool, its
+        instance does not read this recorder's spool, so the result is False. If the result is False although the write
+        may have succeeded, the recorder calls `OpenIntents.withhold`. gitboot counts repeated fetches of a secret by
+        one client, and records them together within a minute.
         """
-        if serving_identity is not None and self.serving_identity is None:  # the spool was not checked yet
+        if serving_identity is not None and self.serving_identity is None:  # gitboot has not checked the spool yet
             with suppress(TimeoutError, FetchLogUnavailable):
                 await self._call_in_time("", lambda: None)
         if serving_identity not in (None, self.serving_identity):
@@ -99,7 +99,7 @@ class SpoolRecorder:
     async def _write_in_time(self, observation: Observation) -> bool:
         """Write an observation, and return whether the write succeeded in time.
 
-        If the write failed but may still take effect, record that the boot was withheld.
+        If a failed write may still take effect, record that gitboot withheld the boot.
         """
         written = self._spool.record(observation)
         pending = asyncio.wrap_future(written)
@@ -120,14 +120,14 @@ class SpoolRecorder:
         return False
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
-        """Return how a boot was served, or None if it was not served.
+        """Return the record of a served boot, or None if the boot was not served.
 
         Raises `FetchLogUnavailable` if the spool cannot be read in time.
         """
         return await self._call_in_time(server, partial(self._served_boots.find, server, offer, report))
 
     async def has_installer_reported(self, server: str, token: str) -> bool:
-        """Return whether an installer has reported since its boot was served.
+        """Return whether an installer has sent a report since its boot was served.
 
         Raises `FetchLogUnavailable` if the spool cannot be read in time.
         """
@@ -146,9 +146,9 @@ class SpoolRecorder:
             raise FetchLogUnavailable from error
 
     def check(self) -> None:
-        """Start to check whether fetches can be recorded, unless a recent write proves it.
+        """Start a check whether gitboot can record fetches, unless a recent write has proved this.
 
-        This does not wait for the result.
+        This method does not wait for the result of the check.
         """
         now_s = time.monotonic()
         self._write_counted(self.repeated.take_due(now_s))
@@ -171,7 +171,7 @@ class SpoolRecorder:
 
     def _write_counted(self, observations: Iterable[Observation]) -> None:
         for each in observations:
-            # gitboot answered these fetches without an intent, and perhaps not completely. A report has no intent.
+            # gitboot served these fetches, perhaps incompletely, without an intent. A report has no intent either.
             plain = replace(each, intent=None, is_evidence=each.is_evidence and each.intent is None)
             self._spool.record(plain).add_done_callback(partial(self._put_back_failed, each))
 
@@ -180,7 +180,7 @@ class SpoolRecorder:
             self.repeated.put_back(observation)
 
     async def wait_for_check(self) -> None:
-        """Check whether fetches can be recorded, and wait for the result until the deadline."""
+        """Check whether gitboot can record fetches, and wait for the result until the deadline."""
         self.check()
         if self._trial is not None:
             waited = asyncio.wrap_future(self._trial[1])
@@ -207,13 +207,13 @@ class SpoolRecorder:
 
 
 def _consume_result(written: asyncio.Future[None]) -> None:
-    """Read the result of a future after its deadline, so that asyncio does not log it as never retrieved."""
+    """Read the result of a late future, so that asyncio does not log that the result was never retrieved."""
     if not written.cancelled():
         written.exception()
 
 
 class SharedRecorder:
-    """Records fetches of one-time boots in the shared fetch log, and all others in this host's spool."""
+    """Records fetches of one-time boots in the shared fetch log, and all other fetches in this host's spool."""
 
     def __init__(self, spool_recorder: SpoolRecorder, fetch_log: SharedFetchLog, deadline_s: float) -> None:
         self._spool_recorder, self._fetch_log, self._deadline_s, self.intents = (
@@ -244,8 +244,8 @@ class SharedRecorder:
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
         """Record a fetch, and return whether the write succeeded in time.
 
-        If the ``serving_identity`` of the output tree is a spool, the result is False, because its instance has no
-        shared ledger and would not read this fetch.
+        If the ``serving_identity`` of the output tree is a spool, the result is False, because the instance of the tree
+        has no shared ledger and would not read this fetch.
         """
         if serving_identity is not None and not is_lease(serving_identity):
             return False
@@ -258,7 +258,7 @@ class SharedRecorder:
         given_up = threading.Event()
         try:
             await self._call_in_time(partial(self._fetch_log.record, counted, serving_identity, given_up.is_set))
-        except FetchLogUnavailable:  # the thread continues, so the database may contain the intent now or later
+        except FetchLogUnavailable:  # the thread continues, so the intent may be in the database now or later
             given_up.set()
             self.intents.withhold(counted)
             repeated.put_back(counted)
@@ -267,7 +267,10 @@ class SharedRecorder:
         return True
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
-        """Return how any host served a boot, including fetches that this host has not sent to the database yet."""
+        """Return the record of a boot that any host served.
+
+        The search includes fetches that this host has not sent to the database yet.
+        """
         served = await self._call_in_time(partial(self._fetch_log.find_served_boot, server, offer, report))
         return merge_served_boots(await self._spool_recorder.find_served_boot(server, offer, report), served)
 
@@ -294,18 +297,18 @@ class SharedRecorder:
 
 
 class _FetchCounter:
-    """The recorded and the waiting fetches of one secret by one address."""
+    """Counts the recorded fetches and the fetches to record later, for one secret and one address."""
 
     __slots__ = ("recorded", "recorded_s", "waiting", "waiting_times")
 
     def __init__(self) -> None:
-        self.recorded = 0  # fetches that are in the spool
-        self.recorded_s = 0.0  # when the last line was written, by the monotonic clock
-        self.waiting: Observation | None = None  # the last fetch that is not in the spool
+        self.recorded = 0  # the number of fetches that are recorded in the spool
+        self.recorded_s = 0.0  # the monotonic time at which the last line was written
+        self.waiting: Observation | None = None  # the last fetch that is not recorded in the spool yet
         self.waiting_times = 0
 
     def take(self, now_s: float) -> Observation | None:
-        """Return the waiting fetches as one observation, and reset their counter."""
+        """Return the fetches that are not recorded yet as one observation, and reset the counter."""
         waiting, times = self.waiting, self.waiting_times
         if waiting is None:
             return None
@@ -315,10 +318,13 @@ class _FetchCounter:
 
 
 class RepeatedFetches:
-    """Passes on the first fetches of each secret, and combines further fetches into one line per minute.
+    """Limits the records of repeated fetches.
 
-    Without this, a client that keeps fetching a secret would fill the spool. The counts are in memory, so an endpoint
-    that is killed loses the counts of at most one minute, but no address. Any thread may use the object.
+    The first fetches of each secret are recorded immediately, further fetches once per minute.
+
+    Without this limit, a client that fetches a secret again and again would fill the spool. The counts are in memory,
+    so a killed endpoint loses the counts of at most one minute, but it does not lose client addresses. Several threads
+    may use the same object.
     """
 
     _EVERY_S: Final = 60.0
@@ -326,10 +332,9 @@ class RepeatedFetches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._secrets: OrderedDict[tuple[str, str, str, bool], dict[str, _FetchCounter]] = (
-            OrderedDict()
-        )  # the most recently used last
-        self._evicted: list[Observation] = []  # waiting fetches of secrets that were removed from _secrets
+        # the most recently used secret is last
+        self._secrets: OrderedDict[tuple[str, str, str, bool], dict[str, _FetchCounter]] = OrderedDict()
+        self._evicted: list[Observation] = []  # fetches, not recorded yet, of secrets that were removed from _secrets
 
     def count(self, observation: Observation, now_s: float) -> Observation | None:
         """Count a fetch. Return the counted fetches as one observation to record now, or None to record them later."""
@@ -343,7 +348,10 @@ class RepeatedFetches:
             return counted.take(now_s) if is_due else None
 
     def take_due(self, now_s: float) -> list[Observation]:
-        """Return the waiting observations whose last record is at least a minute old. With ``math.inf``, return all."""
+        """Return the observations to record now, because the last record of the same fetches is at least a minute old.
+
+        With ``math.inf``, return all observations.
+        """
         with self._lock:
             left, self._evicted = self._evicted, []
             due = (
@@ -355,16 +363,16 @@ class RepeatedFetches:
             return [*left, *(each for each in due if each is not None)]
 
     def put_back(self, observation: Observation) -> None:
-        """Count an observation that could not be recorded.
+        """Count an observation again after the attempt to record it failed.
 
-        The next fetch by its client is then recorded immediately.
+        gitboot then records the next fetch by the same client immediately.
         """
         if (secret := find_secret(observation.path)) is None:
             return
         with self._lock:
             counted = self._find_counter(observation, secret)
             counted.recorded, counted.recorded_s = counted.recorded - observation.times, float("-inf")
-            if observation.times > 1:  # the last fetch was perhaps not answered, so it is left out
+            if observation.times > 1:  # leave out the last fetch, because the client may not have received a response
                 counted.waiting, counted.waiting_times = observation, counted.waiting_times + observation.times - 1
 
     def _find_counter(self, observation: Observation, secret: str) -> _FetchCounter:
@@ -382,29 +390,32 @@ class RepeatedFetches:
 
 # Outcomes of intents
 
-_MAX_UNWRITTEN: Final = 4096  # number of waiting outcomes; a dropped outcome stays unknown, which is safe
+# the maximum number of outcomes to write later; it is safe to drop an outcome, because it then stays unknown
+_MAX_UNWRITTEN: Final = 4096
 
 
 class OpenIntents:
-    """Records the outcome of each intent in a spool, and tries again after a failed write.
+    """Records the outcome of each intent in a spool, and repeats failed writes.
 
-    Any thread may use the object.
+    Several threads may use the same object.
     """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._open: dict[str, Observation] = {}  # open intents by id
-        self._unwritten: deque[Observation] = deque(maxlen=_MAX_UNWRITTEN)  # outcomes whose last write failed
+        # the outcomes that gitboot must write again, because the last write failed
+        self._unwritten: deque[Observation] = deque(maxlen=_MAX_UNWRITTEN)
 
     def add(self, observation: Observation) -> None:
-        """Add a recorded observation if it is an intent. `conclude` must be called later."""
+        """Add a recorded observation if it is an intent. The caller must call `conclude` later."""
         if observation.intent is not None:
             self._open[observation.intent] = observation
 
     def withhold(self, observation: Observation) -> None:
-        """Record that the boot of an intent was withheld, because the intent may be in the log now or later.
+        """Record that gitboot withheld the boot of an intent, because the intent may be in the log now or later.
 
-        If the endpoint serves the boot nevertheless, add the intent instead. `conclude` must then be called later.
+        If the endpoint serves the boot nevertheless, add the intent instead. The caller must then call `conclude`
+        later.
         """
         if observation.may_serve_unrecorded:
             self.add(observation)
@@ -412,17 +423,19 @@ class OpenIntents:
             self._write(replace(observation, outcome=Outcome.WITHHELD))
 
     def conclude(self, intent: str, outcome: Outcome | None) -> None:
-        """Record the outcome of an added intent. If it is None, the outcome stays unknown. Other ids are ignored.
+        """Record the outcome of an added intent. If ``outcome`` is None, the outcome stays unknown.
 
-        This does not wait for the write. If the process ends before the outcome is written, the outcome stays unknown.
+        Unknown ids are ignored.
+
+        This method does not wait for the write. If the process ends before the write, the outcome stays unknown.
         """
         if (intended := self._open.pop(intent, None)) is not None and outcome is not None:
             self._write(replace(intended, outcome=outcome))
 
     def retry_writes(self) -> None:
-        """Retry the writes of outcomes that failed last time."""
+        """Write the outcomes again whose last write failed."""
         for _ in range(len(self._unwritten)):
-            with suppress(IndexError):  # another thread took the last item
+            with suppress(IndexError):  # another thread may have taken the last item
                 self._write(self._unwritten.popleft())
 
     def _write(self, observation: Observation) -> None:
@@ -440,9 +453,9 @@ _NOT_PUBLISHED: Final = "the instance has not published yet"
 
 
 def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str | None:
-    """Return why a load balancer should send machines to another endpoint, or None if this endpoint is ready.
+    """Return why a load balancer should not use this endpoint, or None if this endpoint is ready.
 
-    If the output tree names no spool, no endpoint can serve one-time boots, so this endpoint counts as ready.
+    If the output tree does not name a spool, no endpoint can serve one-time boots, so this endpoint counts as ready.
     """
     if not tree.is_ready:
         return (
@@ -489,23 +502,23 @@ class ReadinessEvents:
 
 
 _SEND_INTERVAL_S: Final = 0.5
-_PAUSE_S: Final = 2.0  # the pause after a failure
-_END_TIMEOUT_S: Final = 2.0  # for the last batch when gitboot ends
+_PAUSE_S: Final = 2.0  # how long gitboot waits after a failure
+_END_TIMEOUT_S: Final = 2.0  # the time limit for the last batch when gitboot ends
 _LOCK: Final = "forwarding"
 
 
 class Forwarder:
-    """Sends this host's spool to the shared fetch log in a thread, and deletes files that have arrived completely.
+    """Sends this host's spool to the shared fetch log in a thread, and deletes the files that have arrived completely.
 
-    If several processes write to one spool, only one of them sends it. The database stores the position up to which
-    each file was read, so that no line is lost or counted twice after a restart of either side. A writer whose sync
-    failed truncates its file, perhaps after the database has received the lines. Sending then continues at the end of
-    the file.
+    If several processes write to one spool, only one of them sends it. The database stores the position up to which it
+    has received each file. After a restart of either side, no line is lost or counted twice. If a writer's sync fails,
+    the writer truncates its file, perhaps after the database has received the lines. Sending then continues at the end
+    of the file.
     """
 
     def __init__(self, folder: Path, fetch_log: SharedFetchLog) -> None:
         self._folder, self._fetch_log = folder, fetch_log
-        # By file, the number of bytes that have arrived, as far as this process has seen.
+        # The number of bytes of each file that have arrived, as far as this process has seen.
         self._places: Counter[str] = Counter()
         self._stopping = threading.Event()
         self._thread = BackgroundThread(self._run, name="forwarder")
@@ -537,13 +550,16 @@ class Forwarder:
             os.close(lock)
 
     def send(self) -> None:
-        """Send all lines that are now in the spool. Raises OSError and `BatchRejected`."""
+        """Send all lines that are in the spool now.
+
+        Raises OSError, and `BatchRejected` if the database rejects the lines.
+        """
         spool, spool_files = read_or_create_identity(self._folder), list_files(self._folder)
         names = [path.stem for path in spool_files]
         for path in spool_files:
             writer = Writer(spool, path.stem)
             self._go_back_to_end(path, writer)
-            # For a file that this process has not seen, query the database even if there is no line to send.
+            # gitboot queries the position of a new file from the database even if there is no line to send.
             while (batch := read_batch(path, writer, self._places[path.name])).lines or path.name not in self._places:
                 self._places[path.name] = self._fetch_log.receive_batch(batch, names)
                 self._go_back_to_end(path, writer)
@@ -552,14 +568,14 @@ class Forwarder:
         self._places = Counter({path.name: self._places[path.name] for path in spool_files if path.exists()})
 
     def _go_back_to_end(self, path: Path, writer: Writer) -> None:
-        """If a file is now shorter than the part that was sent, continue at its end."""
+        """If a file is now shorter than the part that was sent, continue at the end of the file."""
         place = self._places[path.name]
         with suppress(FileNotFoundError):
             if place > (size := path.stat().st_size):
                 self._fetch_log.reset_place(writer, size)
                 self._places[path.name] = size
                 _logger.warning(
-                    "%s has %d bytes, but gitboot has sent %d bytes of it. gitboot continues with new lines.",
+                    "%s has %d bytes, but gitboot has already sent %d bytes of it. gitboot continues with new lines.",
                     *(path, size, place),
                 )
 

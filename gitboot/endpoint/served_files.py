@@ -1,4 +1,4 @@
-"""Served files: the output tree as an endpoint reads it, and a clock that is compared with the instance's clock."""
+"""Served files: read the output tree, and compare this host's clock with the instance's clock."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from gitboot.status.conditions import STALE_S, find_remedy
 from gitboot.system_clock import ClockState, Uptime, read_uptime
 
 _logger = logging.getLogger(__name__)
-REFRESH_S: Final = 1  # between two reads of the manifest and the status
+REFRESH_S: Final = 1  # the time between two reads of the manifest and the status
 _NO_TERMS: Final = ServingTerms()
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-Signature = tuple[int, int, int]  # inode, mtime in ns, size in bytes: shows whether a file has changed
+Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which show whether a file has changed
 
 
 class ReadFile(NamedTuple):
-    """The content of a file, and the signature that the file had when it was read."""
+    """The content of a file, and the signature of the file when gitboot read it."""
 
     file: str
     signature: Signature
@@ -50,7 +50,7 @@ class ReadFile(NamedTuple):
 
 
 class LocatedServer(NamedTuple):
-    """A server's state, and the file from which it was read."""
+    """The state of a server, and the file from which gitboot read the state."""
 
     file: str
     signature: Signature
@@ -58,11 +58,11 @@ class LocatedServer(NamedTuple):
 
 
 class ServerMoving(Exception):
-    """An identity is moving from one server to another. Try again."""
+    """An identity, such as a MAC address, is moving from one server to another. The caller must try again."""
 
 
 def read_signature(file: str) -> Signature | None:
-    """Return the signature of a file or folder, or None if it does not exist or cannot be read."""
+    """Return the signature of a file or folder, or None if gitboot cannot read the file."""
     try:
         found = os.stat(file)
     except OSError:
@@ -73,9 +73,9 @@ def read_signature(file: str) -> Signature | None:
 class PublishedTree:
     """The output tree at ``root``. Several processes may read the tree while another process publishes to it.
 
-    An endpoint that an instance has started also reads the ``status`` file in the instance's state directory, and uses
-    the newer of the two statuses, because one of the two disks may be full. If the tree belongs to another ``ledger``,
-    the endpoint serves the tree as if fetches could not be recorded.
+    If an instance has started the endpoint, the endpoint also reads the ``status`` file in the state directory of the
+    instance. The endpoint uses the newer of the two statuses, because one of the two disks may be full. If the tree
+    belongs to another ``ledger``, the endpoint withholds all boots whose fetches must be recorded.
     """
 
     def __init__(
@@ -90,21 +90,22 @@ class PublishedTree:
     ) -> None:
         self.root, self._clock, self._ledger = str(root), clock, ledger
         self._statuses = [str(path) for path in (status, root / STATUS) if path is not None]
-        self._parsed: dict[str, tuple[Signature, Any]] = {}  # parsed files that concern the whole tree, by path
+        self._parsed: dict[str, tuple[Signature, Any]] = {}  # the parsed files for the whole tree, by path
         self.head: Head | None = None
-        self.can_answer = False  # whether the format is known, and the instance is active
+        self.can_answer = False  # whether gitboot supports the format of the tree, and the instance is active
         self._condition: dict[str, Any] = {}
         # The orders by which operators have stopped boots.
         self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))
         self.stops_all = False  # whether an operator has stopped all network boots, as of the last refresh
-        self.clock = checked_clock or CheckedClock(clock)  # compared with the instance's
+        # this host's clock, which gitboot compares with the clock of the instance
+        self.clock = checked_clock or CheckedClock(clock)
         self.refresh()
 
     # Lookups
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the tree can be served. If the last refresh failed, refresh first."""
+        """Return whether the endpoint can serve the tree. If the last refresh failed, refresh first."""
         if not self.can_answer:
             self.refresh()
         return self.can_answer
@@ -115,9 +116,10 @@ class PublishedTree:
         return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
 
     def find_server(self, identity: str) -> LocatedServer | None:
-        """Return the server with this identity, or None.
+        """Return the server with this identity, or None if there is no such server.
 
-        Raises `ServerMoving`, ValueError for a damaged file, and OSError for a file that cannot be read.
+        Raises `ServerMoving` while the identity moves to another server, ValueError if a file is damaged, and OSError
+        if gitboot cannot read a file.
         """
         if (shard := self.read(shard_path(identity))) is None:
             return None
@@ -131,19 +133,22 @@ class PublishedTree:
         return None
 
     def read_server(self, name: str) -> LocatedServer | None:
-        """Return the state of a server, or None if there is no such server. Raises ValueError for a damaged file."""
+        """Return the state of a server, or None if there is no such server.
+
+        Raises ValueError if the file is damaged.
+        """
         found = self.read(state_path(name))
         return None if found is None else LocatedServer(found.file, found.signature, parse_state(found.content))
 
     def read_shared_files(self) -> Mapping[str, ListedFile]:
-        """Return the files that belong to no server."""
+        """Return the list of files that do not belong to a server."""
         return self._parse_cached(f"{self.root}/{SHARED}", parse_listing) or {}
 
     @property
     def terms(self) -> ServingTerms:
         """The conditions under which endpoints serve one-time boots.
 
-        If the file is missing or damaged, endpoints serve no one-time boots.
+        If the file with these conditions is missing or damaged, endpoints do not serve one-time boots.
         """
         try:
             found: ServingTerms | None = self._parse_cached(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
@@ -152,13 +157,13 @@ class PublishedTree:
         return found or _NO_TERMS
 
     def read(self, path: str, most_bytes: int | None = None) -> ReadFile | None:
-        """Return a file of the output tree, or None if it is absent or larger than ``most_bytes``. Raises OSError."""
+        """Return a file of the output tree. Return None if the file does not exist or is larger than ``most_bytes``."""
         return _read_file(f"{self.root}/{path}", most_bytes)
 
     # Manifest and status of the instance
 
     def refresh(self) -> None:
-        """Read the manifest and the status. If the manifest is damaged, keep the previous manifest."""
+        """Read the manifest and the status again. If the manifest is damaged, keep the previous manifest."""
         try:
             self.head = self._parse_cached(f"{self.root}/{MANIFEST}", parse_head)
         except UnknownFormat as error:
@@ -182,8 +187,12 @@ class PublishedTree:
         self.stops_all = (stopped := self.stop_orders.current) is not None and stopped.stoppage.everything
 
     def read_status(self) -> dict[str, Any]:
-        """Return the instance's status with its age, and with the condition OutputTreeReadable."""
-        from gitboot.status.instance_status import Status, add_age  # imported here, so that an endpoint starts faster
+        """Return the status of the instance.
+
+        The result also contains the age of the status and the condition OutputTreeReadable.
+        """
+        # gitboot imports this module here, so that an endpoint starts faster
+        from gitboot.status.instance_status import Status, add_age
 
         self.refresh()
         facts = self._read_instance_status()
@@ -207,7 +216,7 @@ class PublishedTree:
     def _set_condition(self, status: bool, reason: str, message: str) -> None:
         known = self._condition
         if known.get("message") != message:
-            begins = not known and reason == "Absent"  # before the first publication this is normal
+            begins = not known and reason == "Absent"  # a missing file is normal before the first publication
             (_logger.info if status or begins else _logger.error)("%s", message)
         changed = known["lastTransitionTime"] if known.get("status") == status else format_instant(self._clock())
         facts = {
@@ -234,7 +243,7 @@ class PublishedTree:
 def _read_file(file: str, most_bytes: int | None = None) -> ReadFile | None:
     try:
         fd = os.open(file, _READ)
-    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
+    except (OSError, ValueError) as error:  # a path with a NUL character raises ValueError
         if isinstance(error, OSError) and error.errno not in ABSENT:
             raise
         return None
@@ -248,15 +257,15 @@ def _read_file(file: str, most_bytes: int | None = None) -> ReadFile | None:
 def _parse_status(data: bytes) -> dict[str, Any]:
     found = json.loads(data)
     if not isinstance(found, dict) or not isinstance(found.get("conditions"), list):
-        raise ValueError("not a status")
+        raise ValueError("the file does not contain a status")
     return found
 
 
 def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
-    """Return the machine, with the name of a server whose document contains one of the machine's identities.
+    """Add to an unknown machine the name of a server whose document contains one of the machine's identities.
 
-    Return None if a document contains the machine's UUID, or if the machine sent no UUID and a document contains
-    another of its identities. Also return None if the lookup is not possible now.
+    Return None if the machine is not unknown, because a document contains its UUID, or because it sent no UUID and a
+    document contains another of its identities. Also return None if the lookup is not possible now.
     """
     try:
         found = {each: tree.find_server(each) for each in machine.identities}
@@ -270,7 +279,7 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
 
 
 def read_unknown_machines(tree: PublishedTree) -> UnknownMachines | None:
-    """Return the unknown machines that the instance has published, or None."""
+    """Return the unknown machines that the instance has published, or None if it has published none."""
     found = tree.read(UNKNOWN)
     return parse_unknown(found.content) if found is not None else None
 
@@ -281,13 +290,14 @@ _SAVED_FILE: Final = "clock"
 
 
 class CheckedClock:
-    """This host's clock, compared with the clock of the instance by the times in the instance's status.
+    """This host's clock. gitboot compares it with the instance's clock by the times in the instance's status.
 
-    A clock that is behind is detected immediately: by the instance's time, or by this clock's own last time, which is
-    saved in ``folder`` for the next process. A clock that is ahead looks the same as an instance that stopped writing,
-    or an old copy of the output tree. Only a time that the instance writes between two comparisons shows the
-    difference. Until then, gitboot does not trust the clock unless the kernel states that the clock is synchronized.
-    This wait is limited: after `STALE_S` seconds the instance counts as silent, and machines must not wait for it.
+    gitboot detects immediately that this clock is behind, because its time is earlier than the instance's time or than
+    this clock's own last time, which gitboot saves in ``folder`` for the next process. If this clock is ahead, the
+    times are the same as if the instance had stopped writing, or as in an old copy of the output tree. gitboot can tell
+    these cases apart only after the instance has written a time between two comparisons. Until then, gitboot does not
+    trust the clock unless the kernel reports that the clock is synchronized. After `STALE_S` seconds, the instance
+    counts as silent, and gitboot no longer waits for a time.
     """
 
     def __init__(
@@ -302,15 +312,16 @@ class CheckedClock:
         self._saved_file = folder / _SAVED_FILE if folder is not None else None
         self._began_s = uptime().seconds
         self._instance_time: datetime | None = None  # the last time that the instance wrote
-        self._seen_s = self._began_s  # uptime at which this process first read that time
-        self._age_s = 0.0  # the age of that time when it was first read
-        self._last_right: datetime | None = None  # the last time of the instance with which this clock agreed
+        self._seen_s = self._began_s  # the uptime at which this process first read that time
+        self._age_s = 0.0  # the age of that time when this process first read it
+        self._last_right: datetime | None = None  # the last time of the instance that agreed with this clock
         self._is_compared = False  # whether the instance wrote while this process ran
         self._saved, kept_at = _read_saved_clock(self._saved_file)
-        self._newest = self._saved  # the latest time of this clock before this process; None: that time was wrong
+        self._newest = self._saved  # the latest time of this clock in an earlier process; None: that time was wrong
         is_same = kept_at is not None and kept_at.boot == uptime().boot
         self._newest_s = min(kept_at.seconds, self._began_s) if kept_at and is_same else self._began_s
-        self.offset: timedelta | None = None  # how far this clock is ahead; None: within the limit
+        # the difference between this clock and the instance's clock; None: the difference is within the limit
+        self.offset: timedelta | None = None
         self._check_behind()
 
     @property
@@ -320,7 +331,7 @@ class CheckedClock:
 
     @property
     def latest_time(self) -> datetime | None:
-        """A time that has certainly passed, even if this clock is wrong now, or None.
+        """A time that has certainly passed even if this clock is wrong now, or None if there is no such time.
 
         The time is the latest correct time of this clock, or the time of the instance's clock.
         """
@@ -331,18 +342,18 @@ class CheckedClock:
 
     @property
     def instance_time(self) -> datetime | None:
-        """The last time that the instance wrote, by its clock, or None if it has not written a time yet."""
+        """The last time that the instance wrote, or None if this process has not read such a time yet."""
         return self._instance_time.astimezone(UTC) if self._instance_time is not None else None
 
     @property
     def silent_s(self) -> float | None:
-        """The seconds since the instance wrote its time, or None if it has not written a time yet."""
+        """The seconds since the instance last wrote a time, or None if this process has not read such a time yet."""
         return None if self._instance_time is None else self._age_s + self.up.seconds - self._seen_s
 
     def choose_time(self, at: datetime) -> datetime:
-        """Return the time to use for responses: ``at``, or the last correct time if this clock has a problem.
+        """Return the time to use for responses. This is ``at``, or the last correct time if this clock has a problem.
 
-        If the clock was never correct in this process, the result is the first time that the instance wrote.
+        If the clock was never correct while this process ran, return the first time that the instance wrote.
         """
         return at if self.problem is None else self._last_right or self._newest or at
 
@@ -351,7 +362,7 @@ class CheckedClock:
         """The problem of this clock that makes gitboot withhold install boots, or None."""
         if self.offset is not None:
             return _format_offset(self.offset)
-        # The rest decides whether the clock may be ahead.
+        # The code below decides whether the clock may be ahead.
         if self._instance_time is None or self._is_compared or self._clock() - self._instance_time <= _MAX_OFFSET:
             return None
         if self.up.seconds - self._began_s >= STALE_S or self._keeping() is ClockState.SYNCHRONISED:
@@ -372,7 +383,7 @@ class CheckedClock:
                 self._last_right = other
             self._is_compared |= is_new
             if is_new and abs(off) <= _MAX_OFFSET:
-                self._newest = None  # the earlier times of this clock no longer count
+                self._newest = None  # gitboot no longer uses the earlier times of this clock
             if off < -_MAX_OFFSET or (is_new and off > _MAX_OFFSET):
                 self._set_offset(off)
                 return
@@ -381,9 +392,9 @@ class CheckedClock:
         self._check_behind()
 
     def save(self) -> None:
-        """Save the time of this clock for the next process, at most once a minute and only if the clock has no problem.
+        """Save the time of this clock for the next process, at most once a minute and only while the clock is correct.
 
-        Disk errors are ignored.
+        gitboot ignores disk errors here.
         """
         now = self._clock()
         if (
@@ -417,7 +428,10 @@ def _format_offset(offset: timedelta) -> str:
 
 
 def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:
-    """Return the saved time of a clock and the kernel's uptime at that time, or None for unknown values."""
+    """Return the saved time of a clock, and the uptime of the kernel when the time was saved.
+
+    Unknown values are None.
+    """
     with suppress(OSError, ValueError):
         words = path.read_text().split() if path is not None else []
         if len(words) == 3:

@@ -1,4 +1,4 @@
-"""HTTP server: listening sockets and worker processes of an endpoint."""
+"""HTTP server: open the listening sockets of an endpoint, and run its worker processes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from gitboot.status.instance_status import Endpoints
 
 _BACKLOG: Final = 2048
-_KEEP_ALIVE_S: Final = 30  # firmware and loaders may pause for long between two files
+_KEEP_ALIVE_S: Final = 30  # firmware and boot loaders may wait for a long time between two files
 _STUCK_CHECK_S: Final = 2
 
 
 class EndpointServer:
-    """Serves ``app`` on listening sockets, from `start` to `stop`. Other processes may serve on the same sockets.
+    """Serves ``app`` on listening sockets from `start` until `stop`. Other processes may use the same sockets.
 
-    ``tls_sockets`` are additional sockets for TLS. The server does not handle signals, so its caller must handle them
+    ``tls_sockets`` are additional sockets for TLS. The server does not handle signals. The caller must handle signals
     and call `stop`.
     """
 
@@ -52,9 +52,9 @@ class EndpointServer:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            log_level=logging.ERROR,  # errors of clients are not logged
+            log_level=logging.ERROR,  # the log does not contain errors that clients cause
             access_log=False,
-            proxy_headers=False,  # gitboot.endpoint.access_control decides which proxies are trusted
+            proxy_headers=False,  # gitboot.endpoint.access_control, and not uvicorn, decides which proxies are trusted
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -66,13 +66,13 @@ class EndpointServer:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Stop accepting requests, and return when the running requests have ended or after ``timeout_s``."""
+        """Stop accepting requests, and wait until the current requests have ended, but no longer than ``timeout_s``."""
         self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         self._thread.join()
 
     def write_heartbeat(self, pipe: int) -> None:
-        """Make the serving thread write a byte to ``pipe`` soon, which proves that the thread responds."""
+        """Make the serving thread write a byte to ``pipe``. The byte proves that the thread responds."""
         self._server.heartbeat_pipe = pipe
 
     def __enter__(self) -> Self:
@@ -96,8 +96,8 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._tls_sockets = tls_sockets
         self._accepting: list[asyncio.Task[None]] = []
-        self._stuck_checked_s = time.monotonic()  # the time of the last check for stuck clients
-        self.heartbeat_pipe: int | None = None  # the pipe to write the next heartbeat to
+        self._stuck_checked_s = time.monotonic()  # the monotonic time of the last check for clients that are too slow
+        self.heartbeat_pipe: int | None = None  # the pipe for the next heartbeat; None: no heartbeat is due
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
         ]
 
     async def on_tick(self, counter: int) -> bool:
-        """Write a heartbeat, and look for stuck clients. uvicorn calls this ten times a second."""
+        """Write a heartbeat, and abort connections of slow clients. uvicorn calls this method ten times a second."""
         if self.heartbeat_pipe is not None:
             with suppress(BlockingIOError):  # a full pipe also shows that the thread responds
                 os.write(self.heartbeat_pipe, b".")
@@ -132,7 +132,10 @@ class _Server(uvicorn.Server):
 
 
 def open_listening_socket(address: str) -> socket.socket:
-    """Return a socket that listens at HOST:PORT. Port 0 selects a free port. Raises `UsageError` if the bind fails."""
+    """Return a socket that listens at HOST:PORT. Port 0 selects a free port.
+
+    Raises `UsageError` if gitboot cannot use the address.
+    """
     host, port = _parse_listen(address)
     try:
         return socket.create_server(
@@ -146,7 +149,7 @@ def open_listening_socket(address: str) -> socket.socket:
 
 
 def build_url(address: str, listening: socket.socket, scheme: str = "http") -> str:
-    """Return the base URL of a listening socket, with its actual port."""
+    """Return the base URL of a listening socket. If the port was 0, the URL contains the selected port."""
     return _format_url(_parse_listen(address)[0], listening.getsockname()[1], scheme)
 
 
@@ -167,20 +170,20 @@ def _parse_listen(listen: str) -> tuple[str, int]:
 _logger = logging.getLogger(__name__)
 _MIN_PAUSE_S: Final = 0.1
 _MAX_PAUSE_S: Final = 5.0
-_STEADY_S: Final = 30  # a worker that ran for this long is restarted without a pause
+_STEADY_S: Final = 30  # gitboot restarts a worker without a pause if the worker ran at least for this time
 
 
 class WorkerLimits(NamedTuple):
-    """The time limits of workers, which write a heartbeat once a second.
+    """The time limits of worker processes. Each worker writes a heartbeat once a second.
 
-    gitboot counts only seconds in which this process itself ran, so that workers do not look hung after the machine was
-    suspended or overloaded.
+    gitboot counts only seconds in which this process itself ran, so that workers do not count as hung after the host
+    was suspended or overloaded.
     """
 
     silent_s: int = 10  # after this time without a heartbeat, the worker counts as not responding
     hung_s: int = 30  # after this time without a heartbeat, gitboot replaces the worker
-    starting_s: int = 50  # in addition, until the first heartbeat
-    end_s: float = 5  # between SIGTERM and SIGKILL
+    starting_s: int = 50  # additional time until the first heartbeat
+    end_s: float = 5  # the time between SIGTERM and SIGKILL
 
 
 _LIMITS: Final = WorkerLimits()
@@ -214,10 +217,11 @@ class Workers:
         self._count, self._on_change, self._limits = count, on_change, limits
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
-        self._silent_s = [0] * count  # seconds since the last heartbeat of each worker
+        self._silent_s = [0] * count  # the seconds since the last heartbeat of each worker
         self._restarts = 0
         self._stopping = threading.Event()
-        # Linux ends a worker when the thread that started it ends, so that thread also waits for the worker.
+        # Linux ends a worker when the thread that started the worker ends. Therefore this thread also waits for the
+        # worker.
         self._threads = [
             BackgroundThread(
                 partial(self._keep_running, number), name=f"endpoint {number}", on_death=lambda _: on_change()
@@ -254,7 +258,8 @@ class Workers:
         self.close()
 
     def count_processes(self) -> Endpoints:
-        from gitboot.status.instance_status import Endpoints  # imported here, so that `gitboot serve` starts faster
+        # gitboot imports this module here, so that `gitboot serve` starts faster
+        from gitboot.status.instance_status import Endpoints
 
         with self._lock:
             running = [process is not None and process.poll() is None for process in self._processes]
@@ -279,7 +284,7 @@ class Workers:
                 self._on_change()
 
     def _start_process(self, number: int) -> tuple[subprocess.Popen[bytes], int] | None:
-        """Start a worker, and return it with its heartbeat pipe, or None if the workers are being stopped."""
+        """Start a worker. Return the worker and its heartbeat pipe, or None if gitboot is ending all workers."""
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -297,7 +302,7 @@ class Workers:
         return process, life
 
     def _watch_process(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
-        """Wait until a worker has ended, and kill it if it hangs."""
+        """Wait until a worker has ended, and kill a worker that does not respond."""
         poll = select.poll()
         poll.register(life, select.POLLIN)
         silent_s = -self._limits.starting_s
@@ -310,7 +315,9 @@ class Workers:
                 silent_s += 1
                 if silent_s == self._limits.hung_s:
                     _logger.error(
-                        "endpoint process %d has not responded for %d s and will be replaced", process.pid, silent_s
+                        "endpoint process %d has not responded for %d s, so gitboot replaces this process",
+                        process.pid,
+                        silent_s,
                     )
                     process.kill()
             with self._lock:

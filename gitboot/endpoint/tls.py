@@ -1,4 +1,4 @@
-"""TLS sockets: certificates that are reloaded when their files change, suites for firmware, limits on handshakes."""
+"""TLS sockets: reload changed certificates, support cipher suites of firmware, and limit handshakes."""
 
 from __future__ import annotations
 
@@ -18,44 +18,48 @@ from gitboot.files import convert_os_errors
 from gitboot.model.scalars import has_rsa_key, read_certificate_ends, read_public_key
 from gitboot.status.conditions import Event
 
-_MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's reason
+_MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's error reason if a key does not belong to a certificate
 
 
 class Suites(StrEnum):
-    """The cipher suites of a socket up to TLS 1.2, as OpenSSL names them, in order of preference."""
+    """The cipher suites of a socket for TLS 1.2 and older, with OpenSSL's names and in order of preference."""
 
-    # Debian's Python offers OpenSSL's default list, which has suites without forward secrecy.
+    # gitboot sets a list, because the default of Debian's Python contains suites without forward secrecy.
     OPERATORS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM"
     MACHINES = "@SECLEVEL=2:ECDHE+AESGCM"
-    # EDK II has no ECDHE in OVMF of Debian 12 and 13, so it needs suites in which RSA encrypts the session's key.
+    # OVMF in Debian 12 and 13 does not support ECDHE, so it needs suites in which RSA encrypts the session key.
     FIRMWARE = "@SECLEVEL=2:ECDHE+AESGCM:AES128-GCM-SHA256:AES256-GCM-SHA384"
 
 
 class Certificate:
-    """A certificate and its key, in two files, and the suites of its socket.
+    """A certificate and a key in two files, and the cipher suites of a TLS socket.
 
-    New connections use the last certificate that could be loaded. A new certificate does not affect open connections.
-    Until a certificate is loaded, the endpoint rejects all connections. With the suites for firmware, the key must be
-    an RSA key, and must differ from the key of ``other``, the certificate of another socket: these suites have no
-    forward secrecy, so a stolen key decrypts recorded connections.
+    New connections use the last certificate that gitboot could load. A new certificate does not affect open
+    connections. Until gitboot has loaded a certificate, the endpoint rejects all connections. With the suites for
+    firmware, the key must be an RSA key, and must differ from the key of ``other``, the certificate of another socket.
+    These suites have no forward secrecy, so a stolen key decrypts recorded connections.
     """
 
     def __init__(
         self, file: Path, key: Path, suites: Suites = Suites.OPERATORS, other: Certificate | None = None
     ) -> None:
         self._file, self._key, self._suites, self._other = file, key, suites, other
-        self._public_key: bytes | None = None  # of the certificate that is in use
+        self._public_key: bytes | None = None  # the public key of the certificate that is in use
         if other is not None:
             other._other = self
-        self._signatures: tuple[Signature | None, ...] = ()  # signatures of the files at the last load
+        self._signatures: tuple[Signature | None, ...] = ()  # the signatures of the two files at the last load
         self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the current files cannot be used
-        self.ends: datetime | None = None  # the first expiry date in the chain; None: no certificate
+        # the first expiry date in the certificate chain; None: gitboot has not loaded a certificate
+        self.ends: datetime | None = None
         self.context = _build_context(suites)
         self.context.sni_callback = self._select_certificate
 
     def reload_if_changed(self, at: datetime) -> Event | None:
-        """Load the files if they changed or the last load failed. Return an event if the result changed."""
+        """Load the two files if they changed or if the last load failed.
+
+        Return an event if the result differs from the last result.
+        """
         failure, is_first = self.failure, not self._signatures
         found = read_signature(str(self._file)), read_signature(str(self._key))
         if found == self._signatures and failure is None:
@@ -77,7 +81,7 @@ class Certificate:
         return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {effect}", warning=True)
 
     def load(self) -> None:
-        """Load the files, and use them for new connections. Raises `UsageError` if they cannot be used."""
+        """Load the two files, and use them for new connections. Raises `UsageError` if gitboot cannot use them."""
         file, key = self._file, self._key
         for each in (key, file):
             with convert_os_errors(each, "read"):
@@ -87,7 +91,7 @@ class Certificate:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
         except ssl.SSLError:
             raise UsageError(f"{file} has no PEM certificate") from None
-        except OSError as error:  # the file was removed in the meantime
+        except OSError as error:  # another program removed the file meanwhile
             raise UsageError(f"{file} cannot be read: {error.strerror}") from None
         try:
             context.load_cert_chain(file, key, password=_refuse_passphrase)
@@ -106,7 +110,7 @@ class Certificate:
             is_same = file.read_bytes() == content
         except OSError:
             is_same = False
-        if not is_same:  # OpenSSL has read another certificate than the one that is checked here
+        if not is_same:  # the file changed between the two reads, so OpenSSL has loaded a different certificate
             raise UsageError(f"{file} changed while gitboot read it")
         public_key = read_public_key(content)
         self._check_key(public_key)
@@ -145,7 +149,7 @@ def _build_context(suites: Suites) -> ssl.SSLContext:
 
 
 class _EncryptedKey(Exception):
-    """A private key is encrypted with a passphrase."""
+    """The private key is encrypted with a passphrase."""
 
 
 def _refuse_passphrase() -> str:
@@ -155,21 +159,22 @@ def _refuse_passphrase() -> str:
 
 # The socket
 
-_PAUSE_S: Final = 0.1  # the pause after a failed accept
-_SHUTDOWN_S: Final = 5  # for the client's close_notify
+_PAUSE_S: Final = 0.1  # how long the endpoint waits after it failed to accept a client
+_SHUTDOWN_S: Final = 5  # how long the endpoint waits for the close_notify of a client
 
 
 class HandshakeFailure(StrEnum):
-    """Why a TLS handshake failed."""
+    """The reason why a TLS handshake failed."""
 
-    NO_SHARED_CIPHER = "NoSharedCipher"  # the client offers no suite of this socket
-    CERTIFICATE = "CertificateRejected"  # the client does not trust the certificate, or it has another name
+    NO_SHARED_CIPHER = "NoSharedCipher"  # the client does not support any cipher suite of this socket
+    # the client does not trust the certificate, or the certificate is for another name
+    CERTIFICATE = "CertificateRejected"
     CLOSED = "Closed"  # the client closed the connection; firmware does so if it rejects the certificate
     OTHER = "Other"  # for example, the client does not use TLS
 
 
 def classify_failure(error: OSError) -> HandshakeFailure:
-    """Return why a handshake failed, from OpenSSL's reason."""
+    """Convert OpenSSL's error to the reason why a handshake failed."""
     if isinstance(error, ConnectionResetError):
         return HandshakeFailure.CLOSED
     reason = str(getattr(error, "reason", None) or "")
@@ -182,7 +187,7 @@ def classify_failure(error: OSError) -> HandshakeFailure:
 class TlsSocket:
     """Accepts TLS connections on a listening socket. Other processes may accept on the same socket.
 
-    ``on_refusal`` is called for each client that aborts the handshake, takes too long, or does not use TLS.
+    gitboot calls ``on_refusal`` for each client that aborts the handshake, takes too long, or does not use TLS.
     """
 
     def __init__(
@@ -191,13 +196,16 @@ class TlsSocket:
         self._listening, self._context, self._limits, self._on_refusal = listening, context, limits, on_refusal
 
     async def accept_clients(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
-        """Accept clients until the task is cancelled. ``connections`` also contains clients in the TLS handshake."""
+        """Accept clients until the asyncio task is cancelled.
+
+        ``connections`` limits the clients, including those in a handshake.
+        """
         loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
         while True:
             try:
                 client, address = await loop.sock_accept(self._listening)
-            except OSError:  # the client has gone, or the process has too many open files
+            except OSError:  # the client has closed the connection, or the process has too many open files
                 self._limits.all.make_room()
                 await asyncio.sleep(_PAUSE_S)
                 continue
@@ -226,13 +234,13 @@ class TlsSocket:
 
 
 class _Handshake(asyncio.Protocol):
-    """A client in the TLS handshake, which counts as an idle connection."""
+    """A client in the TLS handshake. The client counts as an idle connection."""
 
     def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
         self._connection, self._limits, self._task = connection, limits, task
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
-        """Hand the transport over to the connection after the handshake."""
+        """Create the HTTP connection for the transport after the handshake."""
         self.end()
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)
@@ -241,7 +249,7 @@ class _Handshake(asyncio.Protocol):
         self._limits.idle.remove(self)
         self._limits.all.remove(self)
 
-    def try_close(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - nothing is sent yet
+    def try_close(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - no response is sent in a handshake
         return self._task is not None and self._task.cancel()
 
     def shutdown(self) -> None:
@@ -250,24 +258,24 @@ class _Handshake(asyncio.Protocol):
 
 # Checks of what firmware can use
 
-# The suites that OVMF of Debian 12 and 13 shares with the endpoint. OpenSSL also offers them to servers of others.
+# The cipher suites that both OVMF of Debian 12 and 13 and the endpoint support.
 _FIRMWARE_ONLY: Final = "AES128-GCM-SHA256:AES256-GCM-SHA384:AES128-SHA256:AES256-SHA256"
-_MAX_FLIGHTS: Final = 10  # messages of a handshake in memory, each way
+_MAX_FLIGHTS: Final = 10  # the maximum number of exchanges in a handshake between two TLS objects in memory
 
 
 def find_firmware_problem(
     certificate: Path, key: Path, suites: Suites, *, host: str | None = None, authority: Path | None = None
 ) -> str | None:
-    """Return why a machine cannot use a certificate for ``host``, or None if a TLS handshake succeeds.
+    """Try a TLS handshake in memory, and return why a machine cannot use a certificate, or None if it succeeds.
 
-    If ``authority`` is None, the chain is not verified. If ``host`` is None, the names are not verified. Raises
-    `UsageError` if a file cannot be used at all.
+    If ``authority`` is None, gitboot does not verify the chain. If ``host`` is None, gitboot does not verify the names.
+    Raises `UsageError` if a file is not a PEM certificate or key.
     """
     Certificate(certificate, key, suites).load()
     server = _build_context(suites)
     server.load_cert_chain(certificate, key)
     client = _build_firmware_client(suites, authority)
-    if authority is None:  # trust the certificate itself
+    if authority is None:  # trust the certificate itself, because there is no authority
         client.load_verify_locations(certificate)
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.check_hostname = host is not None
@@ -293,7 +301,7 @@ def find_firmware_problem(
 
 
 def has_firmware_suites(host: str, port: int, timeout_s: float) -> bool:
-    """Return whether a server accepts the suites of firmware. Raises `OSError` if the server cannot be reached."""
+    """Return whether a server accepts the cipher suites of firmware. Raises `OSError` if the connection fails."""
     context = _build_firmware_client(Suites.FIRMWARE, None)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection((host, port), timeout_s) as connection:

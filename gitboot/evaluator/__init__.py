@@ -1,1 +1,1 @@
-"""Evaluation of commits in a resource-limited process that reuses cached results for unchanged servers and files."""
+"""Evaluation of commits in a process with resource limits. The process reuses cached results for unchanged servers."""

@@ -1,4 +1,4 @@
-"""Cache of evaluation results, stored as bytes in the disk cache or in another process."""
+"""Cache of evaluation results. The cache stores them as bytes on the disk, or accesses a cache in another process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 V = TypeVar("V")
-RECENT: Final = 8192  # decoded values kept in memory, because an evaluation reads each server several times
+RECENT: Final = 8192  # the number of decoded values in memory, because an evaluation reads each server several times
 
 
 class _ServerName(msgspec.Struct, frozen=True, gc=False):
-    """The server name in an encoded `Decision` or `Host`."""
+    """A structure to decode only the server name of an encoded `Decision` or `Host`."""
 
     server: str
 
@@ -57,12 +57,15 @@ def _decode_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
 
 
 def decode_row(data: bytes) -> DecidedRow | None:
-    """Decode a row of the cache. Return None if the bytes are not a valid row."""
+    """Decode the bytes of a `DecidedRow`. Return None if the bytes are invalid."""
     return _decode_or_none(_row_decoder, data)
 
 
 def decode_server_row(data: bytes, server: str) -> DecidedRow | None:
-    """Decode the row of a server. Return None if the bytes are not a valid row, or if they are another server's row."""
+    """Decode the `DecidedRow` of a server.
+
+    Return None if the bytes are invalid, or if the row is that of another server.
+    """
     if (row := decode_row(data)) is None:
         return None
     parts = (_decode_or_none(_name_decoder, part) for part in (row.decision, row.host))
@@ -74,12 +77,15 @@ def encode_result(result: LoadedFile | DecidedRow) -> bytes:
 
 
 def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
-    """Decode the Server documents of a file, each with its index in the file. Return None for invalid bytes."""
+    """Decode the Server documents of a file, each with its position in the file.
+
+    Return None if the bytes are invalid.
+    """
     return _decode_or_none(_servers_decoder, data) or None
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a valid result of this kind, with parts of one server only."""
+    """Return whether the bytes are a valid result of this kind. All parts of a row must belong to the same server."""
     if kind is ResultKind.PARSED:
         return decode_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:
@@ -92,7 +98,7 @@ def is_result(kind: ResultKind, data: bytes) -> bool:
 
 
 class DecodedRows(Mapping[str, V], Generic[V]):
-    """Values by server, each decoded from its row on access."""
+    """A mapping from servers to values. gitboot decodes each value from its row when the value is needed."""
 
     def __init__(self, rows: Mapping[str, DecidedRow], decode: Callable[[DecidedRow], V]) -> None:
         self.rows, self._decode = rows, decode
@@ -123,24 +129,28 @@ def decode_host(data: bytes) -> Host:
 _row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
 _name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
 _servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
-MAX_KEY_BYTES: Final = 256  # maximum length of a key that `serve_cache` inserts
-# Maximum size of a message that `serve_cache` reads. A message can hold the largest value that the cache accepts.
+MAX_KEY_BYTES: Final = 256  # the maximum length of a key that `serve_cache` inserts
+# The maximum size of a message that `serve_cache` reads. A message can contain the largest value that the cache
+# accepts.
 MAX_MESSAGE_BYTES: Final = 2**27
-_BATCH_BYTES: Final = 2**24  # new results in one message; the last value may exceed this limit
+_BATCH_BYTES: Final = 2**24  # the maximum size of the new results in one message; the last value may exceed this limit
 
 
 class Cache(Protocol):
     """A cache of evaluation results, by kind and key."""
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        """Return the cached values, by key. Keys that are not cached are missing from the result."""
+        """Return the cached values by key. The result does not contain keys that are not in the cache."""
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
-        """Insert new values. A value that is already cached stays unchanged."""
+        """Insert new values. If a key is already in the cache, its value stays unchanged."""
 
 
 class RemoteCache:
-    """A cache in another process, reached over two streams. When that process ends, every later lookup is a miss."""
+    """A cache in another process, which gitboot accesses over two streams.
+
+    After that process ends, lookups find no values.
+    """
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
         self._incoming, self._outgoing = incoming, outgoing
@@ -166,14 +176,14 @@ class RemoteCache:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        self._is_lost = True  # assume a lost connection until the block ends without an error
+        self._is_lost = True  # the connection counts as lost until the block ends without an error
         with suppress(OSError, EOFError):
             yield
             self._is_lost = False
 
 
 def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
-    """Split results into batches of one message each. Values that are too large for the cache are left out."""
+    """Split results into batches, one for each message. Values that are too large for the cache are omitted."""
     batch, size = dict[bytes, bytes](), 0
     for key, value in rows.items():
         if len(value) > MAX_VALUE_BYTES:
@@ -187,9 +197,12 @@ def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
 
 
 def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
-    """Look up the keys of a request. Without a cache, each key is a miss. Raises ValueError for too many keys."""
+    """Look up the keys of a request. Without a cache, return no values.
+
+    Raises ValueError if there are too many keys.
+    """
     if len(request.keys) > protocol.MAX_KEYS:
-        raise ValueError(f"{len(request.keys):,} keys at once")
+        raise ValueError(f"the request has too many keys: {len(request.keys):,}")
     return CacheHits(dict(cache.get_many(request.kind, request.keys)) if cache is not None else {})
 
 
@@ -199,7 +212,7 @@ def serve_cache(
     """Serve the lookups and insertions of a `RemoteCache` until its process ends or sends an invalid frame.
 
     A frame is invalid if it contains any other message, too many keys, a key that is too long, or a value that
-    ``is_result`` rejects. The results of an invalid frame are not inserted.
+    ``is_result`` rejects. gitboot does not insert the results of an invalid frame.
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
@@ -216,11 +229,11 @@ def serve_cache(
 
 
 _decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
-MAX_BYTES: Final = 2**29  # maximum size of the results of one evaluation; further results are discarded
+MAX_BYTES: Final = 2**29  # the maximum size of the results of one evaluation; gitboot discards further results
 
 
 class ResultsFile:
-    """Evaluation results in an unnamed temporary file, which the system deletes when this process ends."""
+    """A temporary file without a name that contains evaluation results. The file disappears when this process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -231,14 +244,14 @@ class ResultsFile:
     def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
         """Mark the decisions and hosts of these servers as verified.
 
-        Call this after the instance has decoded and checked them.
+        The instance must have decoded and checked these decisions and hosts before.
         """
         for each in servers:
             if each.decision is not None and each.network is not None:
                 self._verified.add(_compute_digest(each.decision, each.network))
 
     def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
-        """Append results. After a disk error, or once MAX_BYTES would be exceeded, ignore all further results."""
+        """Append results. After a disk error, or if the file would exceed MAX_BYTES, ignore all further results."""
         if self._is_full:
             return
         try:
@@ -252,7 +265,7 @@ class ResultsFile:
             self._is_full = True
 
     def store(self, cache: DiskCache, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Insert the valid results into a cache, then close the file. Stop early if ``is_over`` returns True."""
+        """Insert the valid results into a cache, and close the file. Stop early if ``is_over`` returns True."""
         if (file := self._file) is None:
             return
         with file, suppress(OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""Client of the evaluator process, which evaluates commits within resource limits and may end at any time."""
+"""Client of the evaluator process. That process evaluates commits within resource limits, and may end at any time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gitboot.status.work_progress import ReportProgress, ignore_progress
 
 
 class EvaluatorClient:
-    """Evaluates the commits of one clone in an evaluator process. Each commit is compared with a base.
+    """Evaluates the commits of one clone in an evaluator process, and compares each commit with a base commit.
 
     The first evaluation starts the process, and the next evaluation starts a new process if the old one has ended. The
     evaluator process ends when this process ends, even if this process is killed.
@@ -48,30 +48,33 @@ class EvaluatorClient:
         cache: DiskCache | None = None,
     ) -> None:
         self._state = state
-        self._cache = cache  # the evaluator process never opens this cache itself
-        self._site = site  # evaluate only the servers at this site; None: all servers
+        self._cache = cache  # the evaluator process accesses this cache only through this client
+        self._site = site  # the site whose servers gitboot evaluates; None: all servers
         self._limits = limits or EvaluationLimits()
-        # Whether `evaluate` waits for the result. If false, `evaluate` may return None.
+        # Whether `evaluate` waits for the result. If False, `evaluate` may return None.
         self._waits_for_answer = waits_for_answer
-        self._start_timer = start_timer  # called at the start of an evaluation; returns a function to call at its end
-        self._report_progress = report_progress  # called with the number of files that the process has read
+        # a function that is called at the start of an evaluation, and that returns a function to call at the end
+        self._start_timer = start_timer
+        # a function that is called with the number of files that the process has read so far
+        self._report_progress = report_progress
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._running: _RunningEvaluation | None = None
-        self._evaluated: set[Revision] = set()  # commits that the current evaluator process has evaluated
-        self._accepted: set[Revision] = set()  # accepted commits
-        self._unstored: dict[Revision, _UnstoredResults] = {}  # results of commits that may still be accepted
+        self._evaluated: set[Revision] = set()  # the commits that the current evaluator process has evaluated
+        self._accepted: set[Revision] = set()  # those evaluated commits that the instance has accepted
+        # the results of commits that the instance may still accept
+        self._unstored: dict[Revision, _UnstoredResults] = {}
         self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
         self._closing = threading.Event()
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
-        """Return the result of evaluating ``revision``, with its changes since ``base``.
+        """Evaluate ``revision``, and return the result with the changes since ``base``.
 
-        Without a base, all servers are new. Return None while the process is still evaluating this commit or an earlier
-        one. In that case, call this method again later. Raises `InvalidRepository` with all problems of the commit,
-        `NotEvaluated` if the evaluation did not end, and `SourceError` if the clone cannot be read. After
-        `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
+        Without a base, all servers are new. The result is None while the process still evaluates this commit or an
+        earlier commit. The caller must then call this method again later. Raises `InvalidRepository` with all problems
+        if the commit is invalid, `NotEvaluated` if the evaluation failed, and `SourceError` if the process cannot read
+        the clone. After `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
         """
         asked = self._running
         if asked is None or (asked.answer.done() and not asked.is_for(revision, base)):
@@ -84,16 +87,18 @@ class EvaluatorClient:
             if asked.is_retry:
                 self._running = None
                 raise NotEvaluated([build_limit_problem(str(error))]) from None
-            self._start_evaluation(revision, base, is_again=True)  # the commit may not be the cause
+            # perhaps the commit is not the cause, so the evaluation is repeated once
+            self._start_evaluation(revision, base, is_again=True)
             return self.evaluate(revision, base)
         except (SourceError, NotEvaluated):
-            self._running = None  # the next call may succeed
+            self._running = None  # the next call evaluates the commit again
             raise
 
     def store_results(self, revision: Revision) -> None:
         """Store the results of an accepted commit in the cache, in a background thread.
 
-        The results are discarded if the same process had earlier evaluated a commit that was not accepted.
+        gitboot discards the results if the same process had evaluated another commit before that the instance has not
+        accepted.
         """
         spooled = self._unstored.pop(revision, None)
         self._accepted.add(revision)
@@ -108,12 +113,15 @@ class EvaluatorClient:
         self._storing.submit(lambda: None).result()
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
-        """End the process if it has evaluated any commit that was not accepted, other than ``accepted``."""
+        """End the process unless the instance has accepted all commits that the process evaluated.
+
+        ``accepted`` counts as accepted.
+        """
         if self._evaluated - self._accepted - {accepted}:
             self._end_process()
 
     def close(self) -> None:
-        """End the process immediately. Results that are not stored yet are lost."""
+        """End the evaluator process immediately. Results that are not stored yet are lost."""
         self._closing.set()
         self._end_process()
         for pool in (self._conversations, self._storing):
@@ -136,7 +144,8 @@ class EvaluatorClient:
             self._end_process()
         if self._process is None:
             self._process, self._evaluated = Child("gitboot.evaluator", str(self._state)), set()
-            self._accepted &= {base.revision} if base is not None else set()  # the new process evaluated no other
+            # the new process has evaluated only these commits
+            self._accepted &= {base.revision} if base is not None else set()
         untrusted = frozenset(self._evaluated - self._accepted)
         self._evaluated |= {revision} if base is None else {revision, base.revision}
         spooled = _UnstoredResults(ResultsFile(self._state), untrusted)
@@ -157,7 +166,7 @@ class EvaluatorClient:
         return self._running
 
     def _keep_results(self, revision: Revision, results: _UnstoredResults) -> None:
-        """Keep the results of a commit in case the instance accepts it. Keep only the last few commits."""
+        """Keep the results of a commit until the instance accepts it. Only those of the last few commits are kept."""
         if (before := self._unstored.pop(revision, None)) is not None:
             before.results.close()
         self._unstored[revision] = results
@@ -170,7 +179,8 @@ _MAX_UNSTORED: Final = 8
 
 class _UnstoredResults(NamedTuple):
     results: ResultsFile
-    untrusted: frozenset[Revision]  # unaccepted commits that the same process evaluated before
+    # the commits that the same process evaluated before and that the instance has not accepted
+    untrusted: frozenset[Revision]
 
 
 class _RunningEvaluation(Struct, frozen=True, kw_only=True):
@@ -184,11 +194,14 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class _EvaluatorKilled(Exception):
-    """Raised if another process killed the evaluator process. Exceeding a resource limit raises other errors."""
+    """Another process killed the evaluator process.
+
+    If the process exceeds a resource limit, gitboot raises a different error.
+    """
 
 
 def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> EvaluationResult:
-    """Assemble a commit from an evaluator's answers and the base.
+    """Build a commit from the base and from the answers of an evaluator process.
 
     Raises the error that the evaluator reported, or EOFError if the answers end early.
     """
@@ -213,11 +226,11 @@ def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[p
     raise EOFError
 
 
-_MOST_COMMITS: Final = 2  # the base and the commit of one question
+_MOST_COMMITS: Final = 2  # a question contains at most two commits, which are the base and the commit itself
 
 
 class _Conversation:
-    """One question to an evaluator process, and the answers to that question."""
+    """Sends one question to an evaluator process, and reads the answers to that question."""
 
     def __init__(
         self,
@@ -229,9 +242,9 @@ class _Conversation:
     ) -> None:
         self._process, self._question, self._report_progress = process, question, report_progress
         self._cache, self._results = cache, results
-        self._began = 0.0  # monotonic
+        self._began = 0.0  # the monotonic time at which the current evaluation began
         self._wall_s, self._files = question.limits.wall_s(0), 0
-        self._commits = 0  # number of commits whose evaluation has begun
+        self._commits = 0  # the number of commits whose evaluation has begun
         self._is_late = False
 
     def evaluate(self, base: Commit | None) -> EvaluationResult:
@@ -257,11 +270,11 @@ class _Conversation:
                     case protocol.EvaluationBegun(files=None):  # the base and the commit each have their own limits
                         self._commits += 1
                         if self._commits > _MOST_COMMITS:
-                            raise ValueError("more commits than gitboot requested")
+                            raise ValueError("the evaluator process evaluated more commits than gitboot requested")
                         self._began, self._wall_s, self._files = time.monotonic(), self._question.limits.wall_s(0), 0
                     case protocol.EvaluationBegun(files=int() as files):
                         self._wall_s, self._files = self._question.limits.wall_s(files), files
-                        self._report_progress(0, files + 1)  # one extra step for deciding the servers
+                        self._report_progress(0, files + 1)  # the decisions about the servers count as one more step
                     case protocol.FilesRead(files=done) if self._files:
                         self._report_progress(min(done, self._files), self._files + 1)
                     case protocol.CacheLookup() as wanted:
@@ -278,7 +291,7 @@ class _Conversation:
     def _explain_end(self) -> InvalidRepository | _EvaluatorKilled:
         status = self._process.wait()
         if self._is_late:
-            return NotEvaluated([build_limit_problem(f"the evaluation did not end within {self._wall_s:.0f} s")])
+            return NotEvaluated([build_limit_problem(f"the evaluation took longer than {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([build_limit_problem("the evaluation exceeds its limit of processor time")])
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts when it cannot allocate memory
@@ -300,7 +313,7 @@ class _Assembly:
         self._labels: dict[str, Mapping[str, str]] = {}
         self._written: dict[str, FieldSources] = {}
 
-    @pause_garbage_collection()  # the decoded values stay in memory
+    @pause_garbage_collection()  # garbage collection is useless here, because the decoded values stay in memory
     def add_servers(self, servers: tuple[protocol.ServerPart, ...]) -> None:
         for server in servers:
             name = server.name
@@ -324,10 +337,10 @@ class _Assembly:
         base, gone = self._base, result.removed_servers
         shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
-            raise ValueError("the result of a commit without a base has no fleet-wide part")
+            raise ValueError("there is no base, and the result of the commit has no values for the whole fleet")
         before = base or shared
         written, locations = before.written, before.locations
-        if shared.shown is None:  # pages are not published
+        if shared.shown is None:  # the fleet does not publish pages
             written, locations = {}, SourceLocations()
         commit = replace(
             shared,
@@ -354,10 +367,10 @@ class _Assembly:
         return commit
 
     def _check_parts(self, commit: Commit, result: protocol.CommitEnd) -> None:
-        """Raise ValueError if parts of different servers are mixed up, or if a server lacks a part.
+        """Raise ValueError if a server lacks a part, or has a part that belongs to another server.
 
-        The base was checked when it was assembled, so only the servers that differ from it are checked. The machine of
-        an unchanged server must not have been removed or replaced.
+        gitboot has already checked the base, so it checks only the servers that differ from the base. The machine of an
+        unchanged server must not have been removed or replaced.
         """
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}
@@ -373,4 +386,4 @@ class _Assembly:
             if machine is None or [machine.name, *named] != [name] * 3 or name not in commit.labels:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.new_servers):
-            raise ValueError("a new server is missing from the servers")
+            raise ValueError("the commit does not contain a server that is reported as new")

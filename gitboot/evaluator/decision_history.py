@@ -1,4 +1,4 @@
-"""Decision history: the commits that changed a server's decision or a document, and how each commit changed it."""
+"""Decision history: find the commits that changed a server's decision or a document, and describe each change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gitboot.review.decision_changes import (
 )
 from gitboot.text import format_rest
 
-_NO_TREE = ""  # stands for a missing tree: before the first commit, or in a commit without the fleet's folder
+_NO_TREE = ""  # stands for the tree before the first commit, or in a commit without the fleet's folder
 
 
 class ChangingCommit(Struct, frozen=True, kw_only=True):
@@ -38,11 +38,11 @@ class ChangingCommit(Struct, frozen=True, kw_only=True):
 
     commit: CommitSummary
     effect: ServerEffect
-    uuid: SystemUuid  # of the server
+    uuid: SystemUuid  # the UUID of the server
 
 
 class InvalidCommit(Struct, frozen=True, kw_only=True):
-    """An invalid commit. gitboot cannot compute its decisions."""
+    """An invalid commit, for which gitboot cannot compute decisions."""
 
     commit: CommitSummary
     problem: str
@@ -53,11 +53,13 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
 
     commit: CommitSummary
     kind: EffectKind
-    path: str  # the file of the document after the commit, or before a commit that removed the document
-    changes: tuple[Change, ...]  # only for a document that both commits have, such as spec.rollout.percent
+    path: str  # the file with the document after the commit, or before the commit if it removed the document
+    # the changed fields, such as spec.rollout.percent; empty if the commit added or removed the document
+    changes: tuple[Change, ...]
 
 
-# Evaluates a commit, and compares it with a base commit. Raises `InvalidRepository`.
+# A function that evaluates a commit and compares it with a base commit. Raises `InvalidRepository` if the commit is
+# invalid.
 Evaluate = Callable[[Revision, Revision | None], CommitPair]
 
 
@@ -70,17 +72,17 @@ class DecisionHistory:
 
     def __init__(self, commits: Sequence[HistoryStep], cache: Cache | None, evaluate: Evaluate) -> None:
         self._commits, self._cache, self._evaluate = commits, cache, evaluate
-        self._pair: CommitPair | None = None  # the result of the last evaluation
+        self._pair: CommitPair | None = None  # the two commits of the last evaluation
 
     def list_changes(self, server: str) -> Iterator[ChangingCommit | InvalidCommit]:
         """Yield the commits that changed a server's decision, and the invalid commits between them, newest first.
 
-        ``server`` is the server's current name, or its last name if it was removed. gitboot follows a renamed server by
-        its UUID. Yields nothing if no commit contains the server.
+        ``server`` is the current name of the server, or the last name of a removed server. gitboot recognizes a renamed
+        server by its UUID. If no commit contains the server, the method yields no commits.
         """
         wanted: str | SystemUuid = server
-        newer: HistoryStep | None = None  # the last valid commit; its changes are not determined yet
-        before: list[InvalidCommit] = []  # invalid commits newer than `newer` that were not yielded yet
+        newer: HistoryStep | None = None  # the last valid commit, whose changes gitboot has not determined yet
+        before: list[InvalidCommit] = []  # the invalid commits that are newer than `newer` and were not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
         # In every other commit, the fleet is identical to the fleet in the parent.
@@ -123,7 +125,7 @@ class DecisionHistory:
     def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
         """Return the first problem of a commit, or None if the commit is valid.
 
-        ``newer`` is the next valid commit, if any.
+        ``newer`` is the next newer commit that is valid, or None.
         """
         if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]
@@ -138,7 +140,7 @@ class DecisionHistory:
         return problem
 
     def _look_up(self, kind: ResultKind, key: object) -> list[Any]:
-        """Return a list with the cached result for a key, or an empty list if no result is cached."""
+        """Return a list with the cached result for a key, or an empty list if the cache has no result."""
         values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
         return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
 
@@ -155,7 +157,7 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit with the next valid commit as its base, so that unchanged servers are decided once."""
+        """Evaluate a commit with the next valid commit as the base, which avoids repeated decisions."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
@@ -165,16 +167,16 @@ class DecisionHistory:
 
 class _FoundDocument(NamedTuple):
     path: str
-    value: Mapping[str, Value]  # without comments, order and quotes, which do not count as changes
+    value: Mapping[str, Value]  # the parsed content, because changes of comments, order and quotes do not count
 
 
 def list_document_changes(
     commits: Sequence[HistoryStep], open_commit: Callable[[Revision, Snapshot | None], Snapshot], document: Id
 ) -> Iterator[DocumentChange | InvalidCommit]:
-    """Yield the commits that changed a document, and the commits in which gitboot cannot read it, newest first.
+    """Yield the commits that changed a document or in which the document is unreadable, newest first.
 
-    The other documents of a commit may be invalid. ``open_commit`` opens a commit, with the snapshot of another commit
-    whose files are the same for the most part.
+    The other documents of a commit may be invalid. ``open_commit`` opens a commit. Its second argument is the snapshot
+    of another commit that has mostly the same files.
     """
     read = _DocumentReader(document)
     snapshot: Snapshot | None = None
@@ -209,14 +211,17 @@ def _compare_documents(
 
 
 class _DocumentReader:
-    """Finds a document in snapshots. Each file is parsed once, and only if it contains the name of the document."""
+    """Finds a document in snapshots. gitboot parses a file only once, and only if it contains the document's name."""
 
     def __init__(self, document: Id) -> None:
         self._document = document
         self._known: dict[BlobId, tuple[Mapping[str, Value] | None, str | None]] = {}
 
     def find(self, snapshot: Snapshot) -> tuple[_FoundDocument | None, str | None]:
-        """Return the document of a snapshot, or None with the first problem that may hide it, if there is one."""
+        """Return the document in a snapshot.
+
+        If there is none, return None and the first problem that may be the cause, if any.
+        """
         problems = []
         for path in list_fleet_files(snapshot).documents:
             value, problem = self._parse(snapshot, path)
@@ -248,9 +253,10 @@ class _DocumentReader:
 
 
 _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
-    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: the tree is valid
-    ResultKind.HISTORY_CHANGED: build_decoder(dict[SystemUuid, str]),  # by two trees: names of servers that differ
-    ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # by two trees and a server
+    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # the first problem of a tree; None: the tree is valid
+    # the names of the servers that differ between two trees
+    ResultKind.HISTORY_CHANGED: build_decoder(dict[SystemUuid, str]),
+    ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # the effect of a step between two trees on a server
 }
 
 
@@ -269,7 +275,9 @@ def _select_decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[s
 
 
 def _find_uuid(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
-    """Return the UUID of the server with this UUID or name, or None. If two servers share the name, return the first.
+    """Return the UUID of the server with this UUID or name, or None.
+
+    If two servers have the same name, return the first.
 
     ``names`` lists removed servers last, so a removed server matches only if no other server has its name.
     """

@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from gitboot.review.guards import Extent
 
 
-# Returns the files in a commit. Given an earlier snapshot, it needs to read only the files that differ.
+# A function that returns the files in a commit. With an earlier snapshot, it reads only the files that differ.
 Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 
 
 Key = bytes
 T = TypeVar("T")
 _encode_input: Final = Encoder().encode
-_SIZE: Final = 16  # bytes: enough to rule out an accidental collision within one fleet
+_SIZE: Final = 16  # in bytes: large enough to rule out an accidental collision within one fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return this commit's results for a cache, by key, except results that ``beside`` also contains."""
+        """Return the results of this commit for a cache, by key. Results that ``beside`` also contains are omitted."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -121,11 +121,11 @@ class FleetSummary:
 class CommitPair:
     base: Evaluation | None
     head: Evaluation
-    claims: dict[Key, frozenset[Digest]]  # results of `list_claims` from the last call, by content key
+    claims: dict[Key, frozenset[Digest]]  # the results of `list_claims` in the last call, by content key
 
     @cached_property
     def servers(self) -> Collection[str]:
-        """The servers whose content key or source location differs between the two commits."""
+        """The names of the servers whose content key or source location differs between the two commits."""
         base, head = self.base, self.head
         if base is None:
             return head.keys.keys()
@@ -152,7 +152,8 @@ class CommitPair:
 
     def compute_changes(self) -> Changes:
         from gitboot.review.decision_changes import (
-            compare_decisions,  # imported here, because it is slow and `validate` does not need it
+            # gitboot imports this module here, because the import is slow and `validate` does not need it
+            compare_decisions,
         )
 
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
@@ -164,11 +165,12 @@ class CommitPair:
         )
 
     def collect_offered_claims(self) -> frozenset[Digest]:
-        """Return the digests of the base's boots that claim to write no disk.
+        """Return the digests of those boots in the base that, according to their images, do not write a disk.
 
-        This updates ``claims``, so the next call computes only the digests of decisions that changed.
+        The method updates ``claims``, so that the next call computes only the digests for changed decisions.
         """
-        from gitboot.review.reinstalls import list_claims  # imported here, because `validate` does not need it
+        # gitboot imports this module here, because `validate` does not need it
+        from gitboot.review.reinstalls import list_claims
 
         if self.base is None:
             return frozenset()
@@ -189,7 +191,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits. Keeps the last two commits in memory to reuse their results."""
+    """Evaluates commits. The evaluator keeps the last two commits in memory, so that it can reuse their results."""
 
     def __init__(
         self,
@@ -200,19 +202,21 @@ class Evaluator:
         workers: Workers | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self.results = results  # results of earlier evaluations; None: no cache
-        self.workers = workers or Workers()  # used if many results are missing
-        self._on_begin = on_begin  # called with a commit's number of files before gitboot reads them
+        self.results = results  # the cache with results of earlier evaluations; None: there is no cache
+        self.workers = workers or Workers()  # worker processes, for evaluations with many missing results
+        # a function that is called with the number of files in a commit before gitboot reads the files
+        self._on_begin = on_begin
         self._recent: tuple[Evaluation, ...] = ()  # the last evaluated commit, after its base
-        # The keys that the cache contains.
+        # The keys that are certainly in the cache.
         self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATION_KINDS}
-        self._complete: Evaluation | None = None  # a commit whose results are all in the cache
+        self._complete: Evaluation | None = None  # a commit all of whose results are in the cache
         self._claims: dict[Key, frozenset[Digest]] = {}
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """Evaluate a commit, and compare it with ``base``.
 
-        Raises `InvalidRepository` with all problems of the commit, and `SourceError` if a file cannot be read.
+        Raises `InvalidRepository` with all problems if the commit is invalid, and `SourceError` if gitboot cannot read
+        a file.
         """
         base_evaluation = self._evaluate(base) if base is not None else None
         head = self._evaluate(revision, base_evaluation)
@@ -223,9 +227,9 @@ class Evaluator:
         return any(each.revision == revision for each in self._recent)
 
     def take_unstored_results(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
-        """Yield the results of the last two commits that are not in the cache, at most ``number`` at a time.
+        """Yield the results of the last two commits that are not in the cache yet, at most ``number`` at a time.
 
-        Each result is yielded only once.
+        The method yields each result only once.
         """
         left = [each for each in self._recent if self._complete is None or not each.has_same_content(self._complete)]
         if not left:
@@ -237,7 +241,7 @@ class Evaluator:
             lacking = iter(sorted(results.keys() - stored))
             while batch := tuple(islice(lacking, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
-            stored.clear()  # the results of `_complete` need no tracking by key
+            stored.clear()  # the keys of `_complete` are in the cache, so the set need not contain them
         self._complete = left[-1]
 
     def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
@@ -255,7 +259,7 @@ class Evaluator:
 
 
 class _CommitEvaluation:
-    """The evaluation of one commit. ``beside`` is a similar commit whose results are in memory."""
+    """Evaluates one commit. ``beside`` is a similar commit whose results are in memory."""
 
     def __init__(
         self,
@@ -287,7 +291,7 @@ class _CommitEvaluation:
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parse_new_files(self, paths: Sequence[str]) -> ParseCache:
-        """Return the documents of new files, either from the cache or parsed by workers.
+        """Return the documents of new files. They come from the cache, or workers parse the files.
 
         A file is new if the commit in memory does not contain it. `load_revision` parses the files that are missing
         from the result.
@@ -313,7 +317,7 @@ class _CommitEvaluation:
         return decide_all(repository, self._decide_servers, beside.decided.finding_places if beside is not None else {})
 
     def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """Return the decision of each server, from memory, from the cache, or newly computed."""
+        """Return the decision of each server. gitboot computes those that are neither in memory nor in the cache."""
         keys, beside = self._keys, self._beside
         known = beside.keys if beside is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
@@ -346,13 +350,13 @@ def compute_decision_keys(
     have the same length, and different documents must have different digests.
     """
     view, shared_digests = FleetView(repository), _SharedDigests()
-    files: dict[str, bytes] = {}  # digests by path
+    files: dict[str, bytes] = {}  # the digests of files, by path
     keys = {}
     for name in repository.servers if names is None else names:
         server = repository.servers[name]
         found = shared_digests.digest_inputs(view.shared_inputs(server))
         found += documents[name] if documents is not None else _encode_input(server)
-        for path in list_own_files(server):  # in the order in which the document names them
+        for path in list_own_files(server):  # the files are in the order in which the document names them
             if path not in files:
                 files[path] = _digest_input(repository.files[path])
             found += files[path]
@@ -361,10 +365,11 @@ def compute_decision_keys(
 
 
 class _SharedDigests:
-    """Digests of the inputs that servers share. Each digest is computed only once."""
+    """Computes digests of the inputs that servers share. gitboot computes each digest only once."""
 
     def __init__(self) -> None:
-        self._digests: dict[int, tuple[object, bytes]] = {}  # by id() of the value; the reference keeps the id unique
+        # the digests by the id() of the value; the reference to the value keeps the id unique
+        self._digests: dict[int, tuple[object, bytes]] = {}
         self._names = SharedInputs.__struct_fields__
 
     def digest_inputs(self, inputs: SharedInputs) -> bytes:
@@ -374,7 +379,7 @@ class _SharedDigests:
         return found[1]
 
     def _replace_structures(self, value: object) -> object:
-        """Replace each structure in a value with its digest, because several inputs may share a structure."""
+        """Replace each structure in a value with its digest, because several inputs may share the structure."""
         if isinstance(value, tuple):
             return [self._replace_structures(each) for each in value]
         if not (isinstance(value, Struct) or is_dataclass(value)):
@@ -419,8 +424,9 @@ def _select_shared_documents(repository: FleetRepository) -> tuple[object, ...]:
 
 
 MAX_WORKERS: Final = 8
-_MIN_ITEMS: Final = 500  # files or servers; fewer are processed faster than a worker starts
-BATCH: Final = 64  # files or servers in one message from a worker
+# the minimum number of files or servers for workers, because few items take less time than the start of a worker
+_MIN_ITEMS: Final = 500
+BATCH: Final = 64  # the number of files or servers in one message from a worker
 _READ_BYTES: Final = 2**20  # bytes
 
 
@@ -438,9 +444,9 @@ class Workers(Struct, frozen=True, kw_only=True):
     on_read: Callable[[int], None] = lambda _: None
 
     def parse(self, snapshot: Snapshot, files: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
-        """Return the encoded documents of each file that contains only valid Server documents.
+        """Parse files, and return the encoded documents of each file that contains only valid Server documents.
 
-        ``files`` are blobs with their paths. The caller must read the files that are missing from the result.
+        ``files`` are blobs with their paths. The caller must parse the files that are missing from the result.
         """
         if self.number < 2:
             return {}
@@ -459,7 +465,7 @@ class Workers(Struct, frozen=True, kw_only=True):
         return {blob: row for (blob, _), row in zip(files, found, strict=True) if row is not None}
 
     def decide(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
-        """Return the decision of each server as an encoded `DecidedRow`."""
+        """Decide the boot of each server, and return an encoded `DecidedRow` for each server."""
         found = self._run(names, lambda name: encode_decided_server(decide(name)))
         return [
             encode_decided_server(decide(name)) if row is None else row for name, row in zip(names, found, strict=True)
@@ -468,11 +474,11 @@ class Workers(Struct, frozen=True, kw_only=True):
     def _run(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
-        """Return the result of ``work`` for each item. None means that this process must compute the result itself."""
+        """Return the result of ``work`` for each item, or None if this process must compute the results itself."""
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
-        work(items[0])  # fill the caches of this process, because each worker inherits them
+        work(items[0])  # this call fills the caches of this process, which each worker inherits
         limits = divide_limits(self.number)
         workers = [_start_worker(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
@@ -493,13 +499,13 @@ class _Worker(Struct, frozen=True):
 
     def end(self) -> float:
         os.close(self.pipe)
-        os.kill(self.process, signal.SIGKILL)  # after an error, the worker may still be running
+        os.kill(self.process, signal.SIGKILL)  # after an error, the worker may still run
         _, _, usage = os.wait4(self.process, 0)
         return usage.ru_utime + usage.ru_stime
 
 
 def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
-    """Start a worker process. If it fails, the calling process has to compute the missing results."""
+    """Start a worker process. If the worker fails, this process has to compute the missing results."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if (process := os.fork()) != 0:
@@ -513,13 +519,13 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
             rest = memoryview(build_frame(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
-    os._exit(0)  # without flushing buffers inherited from the parent
+    os._exit(0)  # end without flushing the buffers that the worker inherited from the parent
 
 
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
     """Yield the results of all workers until every worker has ended.
 
-    Each result consists of the worker's number, the index of its first item, and the values.
+    Each result consists of the number of the worker, the index of the first item, and the values.
     """
     poll, buffers = select.poll(), {pipe: FrameBuffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}

@@ -1,4 +1,4 @@
-"""The evaluator process: evaluates commits and reports the results to the instance that started it."""
+"""The evaluator process, which evaluates commits and reports the results to the instance that started it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from gitboot.text import did_you_mean
 
 
 def main(state: str, parent: str) -> None:
-    """Evaluate commits of the clone in ``state`` for the parent process ``parent``."""
+    """Evaluate commits of the clone in the folder ``state`` for the process with the id ``parent``."""
     questions, answers = become_child(parent)
     reader = CloneReader(Path(state))
     answering = _AnswerStream(answers)
@@ -59,17 +59,17 @@ def main(state: str, parent: str) -> None:
 
     evaluator = Evaluator(read_snapshot, on_begin=answering.report_begin, results=RemoteCache(questions, answers))
     while (frame := read_frame(questions)) is not None:
-        gc.disable()  # nearly all new objects are long-lived
+        gc.disable()  # nearly all new objects stay in memory for long
         question = protocol.decode_question(frame)
         if _answer(evaluator, question, answering):
             lift_memory_limit()
         reader.close()
         gc.collect(_YOUNG)
-        gc.freeze()  # later collections skip the long-lived objects
+        gc.freeze()  # later collections skip the objects that exist now
 
 
-_FILES: Final = 1000  # files between two progress reports
-_YOUNG: Final = 1  # the oldest generation to collect; older objects are frozen
+_FILES: Final = 1000  # the number of files between two progress reports
+_YOUNG: Final = 1  # the oldest generation that gitboot collects; older objects are frozen
 
 
 class _AnswerStream:
@@ -95,11 +95,12 @@ class _AnswerStream:
             self.send(protocol.FilesRead(files))
 
     def count_reads(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
-        """Wrap ``read`` in a function that reports progress every 1,000 files."""
+        """Return a function that calls ``read`` and reports progress every 1,000 files."""
         numbers, us = count(1), os.getpid()
 
         def reading(blob: BlobId) -> bytes:
-            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # a forked worker must not write here
+            # a forked worker must not write to this stream
+            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:
                 self.send(protocol.FilesRead(number))
             return read(blob)
 
@@ -110,7 +111,7 @@ class _AnswerStream:
 
 
 def _answer(evaluator: Evaluator, question: protocol.Question, answering: _AnswerStream) -> bool:
-    """Answer one question, and return whether the commit is valid. End this process if it runs out of memory."""
+    """Answer one question, and return whether the commit is valid. If memory runs out, end this process."""
     base = Revision(question.base) if question.base is not None else None
     try:
         evaluator.workers = Workers(
@@ -123,7 +124,8 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
         pair = evaluator.evaluate(Revision(question.revision), base)
         for answer in build_report(pair, question.site):
             if isinstance(answer, CommitEnd) and question.stores_results:
-                for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):  # not in the cache yet
+                # results that are not in the cache yet
+                for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):
                     answering.send(protocol.NewResults(kind, values))
             answering.send(answer)
         return True
@@ -135,20 +137,20 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
             os._exit(OUT_OF_MEMORY)
         answering.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
     except (MemoryError, SystemError):  # some extension modules raise SystemError when out of memory
-        os._exit(OUT_OF_MEMORY)  # values in memory may be incomplete
+        os._exit(OUT_OF_MEMORY)  # the values in memory may be incomplete, so the process must not continue
     except BrokenPipeError:
         os._exit(0)  # the instance has ended
     return False
 
 
-_BATCH: Final = 256  # servers per frame
+_BATCH: Final = 256  # the number of servers in one frame
 
 
 def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
     """Yield the frames that describe a commit to an instance that already has the base.
 
-    With a ``site``, the frames contain only the servers of that site. A server that moved from another site is not
-    reported as new, because it may already be installed. An unknown site has no servers.
+    With a ``site``, the frames contain only the servers of that site. The frames do not report a server that moved from
+    another site as new, because the server may already be installed. An unknown site has no servers.
     """
     servers = _build_server_parts(pair, site)
     while batch := tuple(islice(servers, _BATCH)):
@@ -157,7 +159,7 @@ def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
 
 
 def _select_servers(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
-    """Return the named servers that exist at a site in this commit, or at any site if ``site`` is None."""
+    """Return those of the named servers that this commit contains at a site, or at any site if ``site`` is None."""
     repository = commit.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
     if site is None:
@@ -208,7 +210,10 @@ def _has_page(commit: Evaluation) -> bool:
 
 
 def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
-    """Return the last frame of the report: the fleet-wide values, and the removed servers and documents."""
+    """Return the last frame of the report.
+
+    It contains values of the whole fleet, and the removed servers and documents.
+    """
     base, head, names = pair.base, pair.head, pair.servers
     new, old = _select_servers(head, names, site), _select_servers(base, names, site) if base is not None else {}
     uuids = {server.uuid: name for name, server in new.items()}
@@ -246,9 +251,9 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the changed locations of servers, those of other documents, and the removed other documents.
+    """Return the changed locations of servers and of other documents, and the other documents that were removed.
 
-    ``come`` are the servers that are new at the site.
+    ``come`` are the names of the servers that are new at the site.
     """
     base, head = pair.base, pair.head
     if not _has_page(head):
@@ -275,9 +280,9 @@ def _find_moves(
     old: Mapping[str, Server],
     here: Collection[SystemUuid],
 ) -> Moves:
-    """Return the moves of machines that were at other sites in the base.
+    """Return the moves of machines between the site and other sites since the base.
 
-    ``old`` are the servers at this site in the base.
+    ``old`` are the servers that the base contains at this site.
     """
     before, after = _select_servers(base, names, None), _select_servers(head, names, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}

@@ -1,10 +1,10 @@
-"""The result of an evaluation, and the frames that an instance and its evaluator process exchange.
+"""Protocol between an instance and its evaluator process: the frames, and the result of an evaluation.
 
 An instance sends a `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If the base is not in
 memory, the evaluator first sends this frame twice for the base. Then the evaluator sends any number of `FilesRead`,
 `ServerParts` and `NewResults` frames, and ends with one `CommitEnd`. It may instead end with `RejectedCommit` or
 `UnreadableClone` at any time. Before the first `ServerParts`, it may send `CacheLookup`, to which the instance replies
-with `CacheHits`. Both ends run the same program, so frames carry no version.
+with `CacheHits`. Both processes run the same version of gitboot, so frames do not contain a version.
 """
 
 from __future__ import annotations
@@ -32,45 +32,46 @@ from gitboot.resolve.policy_selection import MinimumVersion, OptOut, find_minimu
 from gitboot.resolve.server_decision import Decision, Decisions, FieldSources, Host, WithheldBoot
 from gitboot.review.guards import Extent
 
-_FEW: Final = 8  # look up machines by name if at most one server in this many is wanted; a full scan is slower
+# gitboot looks up machines by name if at most one server in this many is wanted, because a full scan is slower
+_FEW: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """The parts of a valid commit that an instance needs: decisions and machines, but no files."""
+    """The parts of a valid commit that an instance needs. They include decisions and machines, but no files."""
 
     revision: Revision
     fleet: FleetSpec
     decisions: Decisions
-    machines: Mapping[SystemUuid, Machine]  # sorted by UUID
+    machines: Mapping[SystemUuid, Machine]  # the machines by UUID, sorted
     sites: Mapping[str, str]  # the site of each server that has a site
     labels: Mapping[str, Mapping[str, str]]  # by server
     opt_outs: tuple[OptOut, ...]
-    minimum_versions: Mapping[str, MinimumVersion]  # by profile
-    site: str | None = None  # the commit contains only the servers of this site; None: all servers
+    minimum_versions: Mapping[str, MinimumVersion]  # the minimum version for each profile
+    site: str | None = None  # the site to which this object is restricted; None: the object contains all servers
     written: Mapping[str, FieldSources] = field(default_factory=dict)  # by server; empty if pages are not published
     locations: SourceLocations = field(default_factory=SourceLocations)  # empty if pages are not published
     shown: bytes | None = None  # the streams and windows on the published page, as JSON
-    # Install boots that a newer commit removes, by UUID: see `gitboot.controller.records.install_boots`.
+    # The install boots that a newer commit removes, by UUID (see `gitboot.controller.records.install_boots`).
     withheld: Mapping[SystemUuid, tuple[WithheldBoot, ...]] = field(default_factory=dict)
     base: Revision | None = field(default=None, compare=False)
-    # Names of the servers that differ from the base, including removed servers.
+    # The names of the servers that differ from the base, including removed servers.
     touched: frozenset[str] = field(default=frozenset(), compare=False)
 
     def is_for(self, ledger: str) -> bool:
-        """Return whether the Fleet allows the instance with this ledger to act."""
+        """Return whether the Fleet allows the instance with this ledger to serve boots and to change BMCs."""
         return self.ledger in (None, ledger)
 
     @property
     def ledger(self) -> str | None:
-        """The ledger that the Fleet names, whose instance may act.
+        """The ledger that the Fleet names. Only the instance with this ledger may act.
 
-        If None, any instance may act, but it must not change BMCs.
+        If the ledger is None, any instance may act, but no instance may change BMCs.
         """
         return self.fleet.ledger_for(self.site)
 
     def at_site(self, site: str | None) -> Commit:
-        """Return the commit reduced to the servers of one site, or unchanged if ``site`` is None."""
+        """Return the commit with only the servers of one site. If ``site`` is None, return the commit unchanged."""
         if site is None:
             return self
         names = {name for name, at in self.sites.items() if at == site}
@@ -113,22 +114,22 @@ class Commit:
 
     @property
     def orders(self) -> Orders:
-        """The orders of the Fleet that an instance carries out even before it accepts the commit."""
+        """The orders in the Fleet document that an instance carries out even before it accepts the commit."""
         return self.fleet.orders_at(self.site)
 
 
 class EvaluationResult(Struct, frozen=True, kw_only=True):
-    """An evaluated commit, and its differences from the base."""
+    """An evaluated commit, and the differences between this commit and its base."""
 
     commit: Commit
     extent: Extent
     new_names: tuple[str, ...]  # names of servers whose machines are not in the base
-    moves: Moves = NO_MOVES  # between this instance's site and other sites
+    moves: Moves = NO_MOVES  # the moves of machines between this instance's site and other sites
     no_site: Problem | None = None  # set if the Fleet does not define this instance's site
 
     @property
     def new_servers(self) -> Iterator[Decision]:
-        """The decisions of new servers. Without a base, all servers are new."""
+        """The decisions of the servers that are not in the base. Without a base, all servers are new."""
         return (self.commit.decisions.servers[name] for name in self.new_names)
 
 
@@ -149,10 +150,11 @@ def build_commit(repository: FleetRepository, decisions: Decisions) -> Commit:
 # about 120 s and 2.5 GiB, so the defaults suffice even for a machine that is five times slower.
 _SECONDS: Final = 60
 _SECONDS_A_FILE: Final = 0.006
-_MEBIBYTES: Final = 1024  # half of this is enough to list the maximum number of files
+_MEBIBYTES: Final = 1024  # in MiB; half of this is enough to list the maximum number of files
 _MEBIBYTES_A_FILE: Final = 0.064
-_WALL: Final = 3  # multiple of the processor time, because other processes use the processors too
-_STARTING_S: Final = 10  # allowance for loading the program from a slow disk
+# the limit of the elapsed time is this many times the limit of the processor time, because other processes also run
+_WALL: Final = 3
+_STARTING_S: Final = 10  # additional seconds for loading the program from a slow disk
 
 
 class EvaluationLimits(Struct, frozen=True, kw_only=True):
@@ -162,8 +164,9 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
     """
 
     seconds: int | None = None  # seconds of processor time
-    mebibytes: int | None = None  # memory in addition to the current memory of the process
-    workers: int | None = None  # worker processes if many results are missing; None: one per processor
+    mebibytes: int | None = None  # the memory that the process may use in addition to its current memory
+    # the number of worker processes if many results are missing; None: one for each processor
+    workers: int | None = None
 
     def processor_s(self, files: int) -> float:
         return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files
@@ -172,7 +175,10 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
         return _STARTING_S + _WALL * self.processor_s(files)
 
     def set_limits(self, spent: ProcessUsage, files: int) -> None:
-        """Limit this process for a commit with this number of files. The limits apply to usage beyond ``spent``."""
+        """Set the resource limits of this process for a commit with this number of files.
+
+        The time in ``spent`` does not count.
+        """
         spent.limit(memory=self.memory_bytes(files), processor_s=self.processor_s(files))
 
     def memory_bytes(self, files: int) -> int:
@@ -185,24 +191,24 @@ def build_limit_problem(message: str) -> Problem:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A request to evaluate ``revision`` and to compare it with ``base``, if any."""
+    """A request to evaluate the commit ``revision`` and, if there is a ``base``, to compare the two commits."""
 
     revision: str
     base: str | None
     limits: EvaluationLimits
-    site: str | None = None  # report only the servers at this site; None: all servers
+    site: str | None = None  # the site whose servers the evaluator reports; None: all servers
     stores_results: bool = False  # whether the instance has a cache
 
 
 class ResultKind(StrEnum):
     """The kinds of results in a cache.
 
-    The results of a history are described in `gitboot.evaluator.decision_history`, and those of artifact checks in
-    `gitboot.artifacts.availability`.
+    `gitboot.evaluator.decision_history` describes the results of a history, and `gitboot.artifacts.availability`
+    describes those of artifact checks.
     """
 
-    PARSED = "parsed"  # blob id -> the documents of a file that contains only Server documents
-    DECIDED = "decided"  # content key -> `gitboot.evaluator.cache.DecidedRow`
+    PARSED = "parsed"  # maps a blob id to the documents of a file that contains only Server documents
+    DECIDED = "decided"  # maps a content key to a `gitboot.evaluator.cache.DecidedRow`
     HISTORY_PROBLEM = "history-problem"
     HISTORY_CHANGED = "history-changed"
     HISTORY_EFFECT = "history-effect"
@@ -212,11 +218,11 @@ class ResultKind(StrEnum):
 EVALUATION_KINDS: Final = (ResultKind.PARSED, ResultKind.DECIDED)
 
 
-MAX_KEYS: Final = 1000  # keys in one `CacheLookup`
+MAX_KEYS: Final = 1000  # the maximum number of keys in one `CacheLookup`
 
 
 class CacheLookup(msgspec.Struct, frozen=True, tag=True):
-    """A request for cached results by their keys."""
+    """A request for the cached results with certain keys."""
 
     kind: ResultKind
     keys: tuple[bytes, ...]
@@ -227,40 +233,40 @@ class CacheHits(msgspec.Struct, frozen=True):
 
 
 class NewResults(msgspec.Struct, frozen=True, tag=True):
-    """Results of an evaluation that are not in the cache yet."""
+    """New results of an evaluation, which are not in the cache yet."""
 
     kind: ResultKind
     values: dict[bytes, bytes]
 
 
 class EvaluationBegun(msgspec.Struct, frozen=True, tag=True):
-    """The evaluation of a commit with this number of files has begun, and its limits are set.
+    """The evaluation of a commit with this number of files has begun. The process has set its resource limits.
 
-    If the number is None, the process resets its limits and starts to list the files.
+    If the number is None, the process has reset its limits, and starts to list the files.
     """
 
     files: int | None
 
 
 class FilesRead(msgspec.Struct, frozen=True, tag=True):
-    """The number of files that the process has read so far."""
+    """A progress report with the number of files that the process has read so far."""
 
     files: int
 
 
 class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The parts of one server that differ from the base. None means that the part is unchanged."""
+    """The parts of one server. None means that a part is the same as in the base."""
 
     name: str
     decision: bytes | None  # an encoded Decision
     machine: Machine | None
     network: bytes | None  # an encoded Host
     labels: dict[str, str] | None
-    written: FieldSources | None = None  # set only if pages are published
+    written: FieldSources | None = None  # None if the fleet does not publish pages
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
-    """Some of the servers that differ from the base, sorted by name."""
+    """A number of servers that differ from the base, sorted by name."""
 
     servers: tuple[ServerPart, ...]
 
@@ -269,25 +275,26 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last frame of the report on a valid commit. The mappings contain only entries that differ from the base."""
 
     extent: Extent
-    fleetwide: Commit | None  # the commit without its servers; None: unchanged since the base
+    fleetwide: Commit | None  # the commit without servers; None: these values are the same as in the base
     new_servers: tuple[str, ...]  # names of servers whose machines are not in the base
-    moves: Moves  # between the question's site and other sites
+    moves: Moves  # the moves of machines between the site in the question and other sites
     removed_servers: tuple[str, ...]  # names
     removed_machines: tuple[SystemUuid, ...]
     sites: dict[str, str]  # by server
-    removed_sites: tuple[str, ...]  # servers that no longer belong to a site
-    locations: dict[str, ServerLocation]  # by server; only if pages are published
-    documents: dict[str, DocumentLocation]  # by document other than Server; only if pages are published
+    removed_sites: tuple[str, ...]  # the names of the servers that no longer belong to a site
+    locations: dict[str, ServerLocation]  # the locations of servers; empty if the fleet does not publish pages
+    # the locations of documents other than Server; empty if the fleet does not publish pages
+    documents: dict[str, DocumentLocation]
     removed_documents: tuple[str, ...]
-    no_site: Problem | None = None  # set if the Fleet does not define the question's site
+    no_site: Problem | None = None  # a problem if the Fleet does not define the site in the question
 
 
 class RejectedCommit(msgspec.Struct, frozen=True, tag=True):
-    """The problems of an invalid commit."""
+    """The evaluator rejects the commit, because the commit has problems."""
 
     problems: tuple[Problem, ...]
     dated_problems: tuple[DatedProblem, ...]
-    fleet: FleetSpec | None = None  # None: the Fleet document is invalid too
+    fleet: FleetSpec | None = None  # the spec of the Fleet document; None: the Fleet document is invalid too
 
 
 class UnreadableClone(msgspec.Struct, frozen=True, tag=True):
@@ -307,12 +314,15 @@ decode_host: Final[Callable[[bytes], Host]] = build_decoder(Host)
 
 
 def encode_decision(value: Decision) -> bytes:
-    """Encode a decision together with its digest."""
+    """Encode a decision together with the digest of the decision."""
     return encode(value.with_digest())
 
 
 def decode_verified_decision(data: bytes) -> Decision:
-    """Decode a decision from an evaluator. Raises ValueError if its digest does not match its content."""
+    """Decode a decision from an evaluator.
+
+    Raises ValueError if the digest does not match the content of the decision.
+    """
     found = decode_decision(data)
     if found.digest != compute_digest(to_json_value(found)):
         raise ValueError(f"the digest of the decision of {found.server} does not match its content")

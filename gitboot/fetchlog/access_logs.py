@@ -1,4 +1,4 @@
-"""Access logs of mirrors: the formats of nginx, Caddy, S3 and CloudFront, and the reader of a rotated log file."""
+"""Access logs of mirrors: parse the formats of nginx, Caddy, S3 and CloudFront, and read rotated log files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ from gitboot.render.paths import evidence_expression, find_non_script_kind, find
 
 
 class IgnoreReason(StrEnum):
-    """The reason why a log line does not count as evidence. If several reasons apply, the first match is used."""
+    """The reason why a log line does not count as evidence.
+
+    If several reasons apply, gitboot uses the first of them.
+    """
 
     FORMAT = "not in the published format"
     PATH = "of another path"
@@ -50,27 +53,29 @@ class IgnoreReason(StrEnum):
     SIGNED = "with credentials, which no machine has"
 
 
-_EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may serve the files below a prefix
+# the path may have a prefix, because a mirror may serve the files below one
+_EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")
 
 
 class _Sender(Enum):
     MACHINE = auto()
     TOOL = auto()
-    UNCLEAR = auto()  # a machine or a monitor: not evidence, but the fetch may have installed a server
+    # a machine or a monitor sent the request; the line is not evidence, but the fetch may have installed a server
+    UNCLEAR = auto()
 
 
 LineContent = Observation | UnknownMachine | IgnoreReason  # the result of parsing a line
 
 
 def parse_line(line: bytes) -> LineContent:
-    """Return the fetch in a log line, the unknown machine that sent the request, or why the line is ignored.
+    """Return the fetch in a log line, or the unknown machine that sent the request, or why gitboot ignores the line.
 
-    The Last-Modified date shows which version of a file was sent. If the log does not contain these dates, the token in
-    the path identifies the version.
+    The Last-Modified date shows which version of a file the mirror sent. If the log does not contain these dates, the
+    token in the path identifies the version.
 
     If it is unclear whether a machine sent the request, the observation is an intent without an outcome (ADR 0010). The
-    mirror has sent the boot, so a one-time boot is used up, but the line does not prove that a machine booted. The
-    intent's ID is a digest of the line, so a line that is read twice counts as one intent.
+    mirror has sent the boot, so a one-time boot is used up, but the line does not prove that a machine booted. The ID
+    of the intent is a digest of the line, so that gitboot counts a line only once even if it reads the line twice.
     """
     request = _parse_request(line)
     if request is None:
@@ -94,7 +99,8 @@ def parse_line(line: bytes) -> LineContent:
     if request.last_modified is None:
         token = find_token(f"boot/{path[1]}")
     else:
-        with suppress(ValueError, OverflowError, IndexError, TypeError):  # the errors that Python's parsers raise
+        # Python's parsers raise these errors for a malformed line
+        with suppress(ValueError, OverflowError, IndexError, TypeError):
             modified = int(parsedate_to_datetime(request.last_modified).timestamp())
     if token is None and modified is None:
         return IgnoreReason.VERSION
@@ -182,7 +188,8 @@ def _parse_nginx(document: Any) -> LoggedRequest | None:
             **more,
         }:
             is_whole = complete == "OK" and length == str(sent)
-            query, agent = more.get("query"), more.get("agent")  # logs in the format of earlier versions lack both
+            # log formats of earlier versions contain neither of these fields
+            query, agent = more.get("query"), more.get("agent")
             text, name = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
             return LoggedRequest(at, client, method, path, status, modified, is_whole, text, name)
     return None
@@ -197,10 +204,11 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
             "size": int(sent),
             "resp_headers": dict(headers),
         }:
-            client = str(more.get("client_ip", peer))  # since Caddy 2.7, behind trusted proxies
+            # Caddy 2.7 and later log the client address behind trusted proxies
+            client = str(more.get("client_ip", peer))
             asked, _, query = uri.partition("?")
-            # The target of an alias, or the requested path: see gitboot.render.web_servers.
-            # Caddy logs repeated slashes, and serves the file of the path with one slash.
+            # The path is the target of an alias, or the requested path (see gitboot.render.web_servers). Caddy logs
+            # repeated slashes, and serves the file of the path with one slash.
             path = re.sub("/{2,}", "/", unquote(_read_single_header(headers, "Content-Location") or asked))
             modified, length = (
                 _read_single_header(headers, "Last-Modified"),
@@ -225,10 +233,11 @@ class LoggedRequest(NamedTuple):
     method: str
     path: str
     status: int
-    last_modified: str | None  # the Last-Modified that was sent, or ""; None: the log does not contain it
+    # the Last-Modified header of the response, or ""; None: the log does not contain this header
+    last_modified: str | None
     is_whole: bool
     query: str = ""
-    agent: str | None = None  # the User-Agent, or ""; None: the log does not contain it
+    agent: str | None = None  # the User-Agent, or ""; None: the log does not contain this header
     is_signed: bool = False  # whether the client sent credentials, which machines do not have
 
 
@@ -239,11 +248,11 @@ _S3: Final = re.compile(
     r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) \S+ (?P<sent>\d{1,18}|-) (?P<size>\d{1,18}|-) (?P<rest>.*)',
 )
 _S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\\.)*)"')  # in the rest of the line
-_CLOUDFRONT: Final = "Amazon CloudFront"  # its User-Agent when it reads a bucket, with or without credentials
+_CLOUDFRONT: Final = "Amazon CloudFront"  # the User-Agent with which CloudFront reads a bucket
 
 
 def parse_s3(line: str) -> LoggedRequest | None:
-    """Parse a line of an S3 log, in which the object key is URL-encoded twice."""
+    """Parse a line of an S3 log. In these logs, the object key is URL-encoded twice."""
     found = _S3.fullmatch(line)
     if found is None or found["month"] not in _MONTHS:
         return None
@@ -266,7 +275,7 @@ def parse_s3(line: str) -> LoggedRequest | None:
 
 
 def _decode_field(text: str) -> str:
-    """Decode a header or query field of an S3 log. In these logs, a hyphen means an empty value."""
+    """Decode a header or query field of an S3 log. A hyphen stands for an empty value."""
     return "" if text == "-" else unquote(text)
 
 
@@ -274,7 +283,7 @@ def _parse_size(text: str) -> int:
     return 0 if text == "-" else int(text)
 
 
-# The columns of the standard log, version 1. The JSON of version 2 has the same names.
+# The columns of CloudFront's standard log, version 1. The JSON of version 2 uses the same names.
 _FIELDS: Final = (
     *("date", "time", "x-edge-location", "sc-bytes", "c-ip", "cs-method", "cs(Host)", "cs-uri-stem", "sc-status"),
     *("cs(Referer)", "cs(User-Agent)", "cs-uri-query", "cs(Cookie)", "x-edge-result-type", "x-edge-request-id"),
@@ -283,7 +292,8 @@ _FIELDS: Final = (
     *("time-to-first-byte", "x-edge-detailed-result-type", "sc-content-type", "sc-content-len", "sc-range-start"),
     "sc-range-end",
 )
-_SENT: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})  # not Error, ClientCommError …
+# the results for complete responses, unlike Error and ClientCommError
+_SENT: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})
 
 
 def parse_cloudfront(line: str) -> LoggedRequest | None:
@@ -293,7 +303,7 @@ def parse_cloudfront(line: str) -> LoggedRequest | None:
 
 
 def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
-    """Parse a JSON object from a CloudFront log. Return None if a required field is missing."""
+    """Parse a JSON object in a CloudFront log. Return None if a required field is missing."""
     match fields:
         case {
             "date": str(date),
@@ -309,7 +319,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
             "x-edge-detailed-result-type": str(detail),
             **more,
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
-            # The number of sent bytes includes the headers, so it exceeds the size of a complete body.
+            # The number of sent bytes includes the headers, so a complete response has more bytes than its body.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
             is_whole = {result, detail} <= _SENT and start == "-" and is_within
             at = f"{date}T{time}+00:00"
@@ -328,15 +338,15 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
     return None
 
 
-_LONGEST_LINE_BYTES: Final = 256 * 1024  # a longer line is read in pieces, which count as separate lines
+_LONGEST_LINE_BYTES: Final = 256 * 1024  # gitboot reads a longer line in pieces, which count as separate lines
 _HASH_BYTES: Final = 1024
-_MAX_POSITIONS: Final = 64  # maximum number of files whose positions are stored
+_MAX_POSITIONS: Final = 64  # the maximum number of files whose positions gitboot stores
 _SAVE_EVERY: Final = 1000  # lines
 _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 class _Position(NamedTuple):
-    """The offset up to which a file was read, and a digest of the preceding bytes, which identifies the file."""
+    """The offset up to which gitboot has read a file. A digest of the bytes before the offset identifies the file."""
 
     offset: int
     digest: str  # sha256
@@ -355,7 +365,10 @@ class _OpenFile:
         return self._last_stat != before
 
     def read_lines(self) -> Iterator[bytes]:
-        """Yield the complete lines after the offset. The offset advances when the caller requests the next line."""
+        """Yield the complete lines after the current offset.
+
+        The offset advances when the caller requests the next line.
+        """
         self.handle.seek(self.offset)
         reader = BufferedReader(self.handle)
         try:
@@ -365,7 +378,7 @@ class _OpenFile:
                 yield line
                 self.offset += len(line)
         finally:
-            reader.detach()  # a buffered reader could return bytes that were truncated since
+            reader.detach()  # discard the buffer, which could contain bytes that are no longer in the file
 
     @property
     def stat(self) -> os.stat_result:
@@ -384,12 +397,12 @@ class _OpenFile:
 
 
 class LogFile:
-    """The log at ``path`` and its rotated files. The folder ``memory`` stores how far each file was read.
+    """The log at ``path`` with its rotated files. The folder ``memory`` stores how far gitboot has read each file.
 
-    A rotated file is in the same folder, has a name that starts with the log's name, and is not compressed. Rotation
-    may rename the log, or copy and truncate it. The first run reads only the log itself.
+    A rotated file must be in the same folder, have a name that starts with the name of the log, and not be compressed.
+    Rotation may rename the log, or copy and truncate the log. The first run reads only the log itself.
 
-    Only one process at a time can read a log. Raises `LockedByAnother`.
+    Only one process at a time can read a log. Raises `LockedByAnother` if another process reads the log.
     """
 
     def __init__(self, path: Path, memory: Path) -> None:
@@ -401,14 +414,18 @@ class LogFile:
         self._rotated = re.compile(rf"{stem}{suffix}[.-].+|{stem}-[0-9].*{suffix}")
         self._stack = ExitStack()
         self._open_files: dict[int, _OpenFile] = {}  # by inode
-        self._sizes: dict[int, int] | None = None  # by inode, at the previous call; None: this is the first call
-        self._positions: list[_Position] = []  # of files under any name, the most recent last
-        self._since_ns: int | None = None  # all files modified before this time were read; None: no file was read yet
+        # the sizes of files at the previous call, by inode; None: this is the first call
+        self._sizes: dict[int, int] | None = None
+        self._positions: list[_Position] = []  # the positions in files under any name, the most recent last
+        # gitboot has read all files that were modified before this time; None: gitboot has not read a file yet
+        self._since_ns: int | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             try:
-                stack.enter_context(hold_lock(self._lock, f"{self._path} is read into {self._memory.parent}"))
+                stack.enter_context(
+                    hold_lock(self._lock, f"another process reads {self._path} into {self._memory.parent}")
+                )
             except OSError as error:
                 raise UsageError(f"{self._lock}: {error.strerror}") from error
             self._load_positions()
@@ -423,8 +440,8 @@ class LogFile:
     def read_lines(self) -> Generator[bytes, None, None]:
         """Yield the lines that were added since the last call or run, starting with the oldest file.
 
-        A line counts as read when the caller requests the next line. Close the generator if you stop before its end.
-        Raises UsageError if a file cannot be read.
+        A line counts as read when the caller requests the next line. If you stop before the last line, close the
+        generator. Raises UsageError if gitboot cannot read a file.
         """
         try:
             since_ns = self._open_changed_files()
@@ -437,12 +454,12 @@ class LogFile:
                 self._since_ns = since_ns
                 self._write_memory()
         except OSError as error:
-            raise UsageError(f"{self._path} cannot be read to its end: {error}") from error
+            raise UsageError(f"gitboot cannot read {self._path} to the end: {error}") from error
 
     def _open_changed_files(self) -> int | None:
         """Open the files that changed since the last call.
 
-        Return a time. All files that were last modified before that time are open or were read.
+        The result is a time. All files that were last modified before this time are open, or gitboot has read them.
         """
         found = list(self._list_files())
         since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)
@@ -451,11 +468,11 @@ class LogFile:
             is_new = self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
             if stat.st_ino in self._open_files or not (is_log or is_new):
                 continue
-            # A rotated copy can be recognized only when it is complete.
+            # gitboot can recognize a rotated copy only when the copy is complete.
             if not is_log and self._sizes is not None and self._sizes.get(stat.st_ino) != stat.st_size:
                 since_ns = min(since_ns or 0, stat.st_mtime_ns)
                 continue
-            with suppress(FileNotFoundError):  # the file was renamed in the meantime
+            with suppress(FileNotFoundError):  # rotation has renamed the file meanwhile
                 file = _OpenFile(self._stack.enter_context(path.open("rb", buffering=0)))
                 self._open_files[file.stat.st_ino] = file
         self._sizes = {stat.st_ino: stat.st_size for _, stat in found}
@@ -470,7 +487,10 @@ class LogFile:
                         yield path, stat
 
     def _read_new_lines(self, file: _OpenFile) -> Iterator[bytes]:
-        """Yield the lines after the last known position in the file, which may be a truncated log or a rotated copy."""
+        """Yield the lines after the last known position in a file.
+
+        The file may be a truncated log or a rotated copy.
+        """
         known = max((place for place in self._positions if file.matches(place)), default=None)
         file.offset = known.offset if known else 0
         try:
@@ -506,9 +526,9 @@ class LogFile:
 
 
 class SentVersions:
-    """The newest version of each path that a mirror has sent, kept between runs in the folder ``memory``.
+    """Stores, in a file in the folder ``memory``, the newest version of each path that a mirror has sent.
 
-    If this file is lost, gitboot only misses some warnings, until each path appears in the log again.
+    If the file is lost, some warnings are missing until each path appears in the log again.
     """
 
     def __init__(self, log: Path, memory: Path) -> None:

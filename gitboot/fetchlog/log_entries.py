@@ -1,4 +1,4 @@
-"""Entries of the fetch log: observations, denials and endpoint reports, and the recognition of boot loaders."""
+"""Entries of the fetch log: observations, denials and endpoint reports. This module also recognizes boot loaders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_rest, printable
 
 REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
-MIN_UNCOUNTED: Final = 5  # fewer fetches by other clients are probably an operator reading a boot script
+MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
 
 
 class DenialReason(StrEnum):
@@ -46,9 +46,9 @@ class DenialReason(StrEnum):
 class Denial(Struct, frozen=True, kw_only=True):
     reason: DenialReason
     server: str
-    words: str  # the reason as text
+    words: str  # the description of the reason
     client: str  # the client of the last request
-    at: datetime  # time of the last request
+    at: datetime  # the time of the last request
     times: int
 
 
@@ -74,14 +74,18 @@ _REASON_TEXTS: Final = {
 
 
 def describe_denial(reason: DenialReason) -> str:
-    """Return a description of a denial that is safe to publish: no names, addresses, paths or text from operators."""
+    """Return a description of a denial for publication.
+
+    It contains no names, addresses, paths or text from operators.
+    """
     return _REASON_TEXTS[reason]
 
 
 def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
     """Return the denials that an operator should see.
 
-    Skip boots that were already served, boots that an operator stopped, and small numbers of requests by other clients.
+    The result does not contain boots that were already served, boots that an operator stopped, and small numbers of
+    requests by other clients.
     """
     found = [each for each in denials if each.reason not in (DenialReason.SERVED_BEFORE, DenialReason.STOPPED)]
     uncounted = sum(each.times for each in found if each.reason is DenialReason.NOT_COUNTED)
@@ -89,7 +93,10 @@ def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
 
 
 def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
-    """Return the main reason and a summary with the latest server for each reason, or None if there are no denials."""
+    """Return the main reason of the denials, and a summary that names one server for each reason.
+
+    Return None if there are no denials.
+    """
     by_reason: dict[DenialReason, list[Denial]] = {}
     for each in select_reportable(denials):
         by_reason.setdefault(each.reason, []).append(each)
@@ -106,7 +113,10 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
 
 
 def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
-    """Return the addresses to add to trusted-proxies: the loopback addresses if there are any, otherwise all."""
+    """Return the addresses that an operator may have to add to trusted-proxies.
+
+    If some are loopback addresses, return only these.
+    """
     found = [each.address for each in proxies]
     return [each for each in found if ip_address(each).is_loopback] or found
 
@@ -117,7 +127,7 @@ def build_unnamed_proxy_message(proxies: Iterable[UnnamedProxy]) -> str:
         f"requests with X-Forwarded-For or Forwarded come from {', '.join(named)}, which is not in trusted-proxies. "
         "gitboot ignores these headers, so all clients of the proxy count as one client with the proxy's address. "
         f"If it is your proxy, add trusted-proxies = {json.dumps(named)} to the file of --config. "
-        "If it is not, the client pretends to be another client"
+        "If it is not your proxy, the client pretends to have another address"
     )
 
 
@@ -125,15 +135,15 @@ _T = TypeVar("_T")
 
 
 def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
-    """Return the items in order, without intents whose outcome is also among the items.
+    """Return the items in the same order, but omit intents whose outcome is also among the items.
 
-    One item remains for each intent. `served` counts as a fetch and takes precedence over `withheld`, which means that
-    no byte was sent. An intent without an outcome uses up the boot but is not evidence.
+    One item remains for each intent. The outcome `served` counts as a fetch. It takes precedence over `withheld`, which
+    means that the endpoint sent no byte. An intent without an outcome uses up the boot but is not evidence.
     """
     found = [(each, observation_of(each)) for each in items]
     served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
     known = served | {each.intent for _, each in found if each.outcome is Outcome.WITHHELD}
-    overtaken = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # intents to drop, by outcome
+    overtaken = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # the intents to omit, for each outcome
     return [item for item, each in found if each.intent is None or each.intent not in overtaken[each.outcome]]
 
 
@@ -146,7 +156,7 @@ def select_consuming(observations: Iterable[Observation]) -> list[Observation]:
 MOST_LOG_BYTES: Final = 4096  # the maximum size of an installer's log
 _MOST_LINES: Final = 20
 _MOST_OFF: Final = timedelta(seconds=30)
-_FAR_AHEAD_S: Final = 2**40  # seconds since 1970; a larger number is not a date and does not fit into a ledger
+_FAR_AHEAD_S: Final = 2**40  # in seconds since 1970; ledgers cannot contain a larger number
 
 
 def parse_instant(text: str) -> datetime:
@@ -157,12 +167,12 @@ def parse_instant(text: str) -> datetime:
     """
     at = datetime.fromisoformat(text)
     if at.tzinfo is None or not 1970 <= at.year < 9999:
-        raise ValueError("not the time of a request")
+        raise ValueError("this is not a possible time of a request")
     return at.astimezone(UTC)
 
 
 def last_lines(log: bytes) -> str:
-    """Return the end of an installer's log: at most 20 lines and 4,096 characters, each line `printable`."""
+    """Return the end of an installer's log as `printable` text, with at most 20 lines and 4,096 characters."""
     text = log[-MOST_LOG_BYTES:].decode(errors="replace")
     lines = text.replace("\t", " ").splitlines()[-_MOST_LINES:]
     return "\n".join(map(printable, lines))[-MOST_LOG_BYTES:]
@@ -172,24 +182,26 @@ class Outcome(StrEnum):
     """The outcome of an intent to serve a boot."""
 
     SERVED = "served"  # the client's system acknowledged the whole response
-    WITHHELD = "withheld"  # the endpoint sent no byte of the boot
+    WITHHELD = "withheld"  # the endpoint did not send a byte of the boot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """A GET request for a boot script, user data, a secret or a report, from an endpoint or a mirror's access log.
+    """A GET request for a boot script, user data, a secret or a report.
 
-    An observation with an `intent` but without an `outcome` was written before the endpoint sent its response.
+    An endpoint or a mirror's access log recorded it.
+
+    The endpoint writes an observation with an `intent` but without an `outcome` before it sends its response.
     """
 
-    server: str  # "" if the log contains only the path
-    path: str  # below the output directory
-    client: str  # the client's address
+    server: str  # the server name; "" if the log contains only the path
+    path: str  # the path below the output directory
+    client: str  # the address of the client
     at: datetime
-    # Identifies the version of the path that was sent: an endpoint logs the plan, a mirror the date of the file.
+    # These fields identify the version of the file. An endpoint logs the plan, and a mirror logs the date of the file.
     digest: Digest | None = None  # the digest of the plan whose boot script was sent
-    modified: int | None = None  # when gitboot published the file, in seconds since 1970
-    offer: Digest | None = None  # the offer of a one-time boot
+    modified: int | None = None  # the time at which gitboot published the file, in seconds since 1970
+    offer: Digest | None = None  # the digest of the offer of a one-time boot
     log: str | None = None  # the last lines of an installer's log, sent with its report
     times: int = 1  # the number of fetches of a secret by clients of one network
     is_evidence: bool = True  # whether the client counts as a machine; otherwise the fetch counts only for secrets
@@ -199,16 +211,16 @@ class Observation:
 
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
-            raise ValueError("an observation has either a plan's digest or a file's date")
+            raise ValueError("an observation must have either the digest of a plan or the date of a file")
         if self.modified is not None and not 0 <= self.modified < _FAR_AHEAD_S:
-            raise ValueError("a file's date is out of range")
+            raise ValueError("the date of the file is out of range")
         if self.outcome is not None and self.intent is None:
-            raise ValueError("an outcome names its intent")
+            raise ValueError("an observation with an outcome must name the intent")
         for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):
-            text.encode()  # JSON can contain half of a surrogate pair, which cannot be encoded
+            text.encode()  # JSON can contain half of a surrogate pair, which Python cannot encode
 
     def adjust_clock(self, now: datetime, up: Uptime) -> Observation:
-        """Return the observation with its time adjusted to the clock that shows ``now``.
+        """Return the observation with a time that fits the current setting of the clock, which now shows ``now``.
 
         The time changes only if the clock was moved by more than 30 s after the observation.
         """
@@ -223,18 +235,18 @@ class Observation:
 
     @property
     def may_serve_unrecorded(self) -> bool:
-        """Return whether an endpoint may respond without recording the fetch: not for secrets and one-time boots."""
+        """Whether an endpoint may respond even if it cannot record the fetch. False for secrets and one-time boots."""
         kind = find_non_script_kind(self.path)
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
     @property
     def is_report(self) -> bool:
-        """Return whether this is an installer's report that it has finished."""
+        """Return whether this is the report of an installer that has finished."""
         return find_non_script_kind(self.path) is PROVISIONED
 
     @property
     def is_failure(self) -> bool:
-        """Return whether this is an installer's report that it has failed."""
+        """Return whether this is the report of an installer that has failed."""
         return find_non_script_kind(self.path) is FAILED
 
     @property
@@ -255,14 +267,17 @@ _REASONS_OF_2FEFE59: Final = {
 
 
 class EndpointReport(NamedTuple):
-    """The denials and unnamed proxies that endpoints recorded in the last hour, sorted."""
+    """The denials and untrusted proxies that endpoints recorded in the last hour, sorted."""
 
     refused: tuple[Denial, ...] = ()
     proxies: tuple[UnnamedProxy, ...] = ()
 
 
 def write_report(folder: Path, name: str, report: EndpointReport) -> None:
-    """Write an endpoint's report into a spool. A disk error is ignored, and the report is lost."""
+    """Write an endpoint's report into a spool.
+
+    If a disk error occurs, ignore the error, and do not write the report.
+    """
     with suppress(OSError):
         write_atomically(folder / f"{name}{SUFFIX}", encode_canonical(to_json_value(report)) + b"\n", mode=0o640)
 
@@ -287,7 +302,7 @@ def read_reports(folder: Path, at: datetime) -> EndpointReport:
 def _read_report(path: Path) -> Iterator[Denial | UnnamedProxy]:
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
-        lists = content if isinstance(content, dict) else {"refused": content}  # version 2fefe59 writes a list
+        lists = content if isinstance(content, dict) else {"refused": content}  # the version 2fefe59 wrote a list
         for each in _list(lists.get("proxies")):
             match each:
                 case {"address": str(address), "at": str(at)}:
@@ -320,9 +335,9 @@ def _list(value: Any) -> list[Any]:
 
 _MOST_FIELDS: Final = 100  # the maximum number of fields in a query
 _IPV6_NETWORK: Final = 64  # bits
-# Patterns that match the start of a User-Agent.
+# These patterns match the beginning of a User-Agent.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
-_SYSTEMS: Final = re.compile("Ignition/|Cloud-Init/|Go-http-client/")  # the last is Talos
+_SYSTEMS: Final = re.compile("Ignition/|Cloud-Init/|Go-http-client/")  # the last alternative matches Talos
 _TOOLS: Final = re.compile(
     r"(?:curl|Wget|aria2|HTTPie|xh|Mozilla|Opera|Lynx|Links|w3m|ELinks|Safari|python-|Python|aiohttp|okhttp|Java|"
     r"Go-http-client|libwww|lwp-|Ruby|Faraday|axios|node|undici|PostmanRuntime|insomnia|ApacheBench|hey|k6|wrk|"
@@ -335,7 +350,7 @@ _TOOLS: Final = re.compile(
 def is_check(agent: str, query: Mapping[str, str]) -> bool:
     """Return whether gitboot itself sent the request as a check.
 
-    A check carries two marks, because a cache may drop one of them.
+    A check contains two marks, because a cache may remove one of them.
     """
     return CHECK in query or agent.startswith("gitboot")
 
@@ -345,7 +360,10 @@ def is_loader(agent: str) -> bool:
 
 
 def is_system(agent: str) -> bool:
-    """Return whether an installed or installing system sent the request. People and monitors use other User-Agents."""
+    """Return whether an installed system or an installer sent the request.
+
+    People and monitors use other User-Agents.
+    """
     return _SYSTEMS.match(agent) is not None
 
 
@@ -356,7 +374,7 @@ def is_tool(agent: str) -> bool:
 def may_be_system(agent: str) -> bool:
     """Return whether a system may have sent the request.
 
-    The User-Agent belongs to a known system, or it is unknown but does not belong to a tool.
+    This is the case if the User-Agent belongs to a known system, or if it is unknown and does not belong to a tool.
     """
     return is_system(agent) or (agent != "" and not is_tool(agent))
 
@@ -373,19 +391,22 @@ def has_identity(query: Mapping[str, str]) -> bool:
 
 
 def is_machine(agent: str, query: Mapping[str, str]) -> bool:
-    """Return whether a machine sent a request for a boot script. A bare GET request may come from a monitor."""
+    """Return whether a machine sent a request for a boot script.
+
+    A request without an identity may come from a monitor.
+    """
     return is_loader(agent) or (has_identity(query) and not is_tool(agent))
 
 
 @lru_cache(maxsize=4096)
 def client_network(client: str | None) -> str:
-    """Return the network that counts as one client: an IPv4 address, or an IPv6 /64 network.
+    """Return the network of a client. This is an IPv4 address or an IPv6 /64 network, and counts as one client.
 
-    A host chooses the remaining bits of an IPv6 address itself (RFC 4291). A text that is not an address is returned
+    A host chooses the remaining bits of an IPv6 address itself (RFC 4291). If the text is not an address, return it
     unchanged.
     """
     try:
-        address = ip_address((client or "").partition("%")[0])  # without the zone of fe80::1%eth0
+        address = ip_address((client or "").partition("%")[0])  # remove the zone from addresses such as fe80::1%eth0
     except ValueError:
         return client or ""
     if isinstance(address, IPv6Address):
@@ -394,7 +415,7 @@ def client_network(client: str | None) -> str:
 
 
 def parse_query(text: str) -> dict[str, str]:
-    """Return the values in a query by key, including empty values. The last value of a repeated key counts."""
+    """Return the values in a query by key, including empty values. If a key is repeated, return its last value."""
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:

@@ -1,4 +1,4 @@
-"""One-time boots and secrets: which of them were served, to which clients, and how often."""
+"""One-time boots and secrets: find served boots, and count the fetches of secrets by client."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gitboot.render.paths import FAILED, Role, find_non_script_kind, find_path_k
 from gitboot.resolve.provisioning_record import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
 
-MOST_ADDRESSES: Final = 16  # addresses that are counted separately, per secret and installation
-MOST_FETCHES: Final = 10  # fetches of one secret in one installation; more are unexpected
-OTHERS: Final = "others"  # all addresses beyond MOST_ADDRESSES
+MOST_ADDRESSES: Final = 16  # the number of addresses that gitboot counts separately for each secret in an installation
+MOST_FETCHES: Final = 10  # the number of expected fetches of one secret in one installation
+OTHERS: Final = "others"  # stands for all addresses beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
@@ -30,8 +30,8 @@ _ENCRYPTED: Final = "secrets/"
 def find_secret(path: str) -> str | None:
     """Return the secret at a path below the output directory, such as ``secrets/NAME`` or ``user-data/FILE``.
 
-    User data counts as a secret, because it contains the tokens with which an installer reports and fetches its
-    secrets. Report paths also contain tokens, and count as ``reports/provisioned`` and ``reports/failed``.
+    User data counts as a secret, because it contains the tokens with which an installer sends its report and fetches
+    its secrets. Report paths also contain tokens, and count as ``reports/provisioned`` and ``reports/failed``.
     """
     kind = find_non_script_kind(path)
     if kind is None or kind.role not in (Role.DATA, Role.SEALED, Role.REPORT):
@@ -52,7 +52,7 @@ def describe_secret(secret: str) -> str:
 
 
 class AddressFetches(Struct, frozen=True):
-    """The fetches of one secret by one address, or by several addresses that are counted together."""
+    """The fetches of one secret by one address, or by several addresses that gitboot counts together."""
 
     first: datetime
     last: datetime
@@ -65,13 +65,14 @@ class AddressFetches(Struct, frozen=True):
 class SecretFetches(Struct, frozen=True, kw_only=True):
     """The fetches of one secret in one installation."""
 
-    addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `client_network`; at most MOST_ADDRESSES
+    # the fetches for each `client_network`; at most MOST_ADDRESSES entries
+    addresses: Mapping[str, AddressFetches] = field(default_factory=dict)
     others: AddressFetches | None = None  # the fetches by all other addresses
     confirmed: tuple[int, int] = (1, 0)  # the numbers of addresses and fetches that an operator confirmed
 
     @property
     def totals(self) -> tuple[int, int]:
-        """The numbers of addresses and fetches. All addresses in ``others`` count as one."""
+        """The number of addresses and the number of fetches. All addresses in ``others`` count as one address."""
         return len(self.all_fetches), sum(each.times for each in self.all_fetches)
 
     @property
@@ -80,9 +81,9 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unexpected(self) -> bool:
-        """Return whether there are more addresses than an operator confirmed, or more than ten additional fetches.
+        """Whether there are more addresses than an operator confirmed, or more than ten fetches since the confirmation.
 
-        The first address needs no confirmation.
+        An operator need not confirm the first address.
         """
         addresses, times = self.totals
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
@@ -99,12 +100,13 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
     key: str  # the provision key
     attempt: int
-    number: int  # the offer's sequence number in the ledger
-    secrets: Mapping[str, SecretFetches] = field(default_factory=dict)  # by `find_secret`
+    number: int  # the sequence number of the offer in the ledger
+    # the fetches of each secret, by its name from `find_secret`
+    secrets: Mapping[str, SecretFetches] = field(default_factory=dict)
 
     @property
     def secret_fetches(self) -> dict[str, SecretFetches]:
-        """The fetches of secrets and user data, but not of report paths."""
+        """The fetches of secrets and user data, without those of report paths."""
         return {name: each for name, each in self.secrets.items() if not is_report(name)}
 
     @property
@@ -118,7 +120,7 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
     def has_fetched(self, address: str, secret: str) -> bool:
         """Return whether an address has fetched a secret in this installation.
 
-        All files of user data count as one secret.
+        All user data files count as one secret.
         """
 
         def is_same(name: str) -> bool:
@@ -127,7 +129,7 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
         return any(address in each.addresses for name, each in self.secrets.items() if is_same(name))
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return one item per secret, in the format of the API and of `gitboot secret fetches`."""
+        """Return one item for each secret, in the format of the API and of `gitboot secret fetches`."""
         return [
             {
                 "installation": self.key,
@@ -146,26 +148,27 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
 class ServedBoot(NamedTuple):
     first: Observation  # the first fetch, or the installer's report if there was no fetch
-    is_over: bool  # whether the booted system has fetched its user data, or its installer has reported
+    is_over: bool  # whether the booted system has fetched its user data, or the installer has sent its report
 
     def __str__(self) -> str:
         if _find_role(self.first) is Role.REPORT:
-            return f"the installer reported at {format_instant(self.first.at)}"
+            return f"the installer sent its report at {format_instant(self.first.at)}"
         served = "perhaps served" if self.first.is_open_intent else "served"
         return f"{served} at {format_instant(self.first.at)} to {self.first.client}"
 
     def may_serve_again(self, at: datetime, up: Uptime) -> bool:
-        """Return whether an endpoint may serve the boot again: to another NIC, after a failure, to GRUB after iPXE."""
+        """Return whether an endpoint may serve the boot again, for example to another NIC or to GRUB after iPXE."""
         first = self.first.adjust_clock(at, up)
         return not self.is_over and first.at <= at < first.at + FETCH_GRACE
 
 
 class _FileContent(Struct):
-    """The content of a spool file that has been read so far."""
+    """The part of a spool file that gitboot has read so far."""
 
-    base: int = 0  # the offset of its first byte in the writer's own file
+    base: int = 0  # the offset of the file's first byte in the writer's own file
     offset: int = 0
-    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server or offer, and by offset
+    # the observations by server or offer, and then by offset
+    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)
 
     def read(self, path: Path) -> None:
         for offset, line in read_whole_lines(path, self.offset):
@@ -180,9 +183,9 @@ class _FileContent(Struct):
 
 
 def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
-    """Return the first fetch of a boot in the observations of its server and offer, or None if not served.
+    """Return the first fetch of a boot in ``observations``, or None if the boot was not served.
 
-    After an installer has reported with the token ``report``, all boots of its attempt count as served.
+    After an installer has sent its report with the token ``report``, all boots of the same attempt count as served.
     """
     known = sorted(select_consuming(observations), key=lambda each: each.at)
     ended = next((each for each in known if report == each.digest and _find_role(each) is Role.REPORT), None)
@@ -194,14 +197,17 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 
 
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
-    """Merge the results from two logs: the earlier first fetch, and whether either log shows that the boot is over."""
+    """Merge the results for a boot from two logs.
+
+    The earlier fetch is the first one, and the boot is over if one log shows this.
+    """
     if first is None or second is None:
         return first or second
     return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)
 
 
 def has_reported(observations: Collection[Observation], token: str) -> bool:
-    """Return whether an installer has reported with ``token`` since its server's boot was last served."""
+    """Return whether an installer has sent a report with ``token`` since its server's boot was last served."""
     observations = select_consuming(observations)
     reports = [each.at for each in observations if each.digest == token and _find_role(each) is Role.REPORT]
     return bool(reports) and max(reports) >= max(
@@ -210,22 +216,27 @@ def has_reported(observations: Collection[Observation], token: str) -> bool:
 
 
 class ServedBoots:
-    """The boots that any writer of a spool recorded as served, except in files that the instance has deleted."""
+    """Finds the boots that any writer of a spool recorded as served.
+
+    Files that the instance has deleted are not included.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _FileContent] = {}
 
     def find(self, server: str, offer: str, report: str | None = None) -> ServedBoot | None:
-        """Return the first fetch of a boot, or None if it was not served. Raises OSError if the spool cannot be read.
+        """Return the first fetch of a boot, or None if the boot was not served.
 
-        The offer identifies the boot, even if a commit changes the boot or the server's name in the meantime.
+        Raises OSError if gitboot cannot read the spool.
+
+        The offer identifies the boot, even if a commit has changed the boot or the name of the server meanwhile.
         """
         self._refresh()
         return find_served_boot({*self._list_observations(server), *self._list_observations(offer)}, offer, report)
 
     def has_installer_reported(self, server: str, token: str) -> bool:
-        """Return whether an installer has reported with ``token`` since its server's boot was last served.
+        """Return whether an installer has sent a report with ``token`` since its server's boot was last served.
 
         Raises OSError if the spool cannot be read.
         """
@@ -241,9 +252,9 @@ class ServedBoots:
         for name in self._files.keys() - there.keys():
             del self._files[name]
         for name, path in there.items():
-            with suppress(FileNotFoundError):  # the instance has just deleted the file
+            with suppress(FileNotFoundError):  # the instance may have just deleted the file
                 file, size = self._files.setdefault(name, _FileContent(parse_file_name(name)[1])), path.stat().st_size
-                if size < file.offset:  # the writer removed lines that it could not sync
+                if size < file.offset:  # the writer has removed lines that it could not sync
                     file = self._files[name] = _FileContent(parse_file_name(name)[1])
                 if size > file.offset:
                     file.read(path)
@@ -255,11 +266,11 @@ def _find_role(observation: Observation) -> Role | None:
 
 
 class FetchLogUnavailable(Exception):
-    """Raised if a fetch log does not respond in time or cannot be read."""
+    """The fetch log does not respond in time, or gitboot cannot read it."""
 
 
 class BatchRejected(Exception):
-    """Raised if the instance rejects a batch. The message states the reason."""
+    """The instance rejects a batch of fetches. The message states the reason."""
 
 
 def is_lease(giver: str) -> bool:
@@ -267,14 +278,16 @@ def is_lease(giver: str) -> bool:
     return "/" in giver
 
 
-_INSTANCE_FILE: Final = Path(".forwarded", "soles")  # in the instance's spool: the host's spool, by site
-_HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
+# a file in the instance's spool that maps each site to the spool of a host
+_INSTANCE_FILE: Final = Path(".forwarded", "soles")
+_HOST_FILES: Final = ("sole", "sole.left")  # files in the spool of that host
 
 
 def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
-    """Return the claims in the files of the given spools. A claim without sites comes from an unreadable file.
+    """Return the claims in the files of these spools. If a file is unreadable, the claim has no sites.
 
-    ``fetch_log`` is the spool that the instance now reads. The fetches of the other host must be copied to that spool.
+    ``fetch_log`` is the spool that the instance now reads. An operator must copy the fetches of the other host to this
+    spool.
     """
     places = [
         (folder / _INSTANCE_FILE, *(endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
@@ -284,7 +297,10 @@ def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ..
 
 
 def _read_claimed_sites(file: Path) -> tuple[str, ...] | None:
-    """Return the sites that a file claims, () if it is unreadable, or None if it is missing or its claims ended."""
+    """Return the sites that a file claims.
+
+    Return () if the file is unreadable, and None if it is missing or its claims ended.
+    """
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

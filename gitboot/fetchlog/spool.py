@@ -1,4 +1,4 @@
-"""Spool: a folder with files of fetches that endpoints write and the instance reads."""
+"""Spool: a folder with files of fetches. Endpoints write these files, and the instance reads them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
-MOST_BYTES: Final = 1024 * 1024  # maximum size of one spool file
-_RESTART_S: Final = 0.1  # the pause after the writer thread died, during which endpoints serve no boots
-_MOST_AT_ONCE: Final = 1000  # lines per sync
+MOST_BYTES: Final = 1024 * 1024  # the maximum size of one spool file
+# the pause after the writer thread ended with an error; endpoints serve no boots during the pause
+_RESTART_S: Final = 0.1
+_MOST_AT_ONCE: Final = 1000  # the maximum number of lines in one sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
 _DELETIONS: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
-_TRIAL: Final = b"\0" * 4096  # as large as a block of a file system
-_LONGEST_UP_S: Final = 2**33  # longer than any kernel stays up
-_MOST_TIMES: Final = 2**32  # more fetches than any endpoint serves in a minute
+_TRIAL: Final = b"\0" * 4096  # the test data has the size of a file system block
+_LONGEST_UP_S: Final = 2**33  # in seconds: a longer uptime is invalid, because no kernel runs for so long
+_MOST_TIMES: Final = 2**32  # a larger number is invalid, because no endpoint serves so many fetches in a minute
 _T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
-    """Return the identity by which an output tree refers to the endpoint with this spool. Create it if missing."""
+    """Return the identity by which an output tree refers to the endpoint with this spool.
+
+    If there is none, create one.
+    """
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
         write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
-        with suppress(FileExistsError):  # another process created it first
+        with suppress(FileExistsError):  # another process may have created the file first
             path.hardlink_to(made)
         made.unlink()
         sync_folder(folder)
@@ -47,12 +51,12 @@ def read_or_create_identity(folder: Path) -> str:
 
 
 def endpoint_folder(folder: Path) -> Path:
-    """Return the folder for files that only endpoints use. Writes there do not wake the instance."""
+    """Return the folder for files that only endpoints use. A write to this folder does not trigger the instance."""
     return folder / _ASIDE
 
 
 def check_writable(folder: Path) -> None:
-    """Write and sync a file in a spool, then delete the file. Raises OSError if the spool cannot record fetches."""
+    """Write and sync a file in a spool, and delete the file. Raises OSError if the spool cannot record fetches."""
     endpoint_folder(folder).mkdir(exist_ok=True)
     path = endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -69,7 +73,7 @@ def check_writable(folder: Path) -> None:
 
 
 class SpoolFile:
-    """The spool files that one writer fills one after the other. Only one thread may use the object."""
+    """Writes the spool files of one writer, one file after the other. Only one thread may use the object."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -87,10 +91,11 @@ class SpoolFile:
         assert self._fd is not None  # noqa: S101
         try:
             if os.write(self._fd, lines) < len(lines):
-                raise OSError("only a part was written")
+                raise OSError("the disk accepted only a part of the lines")
             os.fdatasync(self._fd)
         except OSError:
-            # Cut off incomplete lines and close the file. After a failed sync, the content of a file is uncertain.
+            # Remove incomplete lines and close the file, because the content of a file is uncertain after a failed
+            # sync.
             with suppress(OSError):
                 os.ftruncate(self._fd, self._size)
                 os.fsync(self._fd)
@@ -99,12 +104,15 @@ class SpoolFile:
         self._size += len(lines)
 
     def _is_unchanged(self, fd: int) -> bool:
-        """Return whether the file still exists at the expected size. If not, readers could miss appended lines."""
+        """Return whether the file still exists and has the expected size.
+
+        Otherwise, readers could miss lines that gitboot appends.
+        """
         status = os.fstat(fd)
         return status.st_nlink > 0 and status.st_size == self._size
 
     def close(self) -> None:
-        """Unlock the file, so that the instance may delete the file after reading it."""
+        """Close and unlock the file, so that the instance may delete the file after it has read all lines."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -135,8 +143,8 @@ class _QueuedLine(NamedTuple):
 class Spool:
     """Records fetches from any thread and syncs them in batches.
 
-    `record` returns immediately. Its future completes after the sync. A caller can cancel the future until the line may
-    be in the file.
+    `record` returns immediately with a future, which completes after the sync. A caller can cancel the future until
+    gitboot begins to write the line.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -153,14 +161,17 @@ class Spool:
         return entry.written
 
     def run_in_writer(self, call: Callable[[], _T]) -> Future[_T]:
-        """Call a function in the writer thread once all earlier lines are written. Return a future for its result."""
+        """Call a function in the writer thread after all earlier lines are written.
+
+        Return a future for the result of the function.
+        """
         done: Future[_T] = Future()
 
         def run() -> None:
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(call())
-                except BaseException as error:  # noqa: BLE001 - the future raises it in the caller
+                except BaseException as error:  # noqa: BLE001 - the future raises the error in the caller
                     done.set_exception(error)
 
         self._queue.put(run)
@@ -177,9 +188,9 @@ class Spool:
             try:
                 self._write_waiting(waiting)
             finally:
-                for each in waiting:  # callers must not wait for a dead thread
+                for each in waiting:  # callers must not wait for a thread that has ended
                     if isinstance(each, _QueuedLine) and not each.written.done():
-                        each.written.set_exception(OSError("the spool's thread died"))
+                        each.written.set_exception(OSError("the writer thread of the spool ended with an error"))
             if ends:
                 return
 
@@ -239,19 +250,19 @@ def encode_line(observation: Observation) -> bytes:
 
 
 class ReadResult(NamedTuple):
-    observations: list[Observation]  # sorted by time; the observations of one writer keep their order
-    offsets: dict[str, int]  # by file, for the next call
-    invalid_lines: int  # number of lines that are not observations
+    observations: list[Observation]  # the observations, sorted by time; those of one writer keep their order
+    offsets: dict[str, int]  # the offsets by file, for the next call
+    invalid_lines: int  # the number of lines that are not observations
 
 
 def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
-    """Read the complete lines of a spool after ``offsets``, each once.
+    """Read the complete lines of a spool after ``offsets``.
 
-    The new offsets contain only the files that still exist. Raises OSError if the spool cannot be read.
+    The new offsets contain only the files that still exist. Raises OSError if gitboot cannot read the spool.
     """
     found: list[tuple[datetime, str, int, Observation]] = []
     read: dict[str, int] = {}
-    latest: dict[str, datetime] = {}  # by writer
+    latest: dict[str, datetime] = {}  # the latest time of each writer's lines
     strays = 0
     for path in list_files(folder):
         begin = offsets.get(path.name, 0)
@@ -272,10 +283,11 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
 
 
 def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
-    """Delete the files that were read to the end and have no writer any more, as deletion number ``times``.
+    """Delete the files that gitboot has read to the end and that no longer have a writer, as deletion number ``times``.
 
-    Call this only after the published output tree reflects these files and contains this number. If the number is not
-    new, no file is deleted. The number is stored and synced before files are deleted. Raises OSError if storing fails.
+    The published output tree must already reflect these files and contain this number. If the number is not new,
+    gitboot does not delete files. gitboot stores and syncs the number before it deletes files. Raises OSError if
+    gitboot cannot store the number.
     """
     before = count_deletions(folder)
     for path in find_read_files(folder, offsets) if before < times else ():
@@ -284,7 +296,7 @@ def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> N
 
 
 def count_deletions(folder: Path) -> int:
-    """Return how many deletions a spool has recorded. Raises OSError if the number cannot be read."""
+    """Return the number of deletions that a spool has recorded. Raises OSError if gitboot cannot read the number."""
     try:
         return int((folder / _DELETIONS).read_text())
     except (FileNotFoundError, ValueError):
@@ -297,9 +309,9 @@ def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
 
 
 def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
-    """Yield the files that were read to the end and have no writer any more.
+    """Yield the files that gitboot has read to the end and that no longer have a writer.
 
-    Each file stays locked until the next file is requested.
+    Each file stays locked until the caller requests the next file.
     """
     for path in list_files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
@@ -307,7 +319,8 @@ def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
                 continue
             taken = offsets.get(path.name, -1)
             file.seek(max(taken, 0))
-            if taken >= 0 and b"\n" not in file.read():  # no caller got a confirmation for an incomplete line
+            # the file may end with an incomplete line, because no caller got a confirmation for such a line
+            if taken >= 0 and b"\n" not in file.read():
                 yield path
 
 
@@ -320,7 +333,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the complete lines after an offset, each with its own offset. For a deleted file, yield no lines."""
+    """Yield the complete lines after an offset, each with its own offset. If the file was deleted, yield no lines."""
     with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have deleted the file
         file.seek(begin)
         for line in file:
@@ -330,7 +343,10 @@ def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(line: bytes) -> Observation | int | None:
-    """Return the observation in a line, the offset of a line that 2fefe59 revoked, or None for an invalid line."""
+    """Return the observation in a line, or None if the line is invalid.
+
+    A line of the version 2fefe59 may revoke another line. If so, return the offset of the revoked line.
+    """
     with suppress(ValueError, RecursionError):
         match json.loads(line):
             case {"not": int(offset)}:
@@ -368,14 +384,14 @@ def parse_line(line: bytes) -> Observation | int | None:
     return None
 
 
-BATCHES_MOST_BYTES: Final = 512 * 1024  # maximum size of one batch
+BATCHES_MOST_BYTES: Final = 512 * 1024  # the maximum size of one batch
 _FORWARDED: Final = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9]{12})-[0-9]{12}" + re.escape(SUFFIX))
 
 
 class Writer(NamedTuple):
-    """A writer of lines, identified by its spool and by its file name without the suffix."""
+    """A writer of lines. Its spool and its file name without the suffix identify the writer."""
 
-    spool: str  # identity of the spool
+    spool: str  # the identity of the spool
     file: str
 
 
@@ -394,7 +410,7 @@ class ForwardedBatch(NamedTuple):
 def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
     """Return the complete lines of a writer's file after ``begin``, up to the size of a batch.
 
-    The batch is empty at the end of the file.
+    If there are no more lines, the batch is empty.
     """
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Unknown machines: machines that requested a boot but have no document, and their inventories."""
+"""Unknown machines: record machines without a document that requested a boot, and their inventories."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ _LONGEST: Final = 64  # the maximum length of a serial number
 
 
 class UnknownMachine(Struct, frozen=True, kw_only=True):
-    """A machine without a document, as described by its requests."""
+    """A machine without a document. The values come from the requests of the machine."""
 
     macs: tuple[MacAddress, ...] = ()
     uuid: SystemUuid | None = None
     serial: str | None = None
     client: str  # the address of the last request
-    path: str  # the path of the last request, below the base URL
+    path: str  # the path of the last request below the base URL
     first: datetime
     last: datetime
     times: int = 1
     server: str | None = None  # a server whose document contains one of the machine's identities, but another UUID
-    inventory: Findings | None = None  # the inventory that an inventory image reported
+    # the inventory that an inventory image sent; None: the machine has not sent an inventory
+    inventory: Findings | None = None
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """The machine's identities, in the form of the keys of an index."""
+        """The identities of the machine in the form of index keys."""
         return (
             *(format_identity(IdentityKind.MAC, mac) for mac in self.macs),
             *((format_identity(IdentityKind.UUID, self.uuid),) if self.uuid is not None else ()),
@@ -79,7 +80,7 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
 
 
 def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
-    """Return the machine that requests a boot script, or None if the path is not that of a boot script.
+    """Return the machine that requests a boot script, or None if the path does not belong to a boot script.
 
     ``path`` is relative to the base URL, in any notation.
     """
@@ -98,7 +99,10 @@ def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: 
 
 
 def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
-    """Return the machine that sent an inventory. Raises ValueError if the inventory contains no network interface."""
+    """Return the machine that sent an inventory.
+
+    Raises ValueError if the inventory does not contain a network interface.
+    """
     inventory = parse_findings(document)
     return UnknownMachine(
         macs=tuple(sorted(each.mac for each in inventory.interfaces)),
@@ -127,30 +131,30 @@ def _parse_uuid(text: object) -> SystemUuid | None:
 
 
 def _parse_serial(text: object) -> str | None:
-    """Return the serial number if a document may contain it, or None for a placeholder or an invalid value."""
+    """Return the serial number, or None if it is a placeholder or a value that a document may not contain."""
     if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
         return None
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
 
 
 class UnknownMachines:
-    """A size-limited table of unknown machines, with one entry for all requests from the same machine."""
+    """A table of unknown machines with a limited size. All requests of the same machine share one entry."""
 
     def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
-        self.unkept = unkept  # requests of machines that did not fit into the table
+        self.unkept = unkept  # the number of requests by machines that did not fit into the table
         self._by_identity: dict[str, UnknownMachine] = {}
-        self._machines: dict[int, UnknownMachine] = {}  # by id(), in the order of arrival
+        self._machines: dict[int, UnknownMachine] = {}  # the machines by id(), in the order of their first requests
         self._counts_by_network: Counter[str] = Counter()
         for each in machines:
             self.add(each)
 
     @property
     def machines(self) -> tuple[UnknownMachine, ...]:
-        """The machines, sorted by their last request, the newest first."""
+        """The machines, sorted by the time of their last request. The newest is first."""
         return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
 
     def add(self, machine: UnknownMachine) -> bool:
-        """Add a machine, or merge it with a known machine. Return whether the table gained a machine."""
+        """Add a machine, or merge it with an existing entry. Return whether the table has a new entry."""
         known = {
             id(each): each for name in _list_identities(machine) if (each := self._by_identity.get(name)) is not None
         }
@@ -182,13 +186,13 @@ class UnknownMachines:
 
 
 def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
-    """Return the machine's identities. Both byte orders of a UUID give the same identity."""
+    """Return the identities of a machine. Both byte orders of a UUID result in the same identity."""
     either = machine.uuid if machine.uuid is None else min(machine.uuid, swap_byte_order(machine.uuid))
     return structs.replace(machine, uuid=either).identities
 
 
 def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
-    """Merge two descriptions of one machine. Keep the identities of ``first`` if they differ, and the later request."""
+    """Merge two descriptions of one machine. If identities differ, keep those of ``first``. Keep the later request."""
     later = max(first, second, key=lambda each: each.last)
     return structs.replace(
         later,
@@ -237,7 +241,7 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
             }:
                 server = said if isinstance(said := more.get("server"), str) else None
                 for text in (client, path, server or ""):
-                    text.encode()  # half of a surrogate pair cannot be encoded
+                    text.encode()  # Python cannot encode half of a surrogate pair
                 return UnknownMachine(
                     macs=tuple(map(parse_lookup_mac, macs[:_MOST_MACS])),
                     uuid=_parse_uuid(more.get("uuid")),
@@ -253,11 +257,11 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
     return None
 
 
-MOST_BYTES: Final = 64 * 1024  # maximum size of an inventory
+MOST_BYTES: Final = 64 * 1024  # the maximum size of an inventory
 MOST_INTERFACES: Final = 16
 _MOST_DISKS: Final = 16
 _MOST: Final = 2**63 - 1
-# Copied from gitboot.model.server, so that an endpoint does not import that module at startup.
+# These values are copies from gitboot.model.server, so that an endpoint does not import that module at startup.
 _ARCHITECTURES: Final = ("x86_64", "aarch64")
 _FIRMWARES: Final = ("UEFI", "BIOS")
 
@@ -266,12 +270,12 @@ class FoundInterface(Struct, frozen=True, kw_only=True):
     """A network interface with its own MAC address."""
 
     mac: MacAddress
-    name: str | None = None  # the name that an installed system uses
+    name: str | None = None  # the name of the interface in an installed system
     link: bool | None = None  # whether the interface has a link
 
 
 class FoundDisk(Struct, frozen=True, kw_only=True):
-    """A disk, under the name that the inventory image's kernel uses."""
+    """A disk with the name that the kernel of the inventory image uses."""
 
     name: str
     bytes: int | None = None
@@ -280,13 +284,13 @@ class FoundDisk(Struct, frozen=True, kw_only=True):
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """The inventory of a machine."""
+    """The hardware inventory of a machine."""
 
     interfaces: tuple[FoundInterface, ...]
     disks: tuple[FoundDisk, ...] = ()
     manufacturer: str | None = None
     product: str | None = None
-    architecture: str | None = None  # a value that a document accepts, like `firmware`
+    architecture: str | None = None  # a value that documents accept, as for `firmware`
     firmware: str | None = None
     cpus: int | None = None
     memory_mib: int | None = None
@@ -314,7 +318,10 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 def parse_findings(document: Mapping[str, Any]) -> Findings:
-    """Parse an inventory and ignore invalid parts. Raises ValueError for an inventory without a MAC address."""
+    """Parse an inventory, and ignore invalid parts.
+
+    Raises ValueError if the inventory does not contain a MAC address.
+    """
     interfaces = {each.mac: each for each in _parse_interfaces(document.get("interfaces"))}
     if not interfaces:
         raise ValueError(f"the inventory has no interface with a MAC address: {_HINT}")
@@ -376,7 +383,7 @@ def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse_text(text: object) -> str | None:
-    """Return a short single-line text, or None for any other type, a longer text or a text with control characters."""
+    """Return ``value`` if it is a short text on one line and without control characters, or None."""
     plain = " ".join(text.split()) if isinstance(text, str) else ""
     return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
 
@@ -394,22 +401,22 @@ def _drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SUFFIX: Final = ".unknown"
-_MOST_FILES: Final = 64  # files accumulate if no instance reads them
+_MOST_FILES: Final = 64  # the maximum number of files, which accumulate if no instance reads them
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # the size of a full table in which each machine has an inventory
 
 
 class UnknownMachineRecorder:
-    """Collects unknown machines for the instance. Any thread may use the object.
+    """Collects unknown machines for the instance. Several threads may use the same object.
 
-    Each writer has at most one file in the spool. Until the instance has read the file, further machines wait in a
-    table of limited size. If a file is lost, the list of unknown machines lacks some entries.
+    Each writer has at most one file in the spool. Until the instance has read this file, gitboot keeps further machines
+    in a table of limited size. If a file is lost, the list of unknown machines lacks some entries.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder, self._name = folder, f"{os.getpid()}-{token_hex(8)}{SUFFIX}"
         self._lock = threading.Lock()
         self._table = UnknownMachines()
-        self.requests = 0  # the number of requests by unknown machines
+        self.requests = 0  # the number of requests by unknown machines since the start
 
     def add(self, machine: UnknownMachine) -> None:
         with self._lock:
@@ -418,11 +425,14 @@ class UnknownMachineRecorder:
 
     @property
     def is_forwarded(self) -> bool:
-        """Return whether the machines are written to a spool for an instance."""
+        """Return whether gitboot writes the machines to a spool, from which an instance reads them."""
         return self._folder is not None
 
     def write_file(self) -> None:
-        """Write the table if the instance has read the previous file. Keep the table if the disk is full."""
+        """Write the table to a file if the instance has read the previous file.
+
+        If the disk is full, keep the table in memory.
+        """
         with self._lock:
             if self._folder is None or not (self._table.machines or self._table.unkept):
                 return
@@ -440,9 +450,9 @@ class UnknownMachineFile(NamedTuple):
 
 
 def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
-    """Yield the spool files that list unknown machines. The caller deletes each file after storing its content.
+    """Yield the spool files with unknown machines. The caller must delete each file after it has stored the content.
 
-    Files that cannot be read are ignored.
+    gitboot ignores files that it cannot read.
     """
     with suppress(OSError):
         for path in sorted(folder.glob(f"*{SUFFIX}")):

@@ -1,1 +1,1 @@
-"""Fleet: turn the files of a commit into a valid fleet, or report every problem with its file and line."""
+"""Fleet: read the files of a commit, and return a valid fleet or all problems with their files and lines."""

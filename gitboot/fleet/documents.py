@@ -1,4 +1,4 @@
-"""Documents: parse the documents of a file to resources, report their problems, and write documents as YAML."""
+"""Documents: parse the documents in a file, report problems in documents, and write documents as YAML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gitboot.text import did_you_mean, printable
 
 
 def read_resource(value: dict[str, Value]) -> Resource:
-    """Convert a document to a resource of its kind. Raises `InvalidDocument` with all faults of the document."""
+    """Convert a document to a resource object. Raises `InvalidDocument` with all faults of the document."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
         expected = "there is no kind" if isinstance(kind, str) else "expected a kind, found"
@@ -53,16 +53,16 @@ def _find_id(value: dict[str, Value]) -> Id | None:
     return None
 
 
-FILE_START: Final = Place(1, 1)  # for problems that concern a whole file
+FILE_START: Final = Place(1, 1)  # the location of a problem that concerns a whole file
 
 
 def build_problem(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
-    """Return a problem at a location in a file. The default hint is that of ``code``."""
+    """Return a problem at a location in a file. Without ``hint``, the problem has the hint of ``code``."""
     return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
 def format_path(path: Path) -> str:
-    """Format a field's path for messages, such as spec.interfaces[0].mac. Long keys are shortened."""
+    """Format the path of a field for messages, such as spec.interfaces[0].mac. Long keys are shortened."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
 
@@ -73,8 +73,8 @@ _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 class UnreadDocument(NamedTuple):
     """A document whose kind or name gitboot cannot read, or a text that may contain several documents."""
 
-    kind: str | None  # None: any kind is possible
-    names: frozenset[str] | None  # all words that may be the document's name; None: the text was not read
+    kind: str | None  # the kind of the document; None: any kind is possible
+    names: frozenset[str] | None  # all words that may be the name of the document; None: gitboot has not read the text
 
 
 ANYTHING: Final = UnreadDocument(None, None)
@@ -96,9 +96,9 @@ class UnreadDocuments:
     """The documents of a revision whose kind or name gitboot cannot read."""
 
     def __init__(self, documents: Iterable[UnreadDocument]) -> None:
-        self._any_name_kinds: set[str | None] = set()  # kinds of documents that may have any name
+        self._any_name_kinds: set[str | None] = set()  # the kinds of documents that may have any name
         self._names: set[tuple[str | None, str]] = set()
-        self.kinds: set[str] = set()  # kinds that the documents may have
+        self.kinds: set[str] = set()  # all kinds that the documents may have
         for each in documents:
             self.add(each)
 
@@ -114,17 +114,17 @@ class UnreadDocuments:
 
 
 class ParsedBlob(Struct, frozen=True, kw_only=True):
-    """The documents of one blob, regardless of its path: its resources, and its problems without a path."""
+    """The parsed documents of one blob: the resources, and the problems without the path of the file."""
 
-    resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
+    resources: tuple[tuple[int, Resource], ...]  # pairs of the index of the document and the resource
     problems: tuple[Problem, ...]  # the first problems, sorted
     more: int  # the number of further problems
-    broken: tuple[Id, ...]  # invalid documents whose kind and name are known
-    unread: tuple[UnreadDocument, ...]  # documents whose kind or name is unknown
+    broken: tuple[Id, ...]  # the invalid documents whose kind and name gitboot can read
+    unread: tuple[UnreadDocument, ...]  # the documents whose kind or name gitboot cannot read
 
     @property
     def has_only_servers(self) -> bool:
-        """Return whether the blob contains at least one document, and only valid Server documents."""
+        """Whether the blob contains one or more valid Server documents, and no other documents."""
         if self.problems or self.more or self.broken or self.unread or not self.resources:
             return False
         return all(isinstance(resource, Server) for _, resource in self.resources)
@@ -157,7 +157,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
             more += len(invalid.faults) - len(shown)
             if (key := _find_id(document.value)) is not None:
                 broken.append(key)
-            else:  # the document probably contains its name, in another field or with another spelling
+            else:  # the document probably contains the name in another field or with another spelling
                 kind, texts = document.value.get("kind"), _list_texts(document.value)
                 names = frozenset(name for text in texts for name in _NAMES.findall(text.lower()))
                 unread.append(UnreadDocument(kind if isinstance(kind, str) and kind in KINDS else None, names))
@@ -183,7 +183,7 @@ def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_mo
 
 
 def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
-    """Read and parse a file. For a file that is too large, return a problem without reading it."""
+    """Read and parse a file. If the file is too large, return a problem and do not read the file."""
     try:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
@@ -197,7 +197,7 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
 
 
 def build_oversized_problem(path: str, at: Place, error: Oversized) -> Problem:
-    """Return the problem that a file is too large."""
+    """Return a problem which states that a file is too large."""
     return build_problem(path, at, Code.FILE_TOO_LARGE, describe_size(error))
 
 
@@ -210,15 +210,16 @@ def is_lfs_pointer(data: bytes) -> bool:
 
 
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
-MAX_SECRET_BYTES: Final = 64 * 1024  # a certificate with its chain is about 10 KiB
+MAX_SECRET_BYTES: Final = 64 * 1024  # in bytes; for comparison, a certificate with its chain has about 10 KiB
 _ARMOR: Final = re.compile(
     rb"\s*-----BEGIN AGE ENCRYPTED FILE-----\r?\n([A-Za-z0-9+/=\r\n]+)-----END AGE ENCRYPTED FILE-----\s*"
 )
-# As the age specification describes in "Header": a version line, stanzas that begin with their type, and a MAC.
+# The header of an age file has a version line, stanzas that begin with their type, and a MAC (age specification,
+# "Header").
 _HEADER: Final = b"age-encryption.org/v1\n"
 _STANZA: Final = re.compile(rb"-> ([!-~]+)(?: [!-~]+)*\n(?:[A-Za-z0-9+/]{64}\n)*[A-Za-z0-9+/]{0,63}\n")
 _MAC: Final = re.compile(rb"--- [A-Za-z0-9+/]{43}\n")
-_MAX_RECIPIENTS: Final = 20  # limited because decryption tries each key for each recipient
+_MAX_RECIPIENTS: Final = 20  # this number is limited, because decryption tries each key for each recipient
 
 
 class NotEncrypted(ValueError):
@@ -226,29 +227,29 @@ class NotEncrypted(ValueError):
 
 
 def parse_encrypted(data: bytes) -> bytes:
-    """Remove the armor from an encrypted file. Raises `NotEncrypted` if an endpoint cannot decrypt the file."""
+    """Return the binary content of an encrypted file. Raises `NotEncrypted` if an endpoint cannot decrypt the file."""
     if len(data) > MAX_SECRET_BYTES:
-        raise NotEncrypted(f"it has {len(data):,} bytes; the limit is {MAX_SECRET_BYTES:,}")
+        raise NotEncrypted(f"the file has {len(data):,} bytes; the limit is {MAX_SECRET_BYTES:,}")
     if found := _ARMOR.fullmatch(data):
         try:
             data = b64decode(found[1].replace(b"\r", b"").replace(b"\n", b""), validate=True)
         except ValueError:
-            raise NotEncrypted("its armor is damaged") from None
+            raise NotEncrypted("the armor of the file is damaged") from None
     if not data.startswith(_HEADER):
-        raise NotEncrypted("it is not encrypted with age")
+        raise NotEncrypted("the file is not encrypted with age")
     kinds, at = [], len(_HEADER)
     while stanza := _STANZA.match(data, at):
         kinds.append(stanza[1].decode())
         at = stanza.end()
     if not _MAC.match(data, at):
-        raise NotEncrypted("it is incomplete")
+        raise NotEncrypted("the file is incomplete")
     if "scrypt" in kinds:
-        raise NotEncrypted("it is encrypted with a passphrase; encrypt it to a key instead")
+        raise NotEncrypted("the file is encrypted with a passphrase; encrypt it to a key instead")
     if "X25519" not in kinds:
         others = sorted({kind[:20] for kind in kinds if not kind.endswith("-grease")})
-        raise NotEncrypted(f"it has no recipient age1…; its recipients are: {', '.join(others[:3]) or 'none'}")
+        raise NotEncrypted(f"the file has no recipient age1…; its recipients are: {', '.join(others[:3]) or 'none'}")
     if len(kinds) > _MAX_RECIPIENTS:
-        raise NotEncrypted(f"it has {len(kinds)} recipients; the limit is {_MAX_RECIPIENTS}")
+        raise NotEncrypted(f"the file has {len(kinds)} recipients; the limit is {_MAX_RECIPIENTS}")
     return data
 
 
@@ -261,7 +262,7 @@ def render_document(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a document as YAML, with a comment line above the document for each of ``comments``."""
+    """Return a document as YAML. Each of ``comments`` becomes a comment line above the document."""
     metadata: dict[str, Any] = {"name": name}
     metadata |= {key: dict(value) for key, value in (("labels", labels), ("annotations", annotations)) if value}
     body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}

@@ -1,4 +1,4 @@
-"""Identities of servers: UUIDs, serial numbers, addresses, BMCs and lost identities."""
+"""Identities of servers, such as UUIDs, serial numbers, MAC addresses, IP addresses and BMCs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Identity(NamedTuple):
 
     kind: str
     value: str
-    normalized: str  # the value in the form used for comparisons
+    normalized: str  # the value in the form that gitboot compares
     path: Path
 
     @property
     def is_placeholder(self) -> bool:
-        """Return whether many machines report this value, or gitboot derived it for a machine without a known UUID."""
+        """Whether the value does not identify one machine, because many machines report it or gitboot generated it."""
         match self.kind:
             case "UUID":
                 uuid = SystemUuid(self.value)
@@ -48,15 +48,15 @@ class Identity(NamedTuple):
 
 def list_identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
-    # Boot loaders send a UUID in either byte order, so both forms count as one identity.
+    # Boot loaders send a UUID in one of two byte orders, so both forms count as the same identity.
     if spec.uuid is not None:
         yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
     if spec.replaces is not None:  # the replaced machine's document was removed, and no other machine may replace it
         yield Identity("UUID", spec.replaces, byte_orders(spec.replaces)[0], ("spec", "replaces"))
     if spec.serial is not None:
-        # The file system of a mirror may ignore case.
+        # Names that differ only in case count as equal, because the file system of a mirror may ignore case.
         yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))
-    first_interfaces: dict[str, int] = {}  # by IP address, the number of the first interface that has it
+    first_interfaces: dict[str, int] = {}  # for each IP address, the number of the first interface with this address
     for number, interface in enumerate(spec.interfaces):
         at: Path = ("spec", "interfaces", number)
         yield Identity("MAC address", interface.mac.replace("-", ":"), interface.mac, (*at, "mac"))
@@ -81,7 +81,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
 
 @lru_cache(maxsize=1 << 16)
 def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
-    """Normalize the address and system of a BMC, so that equal results mean the same system."""
+    """Normalize the address and the system of a BMC. Equal results mean the same system."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
@@ -92,7 +92,7 @@ def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | 
 
 def _normalize_host(host: str) -> str:
     try:
-        address = ip_address(host.replace("%25", "%", 1))  # RFC 6874: the % of a zone is %25 in a URL
+        address = ip_address(host.replace("%25", "%", 1))  # in a URL, the % of a zone is %25 (RFC 6874)
     except ValueError:
         return host.lower().removesuffix(".")
     return f"[{address}]".replace("%", "%25") if address.version == 6 else str(address)
@@ -104,7 +104,7 @@ def _normalize_path(path: str) -> str:
 
 
 _PORTS: Final = {"http": 80, "https": 443, "ipmi": 623}
-IdentityKey = tuple[str, str]  # an identity: (kind, value)
+IdentityKey = tuple[str, str]  # the kind and the value of an identity
 
 
 class LostIdentity(NamedTuple):
@@ -113,7 +113,7 @@ class LostIdentity(NamedTuple):
     kind: str
     value: str
     uuid: SystemUuid  # the UUID of the machine
-    netboots: bool = False  # whether the machine may run a network-booted system, which its record does not show
+    netboots: bool = False  # whether the machine may run a network-booted system although its record does not show this
 
     @property
     def key(self) -> IdentityKey:
@@ -121,7 +121,7 @@ class LostIdentity(NamedTuple):
 
 
 class BmcAccess(Struct, frozen=True, kw_only=True):
-    """A BMC's address, how to check its certificate, and the name of its credentials, but not the credentials."""
+    """The address of a BMC, the settings for checking its certificate, and the name of its credentials."""
 
     address: str
     system: str | None  # the path of the Redfish ComputerSystem; None: the BMC manages only one
@@ -130,7 +130,8 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
     ca: str | None  # PEM
     reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports, if it differs from that of the server
     reports_serial: str | None = None
-    fingerprint: str | None = None  # of the only accepted certificate, in addition to the other checks
+    # the fingerprint of the only accepted certificate; gitboot also makes the other checks
+    fingerprint: str | None = None
 
     @property
     def uses_ipmi(self) -> bool:
@@ -163,10 +164,10 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """Machines that moved to, from or between other sites, whose records the instance does not hold."""
+    """Machines that moved to this site, from this site, or between other sites."""
 
-    arrived: tuple[SystemUuid, ...] = ()  # machines that came from another site
-    departed: tuple[Machine, ...] = ()  # machines that left this site, or that left the fleet from another site
+    arrived: tuple[SystemUuid, ...] = ()  # machines that moved to this site from another site
+    departed: tuple[Machine, ...] = ()  # machines that left this site, and machines of other sites that left the fleet
     passed_on: tuple[SystemUuid, ...] = ()  # machines that moved from one other site to another
 
     @property
@@ -178,7 +179,10 @@ NO_MOVES: Final = Moves()
 
 
 def list_machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
-    """Return all machines of a commit by UUID, or only those with these ``names``, in the order of their names."""
+    """Return the machines of a commit by UUID, in the order of their names.
+
+    With ``names``, return only these machines.
+    """
     servers = repository.servers
     wanted = servers if names is None else sorted(name for name in names if name in servers)
     return {servers[name].uuid: build_machine(repository, servers[name]) for name in wanted}
@@ -212,12 +216,14 @@ def build_machine(repository: FleetRepository, server: Server) -> Machine:
 def find_changed_uuids(
     after: Iterable[Machine], before: Iterable[Machine]
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """Return the machines in ``after`` that share an identity with a machine in ``before`` but have a different UUID.
+    """Return the new UUIDs in ``after`` of machines that ``before`` contains with another UUID.
 
-    Each new UUID has the kind and the value of the shared identity, and the earlier machine. A replacement board has a
-    new UUID, but the disks in the same chassis may contain an installed system.
+    gitboot recognizes such a machine by another identity, such as a MAC address.
+
+    The value for each UUID contains the shared identity and the earlier machine. A replacement board has a new UUID,
+    but the disks in the same chassis may contain an installed system.
     """
-    # gitboot never installs a machine whose UUID is unknown.
+    # The result does not contain machines with an unknown UUID, because gitboot never installs them.
     installed = (machine for machine in before if not is_derived_uuid(machine.uuid))
     owners: Mapping[tuple[str, str], Machine] = {key: machine for machine in installed for key in machine.list_keys()}
     found = {}

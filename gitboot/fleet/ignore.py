@@ -1,4 +1,4 @@
-"""`.gitbootignore`: patterns for the files of a revision that gitboot does not read."""
+"""The file `.gitbootignore`: read its patterns, and list the files of a revision that gitboot reads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gitboot.problems import Code, Problem
 MAX_BYTES: Final = 64 * 1024
 
 
-@lru_cache(maxsize=2)  # one entry for the accepted commit, one for the next
+@lru_cache(maxsize=2)  # the cache has one entry for the accepted commit and one for the next commit
 def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
-    """Return the patterns in a ``.gitbootignore`` file, and its invalid lines."""
+    """Return the patterns and the invalid lines in a ``.gitbootignore`` file."""
     patterns, malformed = [], []
     for line in list_lines(data):
         try:
@@ -63,14 +63,15 @@ _PATHS: Final = 256 * 1024
 
 
 class _States:
-    """The automaton's states in the order of the lines. A state is before a token or at the end of a pattern."""
+    """The states of the automaton in the order of the lines. A state is before a token or at the end of a pattern."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
-        self.single_bytes: dict[Bytes, list[int]] = {}  # states that accept one byte, by the accepted bytes
+        # the states that accept one byte, grouped by the set of bytes that they accept
+        self.single_bytes: dict[Bytes, list[int]] = {}
         self.stars: list[int] = []
-        self.crossing: list[int] = []  # stars that also accept "/"
-        self.entries: list[int] = []  # states before an `AnyFolders`, which may match no folder
+        self.crossing: list[int] = []  # the states of stars that also accept "/"
+        self.entries: list[int] = []  # the states before an `AnyFolders`, which may match zero folders
         self.file_ends: list[int] = []
         self.ends: list[int] = []  # states at the end of a pattern
         self.negations: list[int] = []  # states at the end of a pattern with "!"
@@ -132,14 +133,17 @@ class _Automaton:
         return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
     def _add_skipped(self, states: int) -> int:
-        """Return the states and all further states that can be reached without reading a byte."""
+        """Add all states that the automaton can enter from these states without reading a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
 def _to_bits(states: list[int]) -> int:
-    """Return an integer with these sorted bits set. Setting single bits would copy the integer each time."""
+    """Return an integer with these sorted bits set.
+
+    This function is fast, because it does not set each bit in a new integer.
+    """
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
         bits[state // 8] |= 1 << state % 8
@@ -147,7 +151,7 @@ def _to_bits(states: list[int]) -> int:
 
 
 SLASH: Final = ord("/")
-Bytes = int  # a set of bytes: bit 97 is b"a"
+Bytes = int  # a set of bytes as an integer, in which bit 97 stands for b"a"
 _ALL: Final[Bytes] = (1 << 256) - 1
 _NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
@@ -164,11 +168,11 @@ class Line(NamedTuple):
 
 
 def list_lines(data: bytes) -> Iterator[Line]:
-    """Return the lines of a file as Git reads them: no byte order mark, no CR before LF, and no trailing spaces."""
+    """Return the lines of a file like Git, without a byte order mark, a CR before LF, and trailing spaces."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         text = line.rstrip(b" ")
-        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # keep a trailing space after a backslash
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # a trailing space after a backslash belongs to the line
             text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield Line(number, text)
@@ -190,7 +194,7 @@ class Star(NamedTuple):
 
 
 class AnyFolders(NamedTuple):
-    """Matches any number of folders, each with its final "/"."""
+    """Matches any number of folder names, each with a final "/"."""
 
 
 Token = OneByte | Star | AnyFolders
@@ -200,8 +204,9 @@ class Pattern(Struct, frozen=True, kw_only=True):
     """The parsed pattern of one line."""
 
     tokens: tuple[Token, ...]
-    is_path: bool  # whether the pattern must match the whole path; otherwise, it must match a name in the path
-    is_negated: bool  # a pattern with "!": gitboot reads matching files even if an earlier line ignores them
+    is_path: bool  # True: the pattern must match the whole path. False: the pattern must match one name in the path
+    # whether the pattern begins with "!", so that gitboot reads matching files even if an earlier line ignores them
+    is_negated: bool
     folders_only: bool
 
 
@@ -221,8 +226,8 @@ def parse_pattern(text: bytes) -> Pattern:
     )
 
 
-# The parts of a glob. A member of a bracket class is a name such as [:alpha:], a range or a byte. The first member may
-# be "]".
+# The parts of a glob. A member of a bracket expression is a class such as [:alpha:], a range or a byte. The first
+# member may be "]".
 _NAME: Final = rb"\[:[^\]]++(?<=:)\]"
 _BYTE: Final = rb"(?:\\.|[^\\\]])"
 _MEMBER: Final = re.compile(rb"(?>%b|(?!\x00)%b-%b|%b)" % (_NAME, _BYTE, _BYTE, _BYTE), re.DOTALL)
@@ -302,12 +307,13 @@ class Listing(NamedTuple):
     """The sorted paths of a fleet's files."""
 
     documents: tuple[str, ...]
-    irregular: tuple[str, ...]  # paths that gitboot cannot read, at or below which there may be any file
+    # the paths of submodules, symlinks and similar entries, whose content gitboot cannot read
+    irregular: tuple[str, ...]
     problems: tuple[Problem, ...]
 
 
 def list_fleet_files(snapshot: Snapshot) -> Listing:
-    """List the files of a revision, except dot-files, dot-folders and the files that ``.gitbootignore`` matches."""
+    """List the files of a revision without dot-files, dot-folders and files that ``.gitbootignore`` matches."""
     is_named, problems = _read_ignore_file(snapshot)
 
     def is_ignored(path: str, *, is_folder: bool = False) -> bool:
@@ -351,7 +357,7 @@ IGNORE_FILE: Final = ".gitbootignore"
 
 
 _IRREGULAR: Final = {
-    Irregular.SUBMODULE: (Code.SUBMODULE, "the folder is a submodule, and its files are not part of the commit"),
-    Irregular.SYMLINK: (Code.SYMLINK, "the file is a symbolic link, and its target may be outside the commit"),
+    Irregular.SUBMODULE: (Code.SUBMODULE, "the folder is a submodule, so its files are not part of the commit"),
+    Irregular.SYMLINK: (Code.SYMLINK, "the file is a symbolic link, whose target may be outside the commit"),
     Irregular.FILE_NAME: (Code.FILE_NAME, "the file name is not UTF-8"),
 }

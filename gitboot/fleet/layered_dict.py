@@ -1,4 +1,4 @@
-"""Layered dictionaries: large dictionaries that share most of their values with an earlier version."""
+"""Layered dictionaries: create changed copies of large dictionaries that share most values with the earlier version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the removed keys, without comparing values."""
+    """Return ``before`` with the changed values and without the removed keys, even if nothing differs."""
     if not changed and not removed:
         return before
     base, over, without = before, dict(changed), set[K]()
@@ -36,8 +36,9 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
     if not base:
         return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
     come = tuple(sorted(key for key in over if key not in base))
-    # Each change copies the upper layer, and sometimes also the base. The total cost is lowest if the upper layer is
-    # limited to about the square root of the base. A base that is not a dict may compute its values on access.
+    # Each change copies the upper layer, and sometimes also the base. The total cost is lowest if the size of the upper
+    # layer is at most about the square root of the size of the base. A base that is not a dict may compute its values
+    # on access.
     if len(over) + len(without) <= (2 * isqrt(len(base)) if isinstance(base, dict) else len(base)):
         return Overlay(base, over, without, come)
     flat = {**base, **over}
@@ -47,7 +48,10 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
-    """Return the keys whose values are different objects. The values of a shared base are not compared."""
+    """Return the keys whose values are different objects in the two mappings.
+
+    Values in a shared base need no comparison.
+    """
     (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
     keys = {*touched, *other_touched} if base is other_base else {*before, *after}
     return {key for key in keys if before.get(key) is not after.get(key)}
@@ -67,7 +71,7 @@ class Overlay(Mapping[K, V]):
 
     def __init__(self, base: Mapping[K, V], over: dict[K, V], without: set[K], come: tuple[K, ...]) -> None:
         self.base, self.over, self.removed_keys = base, over, without
-        self.added_keys = come  # sorted keys that the base does not contain
+        self.added_keys = come  # the sorted keys that the base does not contain
 
     def __getitem__(self, key: K) -> V:
         if key in self.over:

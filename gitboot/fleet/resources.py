@@ -1,4 +1,4 @@
-"""The resources of a revision, with their files and source locations."""
+"""Types for the resources of a revision, with the files and locations of their documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: Final[Mapping[str, type[Resource]]] = {
 
 
 class Id(NamedTuple):
-    """The kind and name of a resource, formatted as BootPolicy/web in messages."""
+    """The kind and the name of a resource. Messages show them in the form BootPolicy/web."""
 
     kind: str
     name: str
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 
 class FleetRepository(Struct, frozen=True, kw_only=True):
-    """A valid revision: all resources, sorted by name, and the files to which they refer."""
+    """The content of a valid revision: all resources, sorted by name, and the files to which they refer."""
 
     revision: Revision
     fleet: Fleet
@@ -52,13 +52,17 @@ class FleetRepository(Struct, frozen=True, kw_only=True):
     profiles: Mapping[str, BootProfile]
     policies: Mapping[str, BootPolicy]
     maintenances: Mapping[str, Maintenance]
-    files: Mapping[str, bytes]  # contents of the templates, certificates and secrets to which resources refer
+    files: Mapping[str, bytes]  # the contents of the templates, certificates and secrets to which resources refer
     origins: Mapping[Id, Origin]
     read: Callable[[BlobId], bytes]
-    image_sources: Mapping[str, ImageSource] = {}  # they change no decision: only commands that find images read them
+    # only commands that find images use these resources; they do not affect decisions
+    image_sources: Mapping[str, ImageSource] = {}
 
     def find_place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
-        """Return a resource's file, and the location of the value at ``path`` or of its nearest existing parent."""
+        """Return the file of a resource, and the location of the value at ``path``.
+
+        If there is no value, return the location of the nearest parent.
+        """
         origin = self.origins[resource]
         return origin.path, locate(self.read(origin.blob), origin.document, path)
 

@@ -1,4 +1,4 @@
-"""Revisions: the files, message, author and signer of a commit."""
+"""Types for revisions: the files, the message, the author and the signer of a commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct, field, structs
 
 
 class Verify(StrEnum):
-    """The objects that a trusted key must sign before gitboot accepts a commit."""
+    """The Git objects that a trusted key must have signed before gitboot accepts a commit."""
 
     HEAD = "head"  # the newest commit
     RANGE = "range"  # each first-parent commit since the accepted commit
@@ -19,19 +19,20 @@ class Verify(StrEnum):
 
 
 class ReinstallsNeed(StrEnum):
-    """The requirement for a commit that installs servers again."""
+    """The permission that gitboot requires before it accepts a commit that reinstalls servers."""
 
-    APPROVE = "approve"  # `gitboot approve` on the host of the instance
-    SIGNED = "signed"  # `gitboot approve`, or a line in the message of a commit that is signed by a listed key
+    APPROVE = "approve"  # an operator must run `gitboot approve` on the host of the instance
+    # an operator must run `gitboot approve`, or a commit signed by a listed key must contain a certain line
+    SIGNED = "signed"
 
 
 class Signer(NamedTuple):
-    """The owner of a signing key, as named in the settings of the instance."""
+    """The owner of a signing key. The settings of the instance contain the name of the owner."""
 
-    person: str  # a principal of the allowed signers, the user ID of an OpenPGP key, or the name of a forge
+    person: str  # a principal in the allowed-signers file, the user ID of an OpenPGP key, or the name of a forge
     key: str  # the key's fingerprint
-    # Whether the key belongs to a forge. Such a signature proves that the forge created the merge, but not who
-    # requested it.
+    # Whether the key belongs to a forge. The signature of a forge proves that the forge created the merge, but not
+    # which person requested it.
     is_forge: bool = False
 
     def __str__(self) -> str:
@@ -43,20 +44,20 @@ class Message(NamedTuple):
 
     commit: str
     text: str
-    author: str = ""  # Name <address>, not verified
+    author: str = ""  # the author in the form Name <address>, which is not verified
     committer: str = ""
-    signer: Signer | None = None  # None: the commit is not signed by a trusted key, or was not verified
+    signer: Signer | None = None  # None: no trusted key signed the commit, or gitboot did not verify the signature
     content: str = ""  # SHA-256 of the commit without its signatures, if the message may contain an acknowledgement
 
     @property
     def by(self) -> str:
-        """Return a text that names the signer, the author, the committer and the commit of the message."""
+        """Return a text that names the signer or the author, the committer and the commit."""
         names = [self.author, *([f"committed by {self.committer}"] if self.committer not in ("", self.author) else [])]
         written = ", ".join((*filter(None, names), f"in {self.commit[:12]}"))
         return f"{self.signer}: {written}" if self.signer is not None else f"{written}, not signed by a trusted key"
 
 
-BlobId = NewType("BlobId", str)  # identifies content: equal IDs mean equal bytes
+BlobId = NewType("BlobId", str)  # an ID of a file's content; equal IDs mean equal content
 Revision = NewType("Revision", str)  # a commit ID, or WORKTREE
 
 
@@ -69,7 +70,7 @@ class Irregular(StrEnum):
 
 
 class Oversized(Exception):
-    """The blob was not read, because it exceeds the size limit for files of a fleet."""
+    """gitboot did not read a blob, because the blob exceeds the size limit for files of a fleet."""
 
     def __init__(self, size: int) -> None:
         self.size = size  # bytes
@@ -81,10 +82,11 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     revision: Revision
     blobs: Mapping[str, BlobId]  # the blob at each path, with "/" between folders
-    read: Callable[[BlobId], bytes]  # raises `Oversized`
+    read: Callable[[BlobId], bytes]  # returns the content of a blob; raises `Oversized` if the blob is too large
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
     folder: str = ""  # the fleet's root directory in the repository
-    changed: frozenset[str] | None = None  # paths that changed since the previous snapshot; None: unknown
+    # the paths that changed since the previous snapshot; None: the changes are unknown
+    changed: frozenset[str] | None = None
 
     def replace_files(self, files: Mapping[str, bytes], change: str) -> Snapshot:
         """Return the snapshot with these files changed or added. ``change`` names the change in the revision."""

@@ -1,4 +1,4 @@
-"""Validation across the documents of a revision."""
+"""Validation of a revision: check references and duplicates across all documents."""
 
 from __future__ import annotations
 
@@ -44,22 +44,26 @@ from gitboot.text import find_similar
 
 
 class LoadedFile(Struct, frozen=True, kw_only=True):
-    """The documents of one file, and the values that are compared across files."""
+    """The documents of one file, and the values that gitboot compares with those of other files."""
 
     blob: BlobId
     parsed: ParsedBlob
     resources: tuple[tuple[Id, Resource], ...]
     origins: tuple[tuple[Id, Origin], ...]
     references: tuple[Id, ...]  # the resources and files that the documents refer to; a file has the kind "file"
-    identities: tuple[str, ...]  # the identities of the file's servers: kind and normalized value
-    bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
+    identities: tuple[str, ...]  # the kind and the normalized value of each identity of the file's servers
+    # the BMC address of each server in the file, and whether the document names a system
+    bmcs: tuple[tuple[str, bool], ...]
     has_problems: bool
     has_only_servers: bool  # whether the file contains only valid Server documents; gitboot caches only such files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileBatch:
-    """Consecutive files of a revision, and the values of all of them. Batches are compared by object identity."""
+    """Consecutive files of a revision, and the combined values of these files.
+
+    Two batches are equal only if they are the same object.
+    """
 
     files: tuple[LoadedFile, ...]
     resources: Mapping[str, Mapping[str, Resource]]  # by kind and name
@@ -90,7 +94,7 @@ class LoadedRevision(Struct, frozen=True, kw_only=True):
 
 
 class InvalidRevision(Struct, frozen=True, kw_only=True):
-    """An invalid revision, with the parts of it that gitboot can read."""
+    """An invalid revision, with those parts that gitboot can read."""
 
     problems: tuple[Problem, ...]
     well_formed: FleetRepository  # all well-formed documents, even if they refer to missing resources
@@ -99,7 +103,10 @@ class InvalidRevision(Struct, frozen=True, kw_only=True):
 
 
 def list_files(snapshot: Snapshot, before: LoadedRevision | None = None) -> Listing:
-    """List a revision's files that contain documents. Reuse the list of ``before`` if the file names are the same."""
+    """List the files in a revision that may contain documents.
+
+    If the file names are the same as in ``before``, reuse its list.
+    """
     if before is not None:
         known = before.snapshot
         has_same_names = snapshot.blobs is known.blobs or (
@@ -119,7 +126,8 @@ def load_revision(
 ) -> LoadedRevision | InvalidRevision:
     """Load and validate the revision of ``snapshot``.
 
-    ``cache`` holds the blobs parsed by earlier calls. Files that have the same blob in ``before`` are not read again.
+    ``cache`` contains the blobs that earlier calls have parsed. gitboot does not read a file again if ``before``
+    contains the same blob.
     """
     listing = listing or list_files(snapshot, before)
     # Each file is read once to parse it, and often again to locate its problems.
@@ -149,7 +157,7 @@ def load_revision(
 
 
 def _find_yaml_templates(snapshot: Snapshot, files: Mapping[str, LoadedFile]) -> set[str]:
-    """Return the YAML files that documents use as templates, such as cloud-config, and that are not documents."""
+    """Return the YAML files, such as cloud-config files, that documents use as templates."""
     faulty = [path for path, each in files.items() if each.has_problems and not each.resources]
     if not faulty:
         return set()
@@ -183,11 +191,14 @@ def _load_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
     )
 
 
-_BATCH: Final = 128  # files per batch
+_BATCH: Final = 128  # the number of files in one batch
 
 
 def _build_batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
-    """Divide files into batches, and reuse each batch of ``before`` that has the same files at the same position."""
+    """Divide files into batches.
+
+    If a batch has the same files as the batch at the same position in ``before``, reuse that batch.
+    """
     left, known, found = iter(files), iter(before), []
     while successive := tuple(islice(left, _BATCH)):
         old = next(known, None)
@@ -228,7 +239,10 @@ def _reuse_repository(
 def _build_valid_repository(
     snapshot: Snapshot, batches: Sequence[FileBatch], before: LoadedRevision | None
 ) -> FleetRepository | None:
-    """Return the repository, or None if a check across files fails, so that `_examine` must find the problems."""
+    """Return the valid repository.
+
+    If a check across files fails, return None, and `_examine` must find the problems.
+    """
     if any(each.has_problems for each in batches):
         return None
     resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
@@ -244,7 +258,7 @@ def _build_valid_repository(
         len(origins) != sum(len(each.origins) for each in batches)
         or len(resources["Fleet"]) != 1
         or len(identities_of_all) != sum(len(each.identities) for each in batches)
-        # One server names a system of a BMC, but another server with the same BMC does not.
+        # One server names a system of a BMC, but another server with the same BMC does not name a system.
         or len({address for address, _ in bmcs}) != len(bmcs)
         or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
     ):
@@ -277,7 +291,8 @@ def _build_repository(
 
 
 def _sort_by_name(resources: Mapping[str, Any]) -> Mapping[str, Any]:
-    names = list(resources)  # usually sorted, because gitboot reads files by path
+    # the names are usually sorted already, because gitboot reads files in the order of their paths
+    names = list(resources)
     return resources if sorted(names) == names else dict(sorted(resources.items()))
 
 
@@ -293,7 +308,7 @@ _ATTRIBUTES: Final = {
 
 
 def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevision | None) -> dict[str, bytes] | None:
-    # The result is None if a file is missing or must not be used.
+    # The result is None if a file is missing or gitboot must not use it.
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
     contents: dict[str, bytes] = {}
@@ -393,7 +408,7 @@ def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
 _OWN_DUPLICATE_HINTS: Final = {
     "MAC address": "write the interface's own address, which `ethtool -P INTERFACE` prints also while it is in a bond; "
     "interfaces may share only IP addresses",
-    "address": "remove one of the two; only different interfaces may share an address, as in a bond",
+    "address": "remove one of the two; only different interfaces may share an address, for example in a bond",
 }
 
 
@@ -403,7 +418,7 @@ def _describe_duplicate(identity: Identity, holder: str, other: Identity, place:
 
 
 def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Yield a remark for each server that names no system, although another server with the same BMC does."""
+    """Yield a remark for each server without a BMC system, if another server with the same BMC names a system."""
     servers = [(key, server.spec.bmc) for key, server in draft.list_kind(Server) if server.spec.bmc is not None]
     named = {normalize_bmc_address(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -433,7 +448,7 @@ def _has_empty_reports(server: Server) -> bool:
 
 
 def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
-    """Yield a remark for each reference to a missing resource or file. Read the existing files into the draft."""
+    """Yield a remark for each reference to a missing resource or file. Add the existing files to the draft."""
     known, blobs = draft.list_known(), draft.snapshot.blobs
     names = _Names(known, blobs)
     for key, resource in sorted(draft.resources.items()):
@@ -479,7 +494,8 @@ class _Names:
         return f"did you mean {meant}?" if meant else otherwise
 
 
-_COMPARISONS: Final = 50_000  # limits the time spent on many wrong names; each comparison takes microseconds
+# the maximum number of comparisons, each of which takes microseconds, to limit the time for many wrong names
+_COMPARISONS: Final = 50_000
 
 
 class Draft:
@@ -489,9 +505,10 @@ class Draft:
         self.snapshot = snapshot
         self._irregular = frozenset(irregular)
         self._lengths = {len(path) for path in irregular}
-        self.unread = UnreadDocuments([ANYTHING] if irregular else [])  # an unreadable file may contain any resource
+        # if there is an unreadable file, it may contain any resource
+        self.unread = UnreadDocuments([ANYTHING] if irregular else [])
         self.resources: dict[Id, Resource] = {}
-        self.files: dict[str, bytes] = {}  # contents of the files that resources refer to
+        self.files: dict[str, bytes] = {}  # the contents of the files to which resources refer
         self.remarks: list[Remark] = []
         self.problems: list[Problem] = []
         self.more: Counter[str] = Counter()  # the number of problems that are not in `problems`, by path
@@ -527,11 +544,11 @@ class Draft:
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def list_known(self) -> set[Id]:
-        """Return all resources, including malformed ones, so that references to these are not reported."""
+        """Return all resources, even malformed resources, because references to them are not problems."""
         return self._broken | self.resources.keys()
 
     def may_contain(self, path: str) -> bool:
-        """Return whether there may be a file at ``path``, because gitboot cannot read it or one of its parents."""
+        """Return whether there may be a file at ``path``, because gitboot cannot read this path or a parent folder."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -539,7 +556,7 @@ class Draft:
         return self._origins[resource], at
 
     def find_complete(self) -> frozenset[Id]:
-        """Return the resources that occur only once and refer only to existing files and to other such resources."""
+        """Return the resources that occur only once and whose references, even indirect references, all exist."""
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._is_complete(key, kept)}:
             kept -= lacking
@@ -547,12 +564,15 @@ class Draft:
 
     def _is_complete(self, key: Id, candidates: set[Id]) -> bool:
         if key.kind == "Fleet":
-            return True  # a repository needs a Fleet, even if the Fleet's profile is missing
+            return True  # a repository needs the Fleet document even if the profile of the Fleet is missing
         named = ((kind, name) for kind, name, _ in list_references(self.resources[key]) if kind != "Server")
         return all(name in self.files if kind == "file" else Id(kind, name) in candidates for kind, name in named)
 
     def build_repository(self, ids: frozenset[Id] | None = None) -> FleetRepository:
-        """Build a repository from the first Fleet and the resources with these ``ids``. None: all resources."""
+        """Build a repository from the first Fleet and the resources with these ``ids``.
+
+        If ``ids`` is None, use all resources.
+        """
         fleets = {key for key, _ in self.list_kind(Fleet)[:1]}
         resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
         for key, resource in self.resources.items():
@@ -565,12 +585,14 @@ Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """A problem of a resource whose line is not yet determined."""
+    """A problem of a resource. gitboot has not determined the line of the problem yet."""
 
     spot: Spot
     code: Code
-    message: str | Callable[[str], str]  # a function is called with the location of ``other``, such as fleet.yaml:12
-    hint: str | Callable[[], str] = ""  # a function if the hint takes long to compute; "": the default hint of the code
+    # a text, or a function that builds the text from the location of ``other``, such as fleet.yaml:12
+    message: str | Callable[[str], str]
+    # a text, or a function if the hint takes long to compute; "": the default hint of the code
+    hint: str | Callable[[], str] = ""
     other: Spot | None = None  # a second location, which the message names
 
     @property
@@ -579,7 +601,7 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 def build_problems(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """Convert the first remarks on each file to problems. Also return the number of further remarks by path."""
+    """Convert the first remarks on each file to problems. Also return the number of further remarks for each path."""
     remarks = list(remarks)
     places = _locate_spots((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
@@ -605,7 +627,7 @@ def _locate_spots(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dic
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 
 
-# The fields that refer to other resources: (kind of the other resource, field). * matches each item of a list or
+# The fields that refer to other resources, each with the kind of the other resource. * matches each item of a list or
 # mapping.
 _REFERENCES: Final[Mapping[type[Resource], tuple[tuple[str, str], ...]]] = {
     Fleet: (
@@ -657,7 +679,7 @@ _STEPS: Final = {
 
 
 def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
-    """Yield each reference to another resource or a file: (kind or "file", name, path of the field)."""
+    """Yield (kind, name, path of the field) for each reference. The kind is "file" if the field refers to a file."""
     for kind, steps in _STEPS[type(resource)]:
         for name, at in _values_at(resource.spec, steps, ("spec",)):
             if kind != "ImageSource" or name not in BUILT_IN_SOURCES:
@@ -665,7 +687,7 @@ def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
 
 
 def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
-    """Follow ``steps`` from ``value``, and yield each value at their end with its path in the document."""
+    """Yield each value that ``steps`` lead to from ``value``, together with the path of the value in the document."""
     if not steps:
         yield value, at
         return
@@ -680,7 +702,7 @@ def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iter
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
     """Return the valid fleet of ``snapshot``. Raises `InvalidRepository` with the problems of its documents.
 
-    ``cache`` holds the blobs parsed by earlier calls, which are not parsed again.
+    ``cache`` contains the blobs that earlier calls have parsed. gitboot does not parse these blobs again.
     """
     found = load_revision(snapshot, cache)
     if isinstance(found, InvalidRevision):

@@ -1,4 +1,4 @@
-"""YAML reader: documents whose scalars keep their source text, and the location of each value.
+"""YAML reader: parse documents without changing the text of scalars, and find the location of each value.
 
 The schema of a field decides the type of its scalar, so the reader keeps ``no``, ``0755``, ``12:30`` and
 ``52:54:00:12:34:56`` as text. Values are built from libyaml's events, because PyYAML builds nodes by recursion in C,
@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct, structs
-from yaml._yaml import CParser  # fails without libyaml on purpose: PyYAML's own parser behaves differently
+from yaml._yaml import CParser  # this import must fail without libyaml, because PyYAML's own parser behaves differently
 from yaml.error import MarkedYAMLError
 from yaml.events import (
     AliasEvent,
@@ -37,21 +37,22 @@ from gitboot.problems import Code, Problem, Severity
 
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
-MAX_DEPTH = 64  # depth of nested lists and mappings
+MAX_DEPTH = 64  # the maximum depth of nested lists and mappings
 
 
 class Quoted(str):
-    """A quoted scalar or a block scalar, which is always text: never null, true or false."""
+    """A quoted scalar or a block scalar. Such a scalar is always text, and never null, true or false."""
 
     __slots__ = ()
 
 
 class Spot(NamedTuple):
-    """The position of a value, in characters, and the positions of its items by key or index."""
+    """The position of a value in characters, and the positions of the items in the value by key or index."""
 
     start: int
-    end: int | None = None  # the end of the value, if it is a scalar that is present
-    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # in a mapping, also the position of each key
+    end: int | None = None  # the end of the value; None if the value is not a scalar or is absent
+    # the positions of the items; for a mapping, each entry also contains the position of the key
+    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None
 
 
 # A scalar is None if it is plain and empty, `null` or `~`. Any other plain scalar is an exact `str`. All other scalars
@@ -66,22 +67,22 @@ class Place(NamedTuple):
 
 class Document(Struct, frozen=True, kw_only=True):
     value: dict[str, Value]
-    index: int  # 0-based in the file, not counting empty documents
+    index: int  # the 0-based index in the file, without empty documents
 
 
 class Parsed(NamedTuple):
-    """The valid documents of a file, and the problems of its invalid documents."""
+    """The valid documents of a file, and the problems of the invalid documents in the file."""
 
     documents: tuple[Document, ...]
     problems: tuple[Problem, ...]  # the first problems of the invalid documents, sorted
     more: int  # the number of further problems
-    unread: tuple[bytes, ...] | None  # the source texts of the invalid documents; None: the file was not read
+    unread: tuple[bytes, ...] | None  # the source texts of the invalid documents; None: gitboot did not read the file
 
 
 _UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
-# A "%" after any line break that libyaml recognizes. YAML allows it in a quoted scalar, but that does not occur in
-# practice.
+# A "%" after any line break that libyaml recognizes. YAML allows this in a quoted scalar, but real files do not contain
+# it.
 _DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
 _LINE_FEED = re.compile("\n")
 _NULLS = frozenset({"", "null", "~"})
@@ -90,7 +91,7 @@ _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """Return the valid YAML documents of a file and the problems of its invalid documents, and skip empty documents."""
+    """Parse a file, and return the valid YAML documents and the problems of invalid documents. Skip empty documents."""
     if problem := _problem_of_file(data, path):
         return Parsed((), (problem,), 0, None)
     documents: list[Document] = []
@@ -113,11 +114,11 @@ def parse(data: bytes, path: str) -> Parsed:
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
-    """Return the location of the value at ``path``, or of its key, in the document with this index.
+    """Return the location of the value at ``path`` in the document with this index.
 
-    For an absent value, return the location of its key. If the path does not exist, return the location of the last
-    value on the path that exists. Callers should finish all lookups in one document before starting with the next, so
-    that each document is read only once.
+    If the value is absent, return the location of the key. If the path does not exist, return the location of the last
+    value on the path that exists. Callers should finish all lookups in one document before they begin with the next
+    document, so that gitboot reads each document only once.
     """
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
@@ -132,7 +133,7 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
 
 
 def value_lines(data: bytes, index: int) -> dict[Path, int]:
-    """Return the line of each value of a document by path. For an absent value, this is the line of its key."""
+    """Return the line of each value of a document by path. If a value is absent, return the line of the key."""
     layout = _layout(data, index)
     return {path: layout.lines.place(spot.start).line for path, spot in _list_spots((), layout.root)}
 
@@ -148,18 +149,21 @@ def _list_spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
 
 
 def document_text(data: bytes, index: int) -> bytes:
-    """Return the bytes of a document, from its `---` line up to the next `---` line."""
+    """Return the bytes of a document.
+
+    They begin at the `---` line of the document, and end before the next `---` line.
+    """
     span = _list_spans(data)[index]
     return data[span.start : span.end]
 
 
 def lines_above(data: bytes, index: int) -> int:
-    """Return the number of lines that precede a document in its file."""
+    """Return the number of lines before a document in the file."""
     return _list_spans(data)[index].lines_before
 
 
 def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
-    """Return the file with one scalar of a document replaced by ``text`` and all other bytes unchanged.
+    """Replace one scalar of a document by ``text``, and return the changed file. All other bytes stay the same.
 
     Raises `KeyError` if there is no scalar at the path.
     """
@@ -171,7 +175,7 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
 
 
 def insert_field(data: bytes, index: int, after: Path, name: str, value: str | Mapping[str, str]) -> bytes:
-    """Return the file with the field ``name`` inserted behind the scalar at ``after``, in the same mapping.
+    """Insert the field ``name`` after the scalar at ``after`` in the same mapping, and return the changed file.
 
     The value of the new field is a plain scalar or a mapping of plain scalars. All other bytes stay the same. Raises
     KeyError if the path does not lead to a scalar in a mapping, or if the mapping has the field already.
@@ -190,7 +194,7 @@ def insert_field(data: bytes, index: int, after: Path, name: str, value: str | M
         below = {} if isinstance(value, str) else value
         first = f"{'':{column}}{name}:{f' {value}' if isinstance(value, str) else ''}"
         lines = [first, *(f"{'':{column + (step or 2)}}{key}: {below[key]}" for key in below)]
-        # The scalar of a block ends at the start of the next line. Any other scalar may have a comment behind it.
+        # A block scalar ends at the start of the next line. After any other scalar, there may be a comment.
         here = end if text[end - 1] == "\n" else text.find("\n", end) + 1 or len(text)
         before = text[:here] if text[:here].endswith("\n") else f"{text}{line_end}"
         return f"{before}{''.join(f'{line}{line_end}' for line in lines)}{text[here:]}"
@@ -203,7 +207,10 @@ def _measure_indent(text: str, offset: int) -> int:
 
 
 def _follow(root: Spot, path: Path) -> Iterator[tuple[int, Spot]]:
-    """Yield the position of the key, and the value, for the root and each step of a path. Raises KeyError."""
+    """Yield the position of the key and the value for the root and for each step of a path.
+
+    Raises KeyError if a step fails.
+    """
     found = root.start, root
     yield found
     for step in path:
@@ -221,7 +228,8 @@ def _edit_document(data: bytes, index: int, edit: Callable[[str], str]) -> bytes
     return data[: span.start] + mark + edit(source.decode("utf-8-sig")).encode() + data[span.end :]
 
 
-@lru_cache(maxsize=2)  # one entry for the document with a problem, and one for a document that the problem names
+# the cache has one entry for the document with a problem, and one for a document that the problem names
+@lru_cache(maxsize=2)
 def _layout(data: bytes, index: int) -> _Layout:
     try:
         span = _list_spans(data)[index]
@@ -264,11 +272,14 @@ def _list_spans(data: bytes) -> tuple[_Span, ...]:
 
 
 class _UnreadableRest(Exception):
-    """The rest of a document cannot be read, and a problem that explains why was already added."""
+    """gitboot cannot read the rest of a document, and has already added a problem that explains this."""
 
 
 class _Lines:
-    """Converts character positions to lines and columns, for a text that begins after some lines of its file."""
+    """Converts positions in a text to lines and columns in the file.
+
+    The text may begin after some lines of the file.
+    """
 
     def __init__(self, text: str, lines_before: int) -> None:
         self._ends = array("L", (found.start() for found in _LINE_FEED.finditer(text)))
@@ -293,16 +304,16 @@ class _Layout(NamedTuple):
 
 
 class _Reader:
-    """Reads one document event by event, and continues after a fault if libyaml can."""
+    """Reads the events of one document. After a fault, the reader continues if libyaml can continue."""
 
     def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
-        self.problems: list[Problem] = []  # shown to the author of the document
+        self.problems: list[Problem] = []  # the problems to show to the author of the document
         self.more = 0  # the number of further problems
         self.source = data[span.start : span.end]
         self._path, self._lines_before = path, span.lines_before
         self._next: Callable[[], Any] = CParser(self.source).get_event
         self._may_have_properties = b"&" in self.source or b"!" in self.source
-        self._root: Any = self._attempt(self._begin)  # the event with which the document's value begins
+        self._root: Any = self._attempt(self._begin)  # the event with which the value of the document begins
 
     @property
     def is_empty(self) -> bool:
@@ -366,7 +377,7 @@ class _Reader:
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
             code, message, hint = Code.NOT_YAML, "YAML needs spaces here, found a tab", "indent with spaces"
-        elif "nesting depth" in problem:  # libyaml 0.2.6 rejects this before returning an event
+        elif "nesting depth" in problem:  # libyaml 0.2.6 rejects deep nesting before it returns an event
             code, message, hint = Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS
         elif " tag" in context + problem:
             code, message, hint = Code.TAG, f"a tag is not allowed: {problem}", _NO_TAGS
@@ -378,14 +389,17 @@ class _Reader:
         self.note(self.place(mark), code, message, hint)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
-        """Return the result of ``step``. If the document cannot be read any further, add a problem and return None."""
+        """Return the result of ``step``.
+
+        If gitboot cannot read the rest of the document, add a problem and return None.
+        """
         try:
             return step()
         except ReaderError as error:
             self.note_bytes(error)
         except MarkedYAMLError as error:
             self.note_syntax(error)
-        except UnicodeDecodeError:  # PyYAML raises this for %-escapes in a tag
+        except UnicodeDecodeError:  # PyYAML raises this error for %-escapes in a tag
             self.note(self.start, Code.TAG, "a tag is not allowed: it is not UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
@@ -439,10 +453,13 @@ class _Reader:
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
-        """Read the value that begins with ``event``. ``depth`` counts the enclosing lists and mappings, plus 1."""
+        """Read the value that begins with ``event``.
+
+        ``depth`` is the number of enclosing lists and mappings, plus 1.
+        """
         if self._may_have_properties:
             self._refuse_properties(event)
-        kind = type(event)  # faster than isinstance(), and events have no subclasses
+        kind = type(event)  # this is faster than isinstance(), and events have no subclasses
         if kind is ScalarEvent:
             text: str = event.value
             if event.style:
@@ -503,7 +520,7 @@ class _Reader:
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
-            return  # here, `anchor` is the name of the alias's target
+            return  # the event is an alias, whose `anchor` is the name of the target
         if event.anchor is not None:
             self.refuse(
                 event,
@@ -566,14 +583,17 @@ _HINTS = {
 }
 
 
-MAX_SHOWN: Final = 100  # for each file
-MAX_KEPT: Final = MAX_SHOWN + 1  # the last one has the location from which on problems are not shown
+MAX_SHOWN: Final = 100  # the maximum number of problems that gitboot shows for each file
+# one more than gitboot shows; the last problem determines the location of the message about further problems
+MAX_KEPT: Final = MAX_SHOWN + 1
 
 
 def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
-    """Return the first hundred errors and warnings of each file, sorted, with a problem that counts the rest.
+    """Return the first hundred errors and warnings of each file, sorted.
 
-    ``more`` counts further errors by file, which come after those in ``problems``.
+    One more problem states how many are not shown.
+
+    ``more`` contains, for each file, the number of further errors after those in ``problems``.
     """
     more = more or {}
     groups: defaultdict[tuple[str, Severity], list[Problem]] = defaultdict(list)

@@ -1,1 +1,1 @@
-"""Git: fetches, reads, verifies and writes repositories."""
+"""Git: fetch, read, verify and write repositories."""

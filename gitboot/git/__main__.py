@@ -1,4 +1,4 @@
-"""Fetch process: carries out tasks from standard input, and writes reports to standard output."""
+"""Fetch process: carry out tasks from standard input, and write reports to standard output."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def main(parent: str) -> None:
                 answer = run_order(found)
             write_frame(reports, answer)
         except MemoryError:
-            os._exit(OUT_OF_MEMORY)  # a half-finished fetch is not trusted
+            os._exit(OUT_OF_MEMORY)  # the process must not continue, because the fetch may be incomplete
         except BrokenPipeError:
-            os._exit(0)  # the parent has ended
+            os._exit(0)  # the parent process has ended
 
 
 def run_order(order: FetchOrder) -> Report:

@@ -1,4 +1,4 @@
-"""Branch writer: commits to branches of gitboot's own, pushes, and Git bundles of such branches."""
+"""Branch writer: create commits on branches that gitboot owns, push them, and write them to Git bundles."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Authorship(NamedTuple):
     name: str
     email: str
     time: int  # in seconds since 1970
-    offset: int  # from UTC, in minutes
+    offset: int  # the difference from UTC in minutes
 
 
 class OwnedBranch:
-    """One branch of a remote, to which gitboot adds commits by way of a bare repository at ``path``.
+    """One branch of a remote, to which gitboot adds commits. A bare repository at ``path`` contains the commits.
 
     The parent of each new commit is the commit that `fetch` returned. If the remote branch has moved since then, the
     remote rejects the push.
@@ -83,7 +83,10 @@ class OwnedBranch:
         author: Authorship,
         at: datetime,
     ) -> str:
-        """Create a commit that writes these files, and removes those whose value is None. The branch does not move."""
+        """Create a commit that writes these files, and removes each file whose value is None.
+
+        The branch does not move.
+        """
         with self._open() as ours, convert_errors(self._path):
             index = pygit2.Index()
             if parent is not None:
@@ -106,7 +109,7 @@ class OwnedBranch:
         self._carry_out("push", expected_commit=expected, pushed_commit=commit)
 
     def _carry_out(self, work: Work, **more: Any) -> FetchResult:
-        remote = structs.replace(self._get_remote(), reference=self._ref)  # with the credentials that are valid now
+        remote = structs.replace(self._get_remote(), reference=self._ref)  # use the current credentials
         return self._fetching.carry_out(FetchOrder(work=work, remote=remote, folder=self._path, **more))
 
     @contextmanager
@@ -132,9 +135,9 @@ _FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
 
 
 def find_pushed_url(checkout: Path) -> str | None:
-    """Return ``https://HOST/PATH@COMMIT`` for a checkout, without a user name.
+    """Return the URL and the commit of a checkout as ``https://HOST/PATH@COMMIT``, without a user name.
 
-    Return None if the origin is not an https URL, or did not contain the commit at the last fetch.
+    Return None if the URL of the remote origin is not https, or if origin did not contain the commit at the last fetch.
     """
     try:
         repository = pygit2.Repository(str(checkout))
@@ -155,7 +158,7 @@ def check_branch(branch: str) -> None:
 
 
 def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
-    """Return whether a branch of the fleet at ``path`` contains these files, or None if there is no such branch.
+    """Return whether a branch of the fleet at ``path`` contains these files, or None without such a branch.
 
     Remote-tracking branches count too. Raises `UsageError` if ``path`` is not in a Git repository.
     """
@@ -179,13 +182,13 @@ class Proposal(Struct, frozen=True, kw_only=True):
     commit: Revision
     parent: Revision | None
     message: str
-    committed: datetime  # the date of its committer
+    committed: datetime  # the committer date of the commit
 
 
 def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
-    """Return the commit that added a file of the fleet at ``path`` to a branch, or None if there is no such branch.
+    """Return the commit that added a file of the fleet at ``path`` to a branch, or None if the branch does not exist.
 
-    If a remote has the branch, return the commit in its remote-tracking branch. Commits that other people added to the
+    If a remote has the branch, gitboot searches the remote-tracking branch. Commits that other people added to the
     branch later do not count. Without ``file``, return the last commit. Raises `UsageError` if the branch does not
     contain the file.
     """
@@ -213,14 +216,14 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
 
 
 def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place: str) -> CommitObject | None:
-    """Return the oldest commit of a first-parent line up to ``tip`` that has a file, or None if ``tip`` lacks it."""
+    """Follow first parents from ``tip``, and return the oldest commit with a file, or None if ``tip`` lacks it."""
     found = None
     for commit in islice(CommitReader(repository).first_parents(tip.id), _MOST_LATER_COMMITS):
         tree = read_tree(repository, commit)
         if tree is None or place not in tree:
             return found
         found = commit
-        if commit.parents and commit.parents[0] not in repository.odb:  # a shallow clone ends here
+        if commit.parents and commit.parents[0] not in repository.odb:  # a shallow clone has no older commits
             return found
     return found
 
@@ -234,7 +237,7 @@ def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
     ``git fetch FILE`` reads a bundle (gitformat-bundle(5)). Raises `UsageError` if the file cannot be written.
     """
     with convert_errors(path), open_containing_repository(resolve_fleet_root(path)) as repository:
-        assert repository is not None  # noqa: S101 - `propose` checked it
+        assert repository is not None  # noqa: S101 - `propose` has checked this
         commits = {name: peel_reference(repository, repository.references[f"refs/heads/{name}"]) for name in branches}
         parents = sorted({parent for commit in commits.values() for parent in commit.parents}, key=str)
         present = set(parents)
@@ -256,14 +259,14 @@ def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
 def propose(
     path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
 ) -> Revision:
-    """Create a branch with one commit on ``base`` that changes or adds these files of the fleet at ``path``.
+    """Create a branch with one commit after ``base``. The commit changes or adds these files of the fleet at ``path``.
 
     The work tree and the checked-out branch do not change. The author is the user in the repository's configuration.
     Raises `UsageError` if a folder of a new file is a file or a symlink.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
-        assert repository is not None  # noqa: S101 - is_proposed checked it
+        assert repository is not None  # noqa: S101 - is_proposed has checked this
         folder = get_fleet_folder(repository, root)
         parent = CommitReader(repository).peel(base)
         index = pygit2.Index()

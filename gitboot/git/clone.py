@@ -1,4 +1,4 @@
-"""gitboot's bare clone of a remote: the fetched commit, the accepted commit, and the files in these commits."""
+"""gitboot's bare clone of a remote: fetch commits, store the accepted commit, and read files in commits."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from gitboot.git.snapshots import BlobReader, load_commit
 class FollowedBranch(NamedTuple):
     """The branch or other reference that an instance follows."""
 
-    reference: str  # for example refs/heads/main, or the value of --rev
-    is_default: bool  # gitboot took the branch from the remote's HEAD at the first start
+    reference: str  # the reference, for example refs/heads/main, or the value of --rev
+    is_default: bool  # whether gitboot took the branch from the remote's HEAD at the first start
 
 
 class BranchMismatch(NamedTuple):
-    """A remote whose HEAD does not name the branch that the instance follows."""
+    """The fact that the HEAD of a remote does not name the branch that the instance follows."""
 
     reason: str
     message: str
@@ -82,7 +82,7 @@ def _shorten(reference: str | None) -> str | None:
 
 
 class Source:
-    """A remote and its clone ``state/repository.git``.
+    """The followed remote, and the clone of the remote at ``state/repository.git``.
 
     The caller must hold the lock on the state directory. `fetch` and `restore` may run in one thread and the other
     methods in another thread, because each call opens the repository again, as libgit2 requires. Methods that read the
@@ -109,7 +109,7 @@ class Source:
             followed = FollowedBranch(remote.reference, is_default=False)
         self._followed, self._remote = followed, _set_reference(remote, followed)
         self._latest = build_latest_reference(self._remote)
-        self._head: Head | None = None  # the remote's HEAD at the last fetch
+        self._head: Head | None = None  # the HEAD of the remote at the last fetch; None: this object has not read it
         self.has_fetched = False  # whether this object fetched `latest`
         self.fetching = fetching or InThisProcess()
         self.clone = StoredRepository(state / CLONE, CorruptClone)
@@ -124,9 +124,9 @@ class Source:
 
     @property
     def branch_mismatch(self) -> BranchMismatch | None:
-        """How HEAD differs from the branch that gitboot found at the first start, or None if it names this branch.
+        """How the remote's HEAD differs from the branch that gitboot found at the first start, or None if it does not.
 
-        Always None if --rev names the branch, and before the first fetch.
+        If --rev names the branch, or before the first fetch, the value is always None.
         """
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
@@ -147,11 +147,11 @@ class Source:
     def latest(self) -> Revision | None:
         """Return the commit of the last fetch, even if that was before a restart, or None before the first fetch."""
         if self._record is not None and self._followed is None:
-            return None  # an earlier version followed HEAD, which may name another branch
+            return None  # an earlier version followed HEAD, which may have named another branch
         return _read_reference(self.clone, self._latest)
 
     def accepted(self) -> Revision | None:
-        """Return the newest accepted commit, or None if no commit was accepted or the clone was lost."""
+        """Return the newest accepted commit, or None if gitboot has not accepted a commit or has lost the clone."""
         return _read_reference(self.clone, ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
@@ -196,15 +196,15 @@ class Source:
     def file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
         """Return the last first-parent commits up to ``revision``, newest first, with the files that each one changed.
 
-        ``known`` contains earlier results, which are reused.
+        ``known`` contains earlier results, which gitboot reuses.
         """
         with self.clone.open() as ours:
             return tuple(list_file_changes(ours, revision, read_fleet_folder_at(ours, revision), known))
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """Return the content digests of acknowledging commits reachable from ``tips`` but not from ``hidden``.
+        """Return the content digests of commits with acknowledgements that only ``tips`` can reach, not ``hidden``.
 
-        Commits that the clone does not contain are ignored.
+        gitboot ignores commits that the clone does not contain.
         """
         with self.clone.open() as ours:
             old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))
@@ -214,7 +214,7 @@ class Source:
         return _load_snapshot(self.clone, revision, previous)
 
     def read_tag_on(self, revision: Revision) -> bytes | None:
-        """Return the raw annotated tag that the instance follows, or None if it is not on this commit."""
+        """Return the raw annotated tag that the instance follows, or None if the tag does not point to this commit."""
         with self.clone.open() as ours:
             reference = ours.references.get(build_tag_reference(self._remote))
             if reference is None or peel_reference(ours, reference).revision != revision:
@@ -228,7 +228,7 @@ class Source:
         return Upstream(self._remote, self._state).watch_paths()
 
     def fetch(self) -> Revision:
-        """Fetch and return the current commit of the remote's reference, which `latest` returns from then on.
+        """Fetch and return the current commit of the remote's reference. After that, `latest` returns this commit.
 
         Raises `SourceError` if a later attempt may succeed, and `SourceRefused` or `UsageError` if a person has to act.
         """
@@ -237,7 +237,7 @@ class Source:
             branch, remote = self._resolve_remote()
             revision, head = self.fetching.fetch(remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
-            _remove_leftovers(self.clone.path, keep="accepted.lock")  # a file that no fetch creates
+            _remove_leftovers(self.clone.path, keep="accepted.lock")  # `keep` is a file that no fetch creates
             raise
         if not is_there:
             self._replace_clone()
@@ -249,9 +249,9 @@ class Source:
     def restore(self, accepted: Revision | None) -> None:
         """Create the clone again from the remote, with ``accepted``, the commit that the ledger records as accepted.
 
-        If the remote lacks this commit, the old clone is searched for it. If the fetch fails, the clone stays unchanged
-        and the errors are those of `fetch`. Raises `SourceRefused` if the commit is lost. In that case the new clone is
-        complete but has no accepted commit.
+        If the remote does not contain this commit, gitboot searches the old clone. If the fetch fails, the clone stays
+        unchanged, and the method raises the errors of `fetch`. Raises `SourceRefused` if the commit is lost. In that
+        case, the new clone is complete but has no accepted commit.
         """
         _, remote = self._resolve_remote()
         found = self.fetching.restore(remote, self._state, accepted)
@@ -264,16 +264,16 @@ class Source:
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 
     def _resolve_remote(self) -> tuple[FollowedBranch | None, Remote]:
-        """Return the branch to follow, and its remote. At the first start, find the default branch.
+        """Return the branch to follow, and the remote with this branch. At the first start, find the default branch.
 
-        Raises `UsageError` if the current credentials cannot be read, and `BranchNotNamed` if HEAD is detached.
+        Raises `UsageError` if gitboot cannot read the current credentials, and `BranchNotNamed` if HEAD is detached.
         """
         branch, remote = self._followed, self._remote
         if self._read_credentials is not None:
             remote = structs.replace(remote, credentials=self._read_credentials())
         if self._record is None:
             return branch, remote
-        branch = branch or self._record.read()  # an earlier write may have succeeded despite its error
+        branch = branch or self._record.read()  # an earlier write may have succeeded although it raised an error
         if branch is not None:
             return branch, _set_reference(remote, branch)
         head = self.fetching.read_head(remote, self._state)
@@ -283,9 +283,9 @@ class Source:
         return branch, _set_reference(remote, branch)
 
     def _record_branch(self, branch: FollowedBranch, revision: Revision, record: BranchRecord) -> None:
-        """Record the branch that was fetched, and follow it from now on.
+        """Store the name of the fetched branch, which gitboot follows from now on.
 
-        Raises `BranchNotNamed` if the branch was chosen by this fetch and does not contain the accepted commit.
+        Raises `BranchNotNamed` if this fetch chose the branch, and the branch does not contain the accepted commit.
         """
         if branch == self._recorded:
             return
@@ -366,14 +366,14 @@ class CloneReader:
         return self._blobs(blob)
 
     def close(self) -> None:
-        """Close the packs, because a fetch may replace them. The next read opens the current packs."""
+        """Close the pack files, because a fetch may replace them. The next read opens the current pack files."""
         self._blobs.close()
 
 
 def load_accepted_snapshot(state: Path) -> Snapshot:
     """Return the snapshot of the newest commit that the instance with this state directory accepted.
 
-    The state directory is only read. Raises `UsageError` if no commit was accepted yet.
+    gitboot only reads the state directory. Raises `UsageError` if the instance has not accepted a commit yet.
     """
     clone = StoredRepository(state / CLONE, CorruptClone)
     if (revision := _read_reference(clone, ACCEPTED)) is None:

@@ -1,4 +1,4 @@
-"""Fetch: the process that fetches a remote's reference into a clone and pushes commits."""
+"""Fetch: fetch a remote's reference into a clone, and push commits, in a separate process."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ from gitboot.git.snapshots import find_folder_in, tree_at
 from gitboot.jsonio import build_decoder
 
 _ALL: Final = "refs/gitboot/all/"
-_FULL_COPY: Final = "repository.whole"  # in the state directory, during a fetch of the whole history
-EMPTY: Final = "repository.empty."  # in the state directory, an empty repository for listing the refs of a remote
+# the name of a repository in the state directory during a fetch of the whole history
+_FULL_COPY: Final = "repository.whole"
+# the name of an empty repository in the state directory, for listing the refs of a remote
+EMPTY: Final = "repository.empty."
 _PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
 # The last fetch from a network remote: a commit, a tag, or a branch that gitboot owns.
 _FETCHED: Final = "refs/gitboot/fetched"
@@ -66,15 +68,16 @@ _FETCHED: Final = "refs/gitboot/fetched"
 
 class FetchedCommit(NamedTuple):
     commit: Revision
-    head: Head | None  # the remote's HEAD; None: not read, because the reference is a commit ID
-    tag: str | None  # the ID of the annotated tag; None: the reference is no tag, or the tag has another name
+    head: Head | None  # the remote's HEAD; None: gitboot did not read it, because the reference is a commit ID
+    # the ID of the annotated tag; None: the reference is not an annotated tag, or the tag object has another name
+    tag: str | None
 
 
 class Upstream:
     """Fetches from one remote into clones in the state directory ``state``.
 
-    ``base_references`` are references in the clone on which a fetch builds. If they are damaged, a fetch raises
-    `CorruptClone`.
+    ``base_references`` are the references in the clone whose objects a fetch reuses. If these objects are damaged, a
+    fetch raises `CorruptClone`.
     """
 
     def __init__(self, remote: Remote, state: Path) -> None:
@@ -89,7 +92,7 @@ class Upstream:
         with suppress(SourceError, UsageError), self.open_local() as (repository, _):
             if repository is not None:
                 return (get_common_directory(repository),)
-        return ()  # `fetch` reports the error
+        return ()  # `fetch` reports this error later
 
     def fetch(self, ours: pygit2.Repository, base_references: Iterable[str]) -> FetchedCommit:
         head: Head | None = None
@@ -110,7 +113,7 @@ class Upstream:
                         self._copy(theirs, ours, tip)
                     else:
                         self._fetch_refs(conversation, ours, base_references, f"+{name}:{_FETCHED}")
-        with convert_errors(self._remote.url):  # the history of the base references was checked when it was fetched
+        with convert_errors(self._remote.url):  # an earlier fetch has checked the history of the base references
             names = (ours.references.get(each) for each in base_references)
             known = {peel_reference(ours, each).id for each in names if each is not None}
             check_history(ours, pygit2.Oid(hex=tip), known)
@@ -135,7 +138,8 @@ class Upstream:
             self._copy(theirs, ours, commit)
             return
         for name in [name for name in ours.references if name.startswith(_ALL)]:
-            ours.references.delete(name)  # a branch "a" would block a new branch "a/b"
+            # gitboot deletes old branches first, because a branch "a" would prevent a new branch "a/b"
+            ours.references.delete(name)
         conversation = RemoteConnection(self._remote, None, ours, self._state / "home")
         self._fetch_refs(
             conversation, ours, base_references, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*"
@@ -194,7 +198,7 @@ class Upstream:
                 RemoteConnection(self._remote, None, whole, self._state / "home").fetch(*refspecs)
                 for name in sorted(whole.references):
                     target = whole.references[name].resolve().target
-                    assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
+                    assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference always names an object
                     self._copy(whole, ours, str(target))
                     ours.references.create(name, target, force=True)
         finally:
@@ -220,14 +224,14 @@ class Upstream:
 
 
 CLONE: Final = "repository.git"  # in the state directory
-NEW: Final = "repository.new"  # the new clone until it is complete and replaces the old clone
-BROKEN: Final = "repository.broken"  # the old clone
-_PUSHED: Final = "refs/gitboot/made"  # the commit to push to a branch that gitboot owns
-MAX_PACKS: Final = 50  # each fetch adds a pack, and each pack makes reads slower
+NEW: Final = "repository.new"  # the name of a new clone until the clone is complete and replaces the old clone
+BROKEN: Final = "repository.broken"  # the name of the old clone after a new clone has replaced it
+_PUSHED: Final = "refs/gitboot/made"  # the reference to the commit that gitboot pushes to its own branch
+MAX_PACKS: Final = 50  # the maximum number of packs: each fetch adds a pack, and each pack makes reads slower
 
 
-# fetch: into the clone; anew: into a new clone; restore: into a new clone, with the accepted commit; head: only read
-# HEAD. tip, branch, push: read, fetch or push the commit of a branch that gitboot owns.
+# fetch: fetch into the clone. anew: fetch into a new clone. restore: fetch into a new clone with the accepted commit.
+# head: only read HEAD. tip, branch, push: read, fetch or push the commit of a branch that gitboot owns.
 Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
 
 
@@ -237,16 +241,16 @@ class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
     work: Work
     remote: Remote
     folder: Path  # the state directory; for a branch that gitboot owns, the branch's repository
-    # The accepted commit. For a push, the current commit of the branch, if it exists.
+    # The accepted commit. For a push, this is the current commit of the branch, or "" if there is no branch.
     expected_commit: str | None = None
     pushed_commit: str = ""  # the commit to push
-    memory: int | None = None  # bytes; None: no limit
+    memory: int | None = None  # in bytes; None: there is no limit
 
 
 class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The result of a successful task."""
 
-    revision: str = ""  # the commit of the reference; "": there is no commit
+    revision: str = ""  # the commit to which the reference points; "": there is no commit
     head: Head | None = None  # the remote's HEAD; None: the task did not read it
     has_accepted_commit: bool = True  # False: the accepted commit is lost
 
@@ -254,7 +258,7 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class FetchFailure(msgspec.Struct, frozen=True, tag=True):
     """The error with which a task failed."""
 
-    error: str  # a name in `ERRORS`
+    error: str  # the name of the error in `ERRORS`
     message: str
 
 
@@ -275,7 +279,7 @@ ERRORS: Final = {each.__name__: each for each in _FETCH_ERRORS}
 
 
 class Fetching(ABC):
-    """Fetches and pushes, in this process or in another process."""
+    """Carries out fetches and pushes in this process or in another process."""
 
     @abstractmethod
     def carry_out(self, order: FetchOrder) -> FetchResult:
@@ -290,7 +294,7 @@ class Fetching(ABC):
         return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
-        """Fetch into a new clone. Return whether the accepted commit was found, at the remote or in the old clone."""
+        """Fetch into a new clone. Return whether the remote or the old clone contains the accepted commit."""
         return self.carry_out(
             FetchOrder(work="restore", remote=remote, folder=state, expected_commit=accepted)
         ).has_accepted_commit
@@ -298,12 +302,12 @@ class Fetching(ABC):
     def read_head(self, remote: Remote, state: Path) -> Head:
         """Return the remote's HEAD. Raises `SourceError` if the remote has no commits."""
         head = self.carry_out(FetchOrder(work="head", remote=remote, folder=state)).head
-        assert head is not None  # noqa: S101 - this order reads it
+        assert head is not None  # noqa: S101 - a task of the kind head reads it
         return head
 
 
 class InThisProcess(Fetching):
-    """Fetches and pushes in this process, without limits."""
+    """Carries out fetches and pushes in this process, without limits of memory and time."""
 
     def carry_out(self, order: FetchOrder) -> FetchResult:
         remote, folder = order.remote, order.folder
@@ -351,7 +355,8 @@ def _restore_clone(remote: Remote, state: Path, accepted: str | None) -> bool:
 
 
 def build_latest_reference(remote: Remote) -> str:
-    return intern(f"refs/gitboot/latest/{_hash_remote(remote)}")  # pygit2 never frees a looked-up name
+    # intern, because pygit2 never frees a name that was looked up
+    return intern(f"refs/gitboot/latest/{_hash_remote(remote)}")
 
 
 def build_tag_reference(remote: Remote) -> str:
@@ -359,7 +364,9 @@ def build_tag_reference(remote: Remote) -> str:
 
 
 def _hash_remote(remote: Remote) -> str:
-    """Return a hash of the URL, reference and folder, so that a commit fetched with other settings is not used."""
+    """Return a hash of the URL, the reference and the folder.
+
+    With the hash, gitboot does not use a commit that it fetched with other settings."""
     place = (remote.url, remote.reference, *filter(None, [remote.subpath]))
     return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
@@ -382,7 +389,7 @@ def _create_clone(state: Path) -> StoredRepository:
     with convert_errors(new.path):
         shutil.rmtree(new.path, ignore_errors=True)
         ours = pygit2.init_repository(new.path, bare=True)
-        ours.config["gc.pruneExpire"] = "never"  # in case a person runs git gc
+        ours.config["gc.pruneExpire"] = "never"  # this protects objects if a person runs git gc
     return new
 
 
@@ -392,18 +399,19 @@ def set_reference(ours: pygit2.Repository, name: str, tip: str) -> None:
         ours.references.create(name, tip, force=True)
 
 
-DEFAULT_MEMORY_MIB: Final = 512  # enough for three million objects, or for a 250 MiB file received as a delta
-FETCH_TIMEOUT_S: Final = 3600.0  # does not apply to a new clone
-_START_TIMEOUT_S: Final = 60.0  # until a process has loaded its program from a slow disk
+# this is enough for three million objects, or for a file of 250 MiB that arrives as a delta
+DEFAULT_MEMORY_MIB: Final = 512
+FETCH_TIMEOUT_S: Final = 3600.0  # the time limit for a fetch; this limit does not apply to a new clone
+_START_TIMEOUT_S: Final = 60.0  # the time limit until a process has loaded its program from a slow disk
 
 
 class FetchProcess(Fetching):
-    """Fetches and pushes in a child process whose memory and time are limited.
+    """Carries out fetches and pushes in a child process with limited memory and time.
 
-    Raises `SourceTooLarge` if the process exceeds its memory. Raises `SourceError` if the process does not report its
-    next step in time (`gitboot.git.repository`), or takes longer than ``deadline_s`` in total. A new clone has no total
-    limit while data arrives at the minimum rate. After such an error, gitboot kills the process, and the next fetch
-    starts another process.
+    Raises `SourceTooLarge` if the process exceeds its memory limit. Raises `SourceError` if the process does not report
+    its next step in time (`gitboot.git.repository`), or takes longer than ``deadline_s`` in total. For a new clone,
+    there is no limit for the total time while data arrives at the minimum rate. After such an error, gitboot kills the
+    process, and the next fetch starts another process.
 
     Threads that fetch at the same time use separate processes. A process starts with its first task, and ends with its
     thread or with `close`.
@@ -411,13 +419,13 @@ class FetchProcess(Fetching):
 
     def __init__(self, mebibytes: int | None = None, *, deadline_s: float = FETCH_TIMEOUT_S) -> None:
         self._memory, self._deadline_s = (mebibytes or DEFAULT_MEMORY_MIB) << 20, deadline_s
-        self._lock = Lock()  # guards the fields below
+        self._lock = Lock()  # protects the fields below
         self._idle: Child | None = None
         self._busy: set[Child] = set()
         self._is_closed = False
 
     def close(self) -> None:
-        """Kill the processes and do not start new ones."""
+        """Kill the child processes, and do not start new processes."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, None
@@ -428,7 +436,8 @@ class FetchProcess(Fetching):
             idle.reap()
 
     def carry_out(self, order: FetchOrder) -> FetchResult:
-        if order.work != "push":  # a push packs gitboot's own files, which may be large
+        # there is no memory limit for a push, which packs gitboot's own files, because these may be large
+        if order.work != "push":
             order = msgspec.structs.replace(order, memory=self._memory)
         url, child, is_new = order.remote.url, *self._take_child()
         start_s = _START_TIMEOUT_S if is_new else order.remote.timeout_s
@@ -456,7 +465,7 @@ class FetchProcess(Fetching):
         return answer
 
     def _take_child(self) -> tuple[Child, bool]:
-        """Return an idle process, or else a new process, and whether the process is new."""
+        """Return a child process, and whether the process is new. Start a process only if there is no idle process."""
         with self._lock:
             if self._is_closed:
                 raise SourceError("this instance is stopping, so gitboot does not fetch")
@@ -491,7 +500,7 @@ class FetchProcess(Fetching):
 
 class _StepDeadline:
     def __init__(self, first: FetchStep, total_s: float | None) -> None:
-        """``total_s`` is the limit for all steps together, or None for no limit."""
+        """Create a time limit. ``total_s`` is the limit for all steps together, or None if there is no such limit."""
         self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 

@@ -1,4 +1,4 @@
-"""Git history: first parents, commit ranges, in-memory merges and blame."""
+"""Git history: follow first parents, list commits in a range, merge in memory, and find the commit of each line."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from gitboot.text import one_line
 
 
 class HistoryStep(Struct, frozen=True, kw_only=True):
-    """A commit, and the Git tree of its fleet."""
+    """A commit, and the Git tree of the fleet in this commit."""
 
     commit: CommitSummary
-    tree: str | None  # the ID of the fleet's folder; None: the commit does not contain the folder
+    tree: str | None  # the ID of the tree of the fleet's folder; None: the commit does not contain the folder
 
 
 class History:
-    """The first-parent commits of a revision, the newest first, as returned by `open_history`."""
+    """Iterates over the first-parent commits of a revision, the newest first. `open_history` returns this object."""
 
     def __init__(
         self, repository: StoredRepository, folder: str, steps: tuple[HistoryStep, ...], *, shallow: bool
@@ -67,7 +67,7 @@ class History:
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
-    """Return the history of ``rev``, by default HEAD, for the fleet at ``path``. See `open_snapshot` for ``rev``."""
+    """Return the history of ``rev``, by default HEAD, for the fleet at ``path``. ``rev`` is a Git revision."""
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
         raise UsageError("WORKTREE has no history; name a revision, or leave it out for HEAD")
@@ -84,7 +84,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
         return History(StoredRepository(get_git_directory(git)), folder, steps, shallow=git.is_shallow)
 
 
-HISTORY_COMMITS: Final = 100  # number of commits in the history on the page
+HISTORY_COMMITS: Final = 100  # the number of commits in the history on the operators' page
 
 
 def list_file_changes(
@@ -92,8 +92,8 @@ def list_file_changes(
 ) -> Iterator[FileChanges]:
     """Yield the last `HISTORY_COMMITS` first-parent commits of ``tip`` with the files that each commit changed.
 
-    ``known`` contains earlier results. The history ends before a commit that the clone lacks or that libgit2 cannot
-    read.
+    ``known`` contains earlier results, which gitboot reuses. The history ends before a commit that the clone does not
+    contain or that libgit2 cannot read.
     """
     try:
         for commit in islice(CommitReader(git).first_parents(tip), HISTORY_COMMITS):
@@ -116,7 +116,7 @@ def _find_changed_files(git: pygit2.Repository, commit: CommitObject, folder: st
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_YEAR_9999: Final = 253_370_764_800  # seconds; Git supports later dates, but datetime does not
+_YEAR_9999: Final = 253_370_764_800  # in seconds since 1970; Git supports later dates, but datetime does not
 
 
 def summarize_commit(commit: CommitObject) -> CommitSummary:
@@ -129,7 +129,10 @@ def summarize_commit(commit: CommitObject) -> CommitSummary:
 
 
 def convert_date(person: Person) -> datetime:
-    """Return the date of an author or committer, limited to the years 1970 to 9999."""
+    """Convert the date of an author or committer.
+
+    A date outside the years 1970 to 9999 becomes the nearest date in this range.
+    """
     return _EPOCH + timedelta(seconds=min(max(person.time, 0), _YEAR_9999))
 
 
@@ -144,13 +147,13 @@ def _decode(data: bytes) -> str:
 class Blame:
     """The commit that last changed each line in a fleet's files, at a revision or in the work tree.
 
-    `open_blame` returns a `Blame`. Each file is read on the first call with its path.
+    `open_blame` returns this object. gitboot reads each file on the first call with the path of the file.
     """
 
     def __init__(self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None) -> None:
-        self._repository, self._commit = repository, commit  # None: there is no commit yet
+        self._repository, self._commit = repository, commit  # the commit is None if there is no commit yet
         self._prefix = f"{folder}/" if folder else ""
-        self._root = root  # the fleet in the work tree; None: only committed files count
+        self._root = root  # the folder of the fleet in the work tree; None: gitboot reads only committed files
         self._lines = cache(self._blame_file)
 
     def line(self, path: str, number: int) -> CommitSummary | None:
@@ -182,7 +185,7 @@ class Blame:
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
-    """Return the blame for the fleet at ``path``, or None without a Git repository.
+    """Return a `Blame` for the fleet at ``path``, or None if the fleet is not in a Git repository.
 
     The arguments are those of `open_snapshot`.
     """
@@ -200,12 +203,13 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    """Return the commit that last changed each line. For a line from a merged branch, this is the merge commit."""
+    """Return the commit that last changed each line. If a line comes from a merged branch, return the merge commit."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
     content = read_file(git, newer, path) or b""
-    origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line -> line in the newest version
+    # maps a line number to the line number in the newest version
+    origins = {number: number for number in range(1, content.count(b"\n") + 2)}
     for older in [*islice(reader.first_parents(commit), 1, None), None]:
         before = (read_file(git, older, path) if older is not None else None) or b""
         if before == content and older is not None:
@@ -228,7 +232,7 @@ def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes 
 
 
 def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
-    """Map the line number of each unchanged line in ``new`` to its line number in ``old``.
+    """Map the number of each unchanged line in ``new`` to the number of the same line in ``old``.
 
     Differences in line endings are ignored.
     """
@@ -242,7 +246,10 @@ def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
 def commits_between(
     git: pygit2.Repository, excluded: Iterable[pygit2.Oid], *tips: pygit2.Oid
 ) -> Iterator[CommitObject]:
-    """Yield the commits that are reachable from ``tips`` but not from ``excluded``, children before their parents."""
+    """Yield the commits that are reachable from ``tips`` but not from ``excluded``.
+
+    Children come before their parents.
+    """
     reader, excluded = CommitReader(git), tuple(excluded)
     try:
         walker = git.walk(None, SortMode.TOPOLOGICAL)
@@ -285,7 +292,7 @@ def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> boo
 
 
 def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) -> pygit2.Oid | None:
-    """Return a best common ancestor of two commits, or None if they have no common ancestor."""
+    """Return one of the best common ancestors of two commits, or None if there is no common ancestor."""
     try:
         found: pygit2.Oid | None = git.merge_base(one, other)
     except pygit2.GitError:
@@ -296,14 +303,15 @@ def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) 
     return found
 
 
-MAX_STEPS: Final = 200  # a longer first-parent history counts as one step
+# the maximum number of first-parent commits that gitboot lists; a longer history counts as one step
+MAX_STEPS: Final = 200
 
 
 class Merge(NamedTuple):
     """A first-parent commit, with the messages of the commits that it merged."""
 
     revision: Revision
-    messages: tuple[Message, ...]  # its own message, and those of all commits that it merged
+    messages: tuple[Message, ...]  # the message of the commit, and those of all commits that it merged
 
 
 def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
@@ -326,7 +334,7 @@ def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new
 def list_first_parents_since(
     repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid
 ) -> tuple[Revision, ...] | None:
-    """Return ``new`` and its first-parent commits since ``old``, the oldest first, or None if there are too many.
+    """Return the first-parent commits after ``old`` up to ``new``, the oldest first, or None if there are too many.
 
     If the branch was rewritten, the result starts after the last first-parent commit that ``old`` and ``new`` share.
     Without ``old``, the result contains only ``new``.
@@ -367,7 +375,9 @@ _ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
 def list_acknowledging_content(
     repository: pygit2.Repository, excluded: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
 ) -> frozenset[str]:
-    """Return the content digests of acknowledging commits reachable from ``tips`` but not from ``excluded``."""
+    """Return the content digests of commits with acknowledgements that only ``tips`` can reach.
+
+    Commits that ``excluded`` can reach are omitted."""
     found = commits_between(repository, excluded, *tips)
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
@@ -384,11 +394,12 @@ class CommitRange(Struct, frozen=True, kw_only=True):
 
     base: Snapshot
     head: Snapshot
-    folder: str  # the fleet's folder in its repository
-    messages: tuple[Message, ...]  # of BASE..HEAD, the newest first
+    folder: str  # the folder of the fleet in the repository
+    messages: tuple[Message, ...]  # the messages of the commits in BASE..HEAD, the newest first
     repository: StoredRepository
-    base_acknowledgements: frozenset[str] = frozenset()  # content digests of acknowledging commits before BASE
-    # From BASE to HEAD, the oldest first; empty if BASE is not a first-parent ancestor of HEAD.
+    # the content digests of commits with acknowledgements before BASE
+    base_acknowledgements: frozenset[str] = frozenset()
+    # The commits from BASE to HEAD, the oldest first; empty if BASE is not a first-parent ancestor of HEAD.
     commits: tuple[RangeCommit, ...] = ()
 
 
@@ -397,7 +408,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
 
     With ``merge``, HEAD is first merged into BASE. With ``accepted``, HEAD or the merge result is compared with this
     commit instead of BASE. The repository does not change, even with a merge. Raises `UsageError` if there is no such
-    range, and `InvalidRepository` for a merge conflict.
+    range, and `InvalidRepository` if there is a merge conflict.
     """
     dots = "..." if "..." in text else ".."
     base, is_range, head = text.partition(dots)
@@ -439,10 +450,11 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         if merge:
             merged = snapshot = _merge_in_memory(repository, old, new, folder, path)
             last = Merge(merged.revision, tuple(list_messages(repository, old, new)))
-            is_on_line = bool(commits) or first == old  # otherwise BASE is not a first-parent ancestor
+            is_on_line = bool(commits) or first == old  # if this is False, BASE is not a first-parent ancestor of HEAD
             commits = (*commits, RangeCommit(merge=last, snapshot=lambda: merged)) if is_on_line else ()
         range_messages = tuple(list_messages(repository, first, new, *([old] if merge else [])))
-        can_repeat = any(each.content for each in range_messages)  # otherwise there is no need to search the history
+        # if this is False, gitboot need not search the history
+        can_repeat = any(each.content for each in range_messages)
         return CommitRange(
             base_acknowledgements=list_acknowledging_content(repository, (), [first]) if can_repeat else frozenset(),
             base=load_commit(stored, Revision(str(first)), folder),
@@ -455,7 +467,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
 
 
 def find_head_commit(path: Path, text: str) -> Revision | None:
-    """Return the commit that HEAD refers to in the range ``text``, before any merge, or None for the work tree."""
+    """Return the commit that is HEAD in the range ``text`` before any merge, or None for the work tree."""
     _, found, head = text.replace("...", "..").partition("..")
     if not found or head == WORKTREE:
         return None
@@ -484,7 +496,8 @@ def _merge_in_memory(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path
 ) -> Snapshot:
     base = _require_merge_base(repository, old, new, path)
-    # libgit2 writes the merged files to a repository, so gitboot merges in a temporary one that also reads our objects.
+    # libgit2 writes the merged files to a repository. gitboot uses a temporary repository that also reads the objects
+    # of the original repository.
     with tempfile.TemporaryDirectory() as scratch:
         temporary = pygit2.init_repository(scratch, bare=True)
         try:
@@ -523,7 +536,7 @@ def _merge_in_memory(
 
 
 def _list_conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
-    """Yield a problem for each file of the fleet that has a merge conflict. Files outside the fleet are ignored."""
+    """Yield a problem for each file of the fleet with a merge conflict. Conflicts outside the fleet are ignored."""
     for sides in conflicts:
         path = str(next(side.path for side in sides if side is not None))
         if path.startswith(prefix):

@@ -1,4 +1,4 @@
-"""Git remote: its URL, credentials, host keys, references and version ranges."""
+"""Git remote: connect to a remote with credentials and host keys, and select a reference or a version range."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from gitboot.text import one_line
 
 
 class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """HTTP basic authentication over TLS."""
+    """Credentials for HTTP basic authentication over TLS."""
 
-    password: str  # or a token
-    user: str = "git"  # forges accept any user name with a token
+    password: str  # the password, or a token
+    user: str = "git"  # any user name, because forges accept any name with a token
 
     def __repr__(self) -> str:
         return f"Password(user={self.user!r})"
 
 
 class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """SSH authentication with a private key, and the host keys that gitboot accepts."""
+    """Credentials for SSH: a private key, and the host keys that gitboot accepts."""
 
     private_key: Path
-    known_hosts: Path  # a file in the format of ssh
+    known_hosts: Path  # a known_hosts file in the format of ssh
     passphrase: str = ""
 
     def __repr__(self) -> str:
@@ -48,15 +48,19 @@ class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Remote(Struct, frozen=True, kw_only=True):
-    """The fleet's repository, and the reference to follow. Raises `UsageError` if the fields contradict each other."""
+    """The repository of the fleet, and the reference to follow.
+
+    Raises `UsageError` if the fields contradict each other.
+    """
 
     url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path
-    reference: str | None = None  # branch, tag, refs/…, version range, commit; None or HEAD: the remote's HEAD
-    subpath: str = ""  # the fleet's folder in the repository, or below `local`; "": the top
+    # a branch, a tag, refs/…, a version range or a commit; None or HEAD: the remote's HEAD
+    reference: str | None = None
+    subpath: str = ""  # the folder of the fleet in the repository, or below `local`; "": the top folder
     credentials: Password | SshKey | None = None
-    ca_bundle: Path | None = None  # in addition to the certificate authorities of this machine
+    ca_bundle: Path | None = None  # certificate authorities in addition to those of this machine
     connect_timeout_s: float = 10
-    timeout_s: float = 60  # for a response, and for each ``timeout_s`` KiB of data
+    timeout_s: float = 60  # the time limit for a response, and for each ``timeout_s`` KiB of data
     max_bytes: int | None = None  # the maximum size of the clone on disk; None: no limit
 
     def __post_init__(self) -> None:
@@ -73,7 +77,7 @@ class Remote(Struct, frozen=True, kw_only=True):
             case "http", Password():
                 raise UsageError(f"{self._redacted_url} would send the password unencrypted; use https")
             case "https" | "http" | "git" | "file" | "", _:
-                raise UsageError(f"{self._redacted_url} takes no {type(self.credentials).__name__}")
+                raise UsageError(f"{self._redacted_url} does not support {type(self.credentials).__name__} credentials")
             case scheme, _:
                 raise UsageError(f"{self._redacted_url}: unknown scheme {scheme}; use https, http, ssh, git or file")
         if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
@@ -89,7 +93,7 @@ class Remote(Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> Path | None:
-        """The path of a repository on this machine, or of a folder in its work tree. None for other repositories."""
+        """The path of a local repository or of a folder in its work tree, or None if the repository is remote."""
         parts = parse_git_url(self.url)
         paths = {"": parts.path, "file": unquote(parts.path)}
         return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
@@ -104,7 +108,10 @@ _SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?
 
 
 def parse_git_url(url: str) -> SplitResult:
-    """Split a URL. As in git-fetch(1), user@host:path means ssh, and other texts without a scheme are paths."""
+    """Split a Git URL into its parts.
+
+    As in git-fetch(1), user@host:path means ssh, and other texts without a scheme are paths.
+    """
     if "://" in url:
         return urlsplit(url)
     if match := _SCP.fullmatch(url):
@@ -115,28 +122,30 @@ def parse_git_url(url: str) -> SplitResult:
 DEFAULT_PORT: Final = 22
 _PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
 HEAD: Final = "HEAD"  # an instance with this reference follows the checked-out commit
-Heads = Mapping[str, str]  # ref name -> object ID; "…^{}" -> ID of the object to which an annotated tag points
+# maps ref names to object IDs. A name with "^{}" maps to the ID of the object to which an annotated tag points
+Heads = Mapping[str, str]
 
 
 class Head(NamedTuple):
     """The HEAD of a repository."""
 
-    branch: str | None  # for example refs/heads/main; None: HEAD is detached, or the remote does not show its branch
-    is_checked_out: bool = False  # the repository has a work tree
+    # the branch, for example refs/heads/main; None: HEAD is detached, or the remote does not report the branch
+    branch: str | None
+    is_checked_out: bool = False  # whether the repository has a work tree
 
 
 def read_head(repository: pygit2.Repository) -> Head:
     branch = None
     with suppress(KeyError):
         target = repository.lookup_reference(HEAD).target
-        branch = target if isinstance(target, str) else None  # otherwise it is a commit ID
+        branch = target if isinstance(target, str) else None  # if the target is not a text, it is a commit ID
     return Head(branch, not repository.is_bare)
 
 
 def find_reference(remote: Remote, heads: Heads) -> str:
-    """Return the ref for the remote's reference. A branch takes precedence over a tag with the same name.
+    """Return the ref that the remote's reference means. A branch takes precedence over a tag with the same name.
 
-    Otherwise, a person who may only push tags could replace a protected branch.
+    If a tag took precedence, a person who may push only tags could replace a protected branch.
     """
     reference = remote.reference
     if reference in (None, HEAD):
@@ -186,15 +195,17 @@ class RemoteConnection:
             if isinstance(remote.credentials, SshKey):
                 _check_private_key(remote.credentials.private_key)
                 _expect_host_keys(remote, remote.credentials.known_hosts, home)
-            # An anonymous remote does not fetch tags or store configuration and credentials.
+            # gitboot uses an anonymous remote, which does not fetch tags, and does not store configuration and
+            # credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
 
     def list_references(self) -> tuple[Heads, Head]:
         heads: dict[str, str] = {}
         with self._translate_errors():
-            if self._local is not None:  # libgit2 would parse commits to list the heads, which may fail
+            # gitboot itself lists the refs of a local repository, because libgit2 would parse commits, which may fail
+            if self._local is not None:
                 for name in ("HEAD", *self._local.references):
-                    with suppress(KeyError):  # the ref has no commit
+                    with suppress(KeyError):  # the ref does not point to a commit
                         heads[name] = str(self._local.lookup_reference(name).resolve().target)
                 report_work()
                 return heads, read_head(self._local)
@@ -205,8 +216,8 @@ class RemoteConnection:
             return {str(each.name): str(each.oid) for each in remote_heads}, Head(branch)
 
     def fetch(self, *refspecs: str) -> None:
-        """Fetch refs. Raises `SourceTooLarge` if the clone would exceed its maximum size."""
-        room = None  # how many more bytes the clone may use
+        """Fetch refs into the repository. Raises `SourceTooLarge` if the clone would exceed its maximum size."""
+        room = None  # the number of bytes that the clone may still use
         if self._remote.max_bytes is not None:
             sizes = (file.stat().st_size for file in get_objects_directory(self._ours).rglob("*") if file.is_file())
             if (room := self._remote.max_bytes - sum(sizes)) <= 0:
@@ -246,7 +257,7 @@ class RemoteConnection:
 
 # libgit2 has no error codes for these cases.
 _REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
-_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # caused by `limit_file_size`
+_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # the message of the error that `limit_file_size` causes
 
 
 def _build_too_large_error(remote: Remote) -> SourceTooLarge:
@@ -267,7 +278,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
         self.has_sent_credentials = False
         self.expected_commit: str | None = None  # the commit to which the ref must point at the remote before a push
         self.rejection: str | None = None  # why the remote rejected the push
-        self.transfer: Transfer | None = None  # the current transfer
+        self.transfer: Transfer | None = None  # the transfer that is in progress
         self.remaining_bytes: int | None = None  # the bytes that a fetch may receive; None: no limit
 
     def transfer_progress(self, stats: pygit2.remotes.TransferProgress) -> None:
@@ -275,7 +286,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             raise _build_too_large_error(self._remote)
         if stats.received_objects < stats.total_objects and self.transfer is not None:
             self.transfer.count(stats.received_bytes)
-        else:  # all data has arrived, and libgit2 unpacks it
+        else:  # all data has arrived, and libgit2 unpacks the data
             report_work()
 
     def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
@@ -303,7 +314,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             parts = parse_git_url(url)
             return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
 
-        if origin(url) != origin(self._remote.url):  # after a redirect to another server
+        if origin(url) != origin(self._remote.url):  # the remote has redirected libgit2 to another server
             raise SourceRefused(
                 f"{self._remote.url} redirects to {one_line(url)}, but gitboot does not send the credentials "
                 "there; if that is right, use that URL as the repository"
@@ -311,7 +322,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:
                 return pygit2.Username("git")
-            case _ if self.has_sent_credentials:  # libgit2 repeats the callback while the credentials are wrong
+            case _ if self.has_sent_credentials:  # libgit2 calls this function again if the credentials were wrong
                 raise SourceRefused(f"{self._remote.url} refuses the credentials")
             case SshKey(private_key=key, passphrase=passphrase) if allowed_types & CredentialType.SSH_KEY:
                 self.has_sent_credentials = True
@@ -336,12 +347,12 @@ class _Callbacks(pygit2.RemoteCallbacks):
 
 
 def _check_private_key(file: Path) -> None:
-    """Raise `UsageError` if a file does not contain a private key, because libssh2's errors do not name the file."""
+    """Raise `UsageError` if a file does not contain a private key. The errors of libssh2 would not name the file."""
     try:
         content = file.read_bytes()
     except OSError as error:
         raise UsageError(f"{file}: the private key cannot be read: {error.strerror}") from error
-    if b"PRIVATE KEY-----" not in content:  # RFC 7468, and OpenSSH's PROTOCOL.key
+    if b"PRIVATE KEY-----" not in content:  # this text is part of the formats in RFC 7468 and in OpenSSH's PROTOCOL.key
         raise UsageError(f"{file} has no private key in PEM or OpenSSH format; create one with ssh-keygen")
 
 
@@ -363,7 +374,7 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
         pygit2.settings.homedir = str(home)
 
 
-# libssh2 reads one file for all threads, so the file contains the keys of all remotes.
+# libssh2 reads one known_hosts file for all threads, so this file contains the keys of all remotes.
 _host_keys_lock: Final = Lock()
 _host_keys: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
 Release = tuple[int, int, int]
@@ -373,7 +384,7 @@ class Version(NamedTuple):
     """A version, ordered by precedence (semver.org §11). Build metadata is ignored."""
 
     release: Release
-    is_final: bool  # False sorts first: 1.0.0-rc.1 is lower than 1.0.0
+    is_final: bool  # False sorts before True, because 1.0.0-rc.1 is lower than 1.0.0
     prerelease: tuple[tuple[int, int, str], ...]  # numbers sort before words
 
 
@@ -388,7 +399,8 @@ class VersionInterval(NamedTuple):
         return self.start <= version < self.stop and (version.is_final or self.names_prerelease)
 
 
-Range = tuple[tuple[VersionInterval, ...], ...]  # alternatives of intervals that must all contain the version
+# a list of alternatives; in one alternative, all intervals must contain the version
+Range = tuple[tuple[VersionInterval, ...], ...]
 
 
 def find_highest_tag(range: Range, tags: Iterable[str]) -> str | None:
@@ -414,12 +426,15 @@ def parse_version(text: str) -> Version | None:
 
 
 def is_range(text: str) -> bool:
-    """Return whether a reference is a version range, which contains characters not allowed in branch and tag names."""
+    """Return whether a reference is a version range.
+
+    Ranges contain characters that branch and tag names must not contain.
+    """
     return re.search(r"[<>=^~*|\s]", text) is not None
 
 
 def parse_range(text: str) -> Range:
-    """Parse a range such as ``>=1.4 <2``, ``^1.2``, ``~1.2.3`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
+    """Parse a version range such as ``>=1.4 <2``, ``^1.2`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
 
     As in Flux and Helm, only a term that names a pre-release matches pre-releases: ``>=1.0.0-0`` matches all
     pre-releases.
@@ -446,7 +461,8 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
     parts = [int(part) for part in written if part and part.isdigit()]
     low = _build_version([*parts, 0, 0, 0], match["prerelease"])
     if len(parts) == 3 and operator not in ("^", "~"):
-        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))  # no version lies between the two
+        # this value is the next higher one, because no version lies between the two values
+        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))
     else:
         beyond = _find_next_version(parts, operator)
     ranges = {
@@ -460,11 +476,14 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
 
 
 def _find_next_version(parts: list[int], operator: str | None) -> Version:
-    """Return the exclusive end of a range term, which is lower than all pre-releases of the next release."""
+    """Return the exclusive end of a term in a version range.
+
+    The end is lower than all pre-releases of the next release.
+    """
     if not parts:
         return _HIGHEST
     raised = len(parts) - 1
-    if operator == "^":  # the first part that is not 0 must stay the same
+    if operator == "^":  # with ^, the first part that is not 0 must stay the same
         raised = next((index for index, part in enumerate(parts) if part), raised)
     elif operator == "~":
         raised = min(raised, 1)
@@ -485,7 +504,7 @@ class HostKeys(NamedTuple):
 
     trusted: tuple[str, ...]
     revoked: tuple[str, ...]
-    authorities: tuple[str, ...]  # keys that sign host certificates, which libssh2 does not support
+    authorities: tuple[str, ...]  # the keys that sign host certificates; libssh2 does not support host certificates
 
     def explain_missing_key(self, host: str, port: int) -> str:
         """Return why a known_hosts file has no trusted key for a host, and what to do.
@@ -504,7 +523,10 @@ class HostKeys(NamedTuple):
 
 
 def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
-    """Return the keys for ``host`` and ``port`` in a known_hosts file. A revoked key is not trusted."""
+    """Return the keys for ``host`` and ``port`` in a known_hosts file.
+
+    The result does not contain revoked keys as trusted keys.
+    """
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
     trusted, revoked, authorities = set[str](), set[str](), set[str]()
     for line in text.splitlines():
@@ -527,7 +549,7 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
 def _matches_host(patterns: str, name: str) -> bool:
     """Return whether the first field of a known_hosts line matches ``name``.
 
-    The field is a hash or a list of patterns, in which "!" excludes names.
+    The field is a hash or a list of patterns. A pattern with "!" excludes names.
     """
     if patterns.startswith("|1|"):
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Git repositories and objects, read without the user's Git configuration, and the progress reports of a fetch."""
+"""Git repositories: read and copy objects without the user's Git configuration, and report the progress of a fetch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, Con
     pygit2.settings.search_path[_level] = ""
 
 
-# In a container, a repository often belongs to another user. Git refuses it, because its configuration can name
-# commands to run. libgit2 runs no hooks, filters or commands.
+# In a container, a repository often belongs to another user. Git refuses such a repository, because its configuration
+# can contain commands. gitboot accepts it, because libgit2 does not run hooks, filters or commands.
 pygit2.settings.owner_validation = False
 
 
@@ -39,17 +39,20 @@ pygit2.settings.enable_fsync_gitdir(True)
 
 _T = TypeVar("_T")
 _RETRIES: Final = 2
-MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # maximum size of a tree object, which gitboot reads into memory
+MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # the maximum size of a tree object, which gitboot reads into memory
 TREE: Final = b"40000"
 SYMLINK: Final = b"120000"
 SUBMODULE: Final = b"160000"
-Entry = tuple[bytes, bytes, bytes]  # mode, name, id
+Entry = tuple[bytes, bytes, bytes]  # the mode, the name and the ID of an entry in a tree
 _ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
 
 
 @contextmanager
 def convert_errors(subject: object, error_type: type[SourceError] = SourceError) -> Iterator[None]:
-    """Raise errors from pygit2 and the operating system in the block as ``error_type``, prefixed with ``subject``."""
+    """Convert errors of pygit2 and of the operating system in the block to ``error_type``.
+
+    Messages begin with ``subject``.
+    """
     try:
         yield
     except (pygit2.GitError, KeyError, OSError) as error:
@@ -61,7 +64,7 @@ _UNKNOWN_EXTENSION: Final = re.compile(r"unsupported extension name extensions\.
 
 
 def format_error(error: BaseException) -> str:
-    message = one_line(str(error).strip("'\""))  # a KeyError adds quotes
+    message = one_line(str(error).strip("'\""))  # remove the quotes that a KeyError adds
     if "object format 'sha256" in message:
         return (
             "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
@@ -76,7 +79,7 @@ def format_error(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error means that memory ran out. libgit2 and SQLite have no error code for this."""
+    """Return whether memory ran out according to an error's message, because libgit2 has no error code for this."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
@@ -100,12 +103,13 @@ def list_features() -> dict[str, bool]:
 
 @contextmanager
 def open_repository(path: Path) -> Iterator[pygit2.Repository]:
-    """Open the repository at ``path`` itself, not in a parent directory, and close it at the end of the block."""
+    """Open the repository at ``path``, and close it at the end of the block. Parent directories are not searched."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
         yield repository
     finally:
-        # The object is part of a reference cycle, so its descriptors would stay open until the next garbage collection.
+        # The repository object is part of a reference cycle, so its files would stay open until the next garbage
+        # collection.
         repository.free()
 
 
@@ -113,7 +117,7 @@ def open_repository(path: Path) -> Iterator[pygit2.Repository]:
 def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | None]:
     """Open the repository whose work tree or Git directory contains ``folder``. ``folder`` need not exist.
 
-    Raises `UsageError` for a repository that is committed into another repository.
+    Raises `UsageError` if the files of the repository are committed into another repository.
     """
     there = next((each for each in (folder, *folder.parents) if each.is_dir()), folder)
     found = pygit2.discover_repository(str(there))
@@ -132,11 +136,11 @@ def _check_not_committed(files: Path) -> None:
     a folder replaces the fleet's folder, a branch could show other commits to a review than to an instance
     (git-config(1), safe.bareRepository).
     """
-    if ".git" in files.parts:  # Git does not check out such a path
+    if ".git" in files.parts:  # such files are not from a commit, because Git does not check out a path with .git
         return
     for folder in files.parents:
         if (folder / ".git").exists():
-            # A .git that is not a repository tracks no files.
+            # If .git is not a repository, it does not track files.
             with suppress(pygit2.GitError), open_repository(folder) as around:
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
@@ -150,12 +154,15 @@ def has_repository(folder: Path) -> bool:
 
 
 def get_git_directory(repository: pygit2.Repository) -> Path:
-    """Return the Git directory: ``.git``, or the bare repository itself."""
+    """Return the Git directory of a repository, which is ``.git`` or the bare repository itself."""
     return Path(str(repository.path))
 
 
 def get_common_directory(repository: pygit2.Repository) -> Path:
-    """Return the directory that contains objects and refs, which linked work trees share (gitrepository-layout(5))."""
+    """Return the directory with the objects and refs.
+
+    Linked work trees share this directory (gitrepository-layout(5)).
+    """
     files = get_git_directory(repository)
     common = files / "commondir"
     return (files / common.read_text().strip()).resolve() if common.exists() else files
@@ -166,12 +173,12 @@ def get_objects_directory(repository: pygit2.Repository) -> Path:
 
 
 class StoredRepository:
-    """A repository at a path, and the type of error to raise if it cannot be read."""
+    """A repository at a path, and the type of error to raise if gitboot cannot read the repository."""
 
     def __init__(self, path: Path, error_type: type[SourceError] = SourceError) -> None:
         self.path = path
         self._error_type = error_type
-        self.replacement_lock = Lock()  # held while another repository replaces this one
+        self.replacement_lock = Lock()  # gitboot holds this lock while another repository replaces this repository
 
     @contextmanager
     def open(self) -> Iterator[pygit2.Repository]:
@@ -181,7 +188,7 @@ class StoredRepository:
             yield repository
 
     def retry(self, read: Callable[[], _T]) -> _T:
-        """Call ``read``, and repeat it twice after an error, because a concurrent fetch may replace packs."""
+        """Call ``read``, and repeat the call twice after an error, because a fetch may replace packs meanwhile."""
         for _ in range(_RETRIES):
             with suppress(self._error_type):
                 return read()
@@ -192,11 +199,11 @@ class StoredRepository:
 
 
 class MalformedTree(Exception):
-    """Raised for a malformed Git tree."""
+    """A Git tree is malformed or too large."""
 
 
 def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
-    """Return the entries of a tree, several times faster than pygit2. Raises `MalformedTree`."""
+    """Return the entries of a tree. This function is several times faster than pygit2. Raises `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
     if size > MAX_TREE_BYTES:  # a few bytes in a pack can expand to gigabytes
         raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
@@ -208,7 +215,7 @@ def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
 
 
 class Person(NamedTuple):
-    """The author or committer of a commit. Fields that cannot be read are empty or 0."""
+    """The author or the committer of a commit. Fields that gitboot cannot parse are empty or 0."""
 
     name: bytes
     email: bytes
@@ -217,14 +224,14 @@ class Person(NamedTuple):
 
 
 class CommitObject:
-    """A commit, whose fields are parsed when they are read."""
+    """A commit object. gitboot parses each field when the field is needed."""
 
     def __init__(self, id: pygit2.Oid, raw: bytes) -> None:
         self.id, self.raw = id, raw
         found = _TREE.match(raw)
         # None: the commit has no tree.
         self.tree: Final = pygit2.Oid(hex=found[1].decode()) if found is not None else None
-        # Git reads a parent only directly after the tree or another parent: commit.c, parse_commit_buffer.
+        # Git accepts a parent only directly after the tree or after another parent (commit.c, parse_commit_buffer).
         parents = _PARENTS.match(raw, found.end() if found is not None else 0)
         lines = parents[0].split(b"\n")[:-1] if parents is not None else []
         self.parents = tuple(pygit2.Oid(hex=line.removeprefix(b"parent ").decode()) for line in lines)
@@ -240,7 +247,7 @@ class CommitObject:
 
     @property
     def message(self) -> bytes:
-        """The message as ``git log`` shows it: up to the first NUL."""
+        """The message in the form of ``git log``, which ends before the first NUL."""
         return self._parts[1].partition(b"\0")[0].lstrip(b"\n")
 
     @property
@@ -255,8 +262,8 @@ class CommitObject:
     def content_digest(self) -> str:
         """The SHA-256 of the commit without its signatures, in hexadecimal.
 
-        These are exactly the bytes that a signature covers. If a signature is rewritten in another form, the commit ID
-        changes but this digest does not.
+        A signature covers exactly these bytes. If a program rewrites the signature in another form, the commit ID
+        changes but this digest does not change.
         """
         return sha256(split_signatures(self.raw)[0]).hexdigest()
 
@@ -285,25 +292,27 @@ def parse_person(text: bytes) -> Person:
     name, mark, email = who.rpartition(b"<")
     if not mark:
         name, email = who, b""
-    if not rest and (found := _TIME_AT_END.search(name)) is not None:  # if there is no address
+    # the commit contains no address, so the time follows the name
+    if not rest and (found := _TIME_AT_END.search(name)) is not None:
         name, rest = name[: found.start()], found[0]
     seconds = offset = 0
     if (time := _TIME.match(rest)) is not None:
         seconds = int(time[1]) if len(time[1]) < _MOST_DIGITS else 0
         sign, hours, minutes = (time[2][:1], int(time[2][1:3]), int(time[2][3:5])) if time[2] else (b"+", 0, 0)
-        if hours <= 14 and minutes <= 59:  # other offsets do not exist, and libgit2 reads them as 0 (signature.c)
+        if hours <= 14 and minutes <= 59:  # libgit2 reads impossible offsets as 0 (signature.c)
             offset = (hours * 60 + minutes) * (-1 if sign == b"-" else 1)
     return Person(name.strip(_TRIMMED_BYTES), email.strip(_TRIMMED_BYTES), seconds, offset)
 
 
 _TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
 _TIME_AT_END: Final = re.compile(rb"(?:^|[ \t])-?[0-9]+(?:[ \t]+[+-][0-9]{4})?[ \t]*$")
-_MOST_DIGITS: Final = 19  # longer numbers may exceed 63 bits
-_TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes these around names: signature.c, is_crud
+_MOST_DIGITS: Final = 19  # the maximum number of digits, because longer numbers may exceed 63 bits
+# libgit2 removes these bytes at both ends of names (signature.c, is_crud)
+_TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Split a commit into its content without signature headers, and these headers, which begin with ``gpgsig``."""
+    """Split a commit into the signature headers, which begin with ``gpgsig``, and the content without these headers."""
     header, blank, message = raw.partition(b"\n\n")
     lines = header + b"\n"
     return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
@@ -321,7 +330,10 @@ class CommitReader:
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return the commit with an ID. Raises `KeyError` if it is missing, and `pygit2.GitError` for other objects."""
+        """Return the commit with an ID.
+
+        Raises `KeyError` if the object is missing, and `pygit2.GitError` if it is not a commit.
+        """
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         kind, raw = self._git.odb.read(oid)
         if kind != ObjectType.COMMIT:
@@ -348,13 +360,16 @@ class CommitReader:
 
 
 def read_tree(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
-    """Return a commit's tree, or None if the commit names no tree. Raises `KeyError` if the tree object is missing."""
+    """Return the tree of a commit, or None if the commit names no tree.
+
+    Raises `KeyError` if the tree object is missing.
+    """
     found = git[commit.tree] if commit.tree is not None else None
     return found if isinstance(found, pygit2.Tree) else None
 
 
 def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
-    """Return an annotated tag, or None if the object is not a tag. Raises `KeyError` and `pygit2.GitError`."""
+    """Return an annotated tag, or None if the object is not a tag. Raises `KeyError` if the object is missing."""
     kind, raw = git.odb.read(id)
     if kind != ObjectType.TAG:
         return None
@@ -368,19 +383,25 @@ _TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n(?:type [a-z]+\n)?(?:tag ([^\
 
 
 def peel_reference(git: pygit2.Repository, reference: pygit2.Reference) -> CommitObject:
-    """Return the commit to which a reference points. Raises `KeyError` and `pygit2.GitError`."""
+    """Return the commit to which a reference points.
+
+    Raises `KeyError` if the commit is missing, and `pygit2.GitError` if the object is not a commit.
+    """
     target = reference.resolve().target
     assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
     return CommitReader(git).peel(target)
 
 
 ACCEPTED: Final = "refs/gitboot/accepted"
-_FOLDER: Final = "gitboot.folder"  # the fleet's folder in fetched commits
+_FOLDER: Final = "gitboot.folder"  # the name of the Git setting with the fleet's folder in fetched commits
 _ACCEPTED_FOLDER: Final = "gitboot.acceptedfolder"
 
 
 def parse_subpath(text: str) -> str:
-    """Return a folder in Git's notation, without leading and trailing slashes. Raises `UsageError`."""
+    """Return a folder in Git's notation, without leading and trailing slashes.
+
+    Raises `UsageError` for an invalid folder.
+    """
     folder = text.strip("/")
     parts = folder.split("/")
     if text.startswith("/") or not all(parts) or not text.isprintable():
@@ -418,7 +439,7 @@ def read_fleet_folder(ours: pygit2.Repository) -> str:
 
 
 def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
-    """Return the fleet's folder in a commit. For the accepted commit, this is the folder with which it was accepted.
+    """Return the fleet's folder in a commit. The accepted commit has the folder that was configured at its acceptance.
 
     If the operator configures another folder, gitboot compares the next commit with the fleet in the old folder.
     """
@@ -430,7 +451,7 @@ def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
 
 
 def store_fleet_folder(ours: pygit2.Repository, folder: str) -> None:
-    """Store the fleet's folder for all commits that are fetched from now on."""
+    """Store the fleet's folder for all commits that gitboot fetches from now on."""
     # An earlier version did not store the folder of the accepted commit.
     if _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:
         store_accepted_folder(ours, read_fleet_folder(ours))
@@ -456,12 +477,18 @@ _OVERSIZED_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
 
 
 def is_oversized(size: int) -> bool:
-    """Return whether a blob is too large to copy. A commit that contains such a blob gets a problem when it is read."""
+    """Return whether a blob is too large to copy.
+
+    When gitboot reads a commit with such a blob, it reports a problem.
+    """
     return size > MAX_FILE_BYTES
 
 
 def read_oversized_blobs(repository: Path) -> dict[str, int]:
-    """Return the IDs and sizes of the blobs that were too large to copy into a clone, or {} for other repositories."""
+    """Return the IDs and sizes of the blobs that were too large to copy into a clone.
+
+    The result is {} for other repositories.
+    """
     with suppress(FileNotFoundError):
         return {blob: int(size) for blob, size in _OVERSIZED_LINE.findall((repository / _OVERSIZED_LIST).read_text())}
     return {}
@@ -479,15 +506,15 @@ def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
 
 # The maximum time without progress, which equals the limit for a stage of a reconcile (docs/reference/limits.md).
 WORK_TIMEOUT_S: Final = 120.0
-MIN_RATE: Final = 1 << 10  # bytes per second; the value is from curl's manual for --speed-limit
-_WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of the same work
+MIN_RATE: Final = 1 << 10  # in bytes per second; the value is from curl's manual for --speed-limit
+_WORK_REPORT_INTERVAL_S: Final = 1.0  # the time between two reports of the same work
 
 
 class FetchStep(msgspec.Struct, frozen=True, tag=True):
-    """The step that a fetch is about to start."""
+    """A report that a fetch is about to begin a step."""
 
-    timeout_s: float  # the time limit for reaching the next step
-    timeout_message: str  # the error if the next step does not start in time
+    timeout_s: float  # the time limit for this step, until the next step begins
+    timeout_message: str  # the message of the error if the next step does not begin in time
 
 
 ReportStep = Callable[[FetchStep], None]
@@ -497,7 +524,7 @@ class Transfer:
     """A transfer to or from a server, which must move at least 1 KiB/s in each period of ``period_s`` seconds."""
 
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
-        """``work_s`` is the time limit for work on this machine before the transfer."""
+        """Create a transfer. ``work_s`` is the time limit for work on this machine before the transfer begins."""
         self._report, self._size = report, max(1, round(MIN_RATE * period_s))
         complaint = (
             f"the remote {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the --config file)"
@@ -516,7 +543,7 @@ class StepReporter:
 
     def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
         self._report, self._now_s = report, now_s
-        # The time of the last report about work. None: the last report was about another step.
+        # The time of the last report about work, or None if the last report was about another kind of step.
         self._work_reported_s: float | None = None
 
     def begin_answer(self, within_s: float) -> None:
@@ -540,7 +567,10 @@ class StepReporter:
 
 
 def get_step_reporter() -> StepReporter:
-    """Return the step reporter for this thread's fetch. Outside of `report_steps_to`, it discards the reports."""
+    """Return the step reporter for the fetch in this thread.
+
+    Outside of `report_steps_to`, the reporter discards all reports.
+    """
     return _steps.get() or StepReporter(lambda _: None)
 
 
@@ -565,24 +595,25 @@ def report_steps_to(report: ReportStep) -> Iterator[None]:
 # repository, under the name of another setting (pack-objects.c, packbuilder_config).
 _DELTA_LIMIT: Final = {"core.bigFileThreshold": "64k", "pack.deltaCacheSize": "64k"}
 _PIECE_BYTES: Final = 1 << 20
-_IDS_AT: Final = 8 + 4 * 256  # in a pack's index, after a header of 8 bytes and the fan-out table
+_IDS_AT: Final = 8 + 4 * 256  # the position of the IDs in a pack index, after a header of 8 bytes and the fan-out table
 
 
 def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
     """Copy ``tip`` and all objects reachable from it into ``ours`` as one pack, except objects that ``ours`` has.
 
-    A fetch by libgit2 gives the same result, but reads all trees of the last commit for each new commit. With 100,000
-    files, that fetch takes 100 ms instead of 10 ms. Blobs above the size limit are listed instead of copied, because
-    copying holds each blob in memory, and a few bytes in a pack can expand to gigabytes.
+    A fetch by libgit2 has the same result, but reads all trees of the last commit for each new commit. With 100,000
+    files, such a fetch takes 100 ms instead of 10 ms. gitboot does not copy blobs above the size limit, but stores a
+    list of them, because a copy needs memory for each blob, and a few bytes in a pack can expand to gigabytes.
     """
     present: pygit2.Odb | tuple[()] = ours.odb
     if not any(_get_pack_directory(ours).iterdir()):
         _copy_packs(theirs, ours)
-        present = ()  # their packs may contain a commit without its parents, which may be loose objects
+        present = ()  # the packs of the source may contain a commit whose parents are loose objects
     large: dict[str, int] = {}
-    known_oversized = read_oversized_blobs(get_git_directory(theirs))  # theirs may also be a clone of gitboot
+    known_oversized = read_oversized_blobs(get_git_directory(theirs))  # the source may also be a clone of gitboot
     with open_repository(get_git_directory(ours)) as combined:
-        combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))  # pygit2 never frees the path
+        # intern, because pygit2 never frees the path
+        combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))
         builder = _create_pack_builder(combined)
         for oid in list_reachable(theirs, tip, present):
             report_work()
@@ -600,7 +631,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
 
 
 def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
-    """Return a pack builder that computes deltas only for small objects, because large ones would take minutes."""
+    """Return a pack builder that computes no deltas of large objects, because these would take minutes."""
     for name, value in _DELTA_LIMIT.items():
         if name not in ours.config:
             ours.config[name] = value
@@ -619,7 +650,7 @@ def _copy_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
 
 
 def check_objects(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
-    """Read all objects that ``tip`` refers to. Raises pygit2's error if an object is damaged or missing."""
+    """Read all objects that are reachable from ``tip``. Raises `pygit2.GitError` if an object is damaged or missing."""
     for oid in list_reachable(repository, tip, ()):
         report_work()
         if not is_oversized(_read_blob_size(repository, oid)):
@@ -633,7 +664,7 @@ def list_reachable(
     *,
     with_files: bool = True,
 ) -> set[pygit2.Oid]:
-    """Return all objects reachable from ``tip`` without passing through ``excluded``.
+    """Return all objects that are reachable from ``tip``, but do not follow the references of ``excluded`` objects.
 
     Raises `pygit2.GitError` if a commit, a tag or a tree exceeds the size limit.
     """
@@ -664,9 +695,10 @@ def list_reachable(
 
 
 def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Collection[pygit2.Oid]) -> None:
-    """Raise pygit2's error if a commit or tag reachable from ``tip`` but not from ``excluded`` exceeds the size limit.
+    """Raise `pygit2.GitError` if a new commit or tag, reachable only from ``tip``, exceeds the size limit.
 
-    A few bytes in a pack can expand to gigabytes, and a commit is always read completely.
+    This check is necessary, because a few bytes in a pack can expand to gigabytes, and gitboot reads commits
+    completely.
     """
     list_reachable(repository, tip, excluded, with_files=False)
 
@@ -677,10 +709,10 @@ def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
 
 
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:
-    """Merge all packs except the largest into one, if there are more than ``limit`` packs.
+    """If there are more than ``limit`` packs, merge all packs except the largest into one pack.
 
-    A pack that contains an object too large for memory stays unchanged. If the process is killed, some objects are
-    stored twice until the next call.
+    A pack stays unchanged if it contains an object that is too large for memory. If the process is killed, some objects
+    are stored twice until the next call.
     """
     folder = _get_pack_directory(repository)
     packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)
@@ -696,7 +728,8 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
     builder.write(folder)
     if set(folder.glob("pack-*.pack")) - set(packs):
         for pack in small:
-            pack.with_suffix(".idx").unlink()  # first, because Git finds packs by their indexes
+            # gitboot deletes the index first, because Git finds packs by their indexes
+            pack.with_suffix(".idx").unlink()
             pack.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Signatures of commits and tags, made with SSH and OpenPGP keys."""
+"""Signatures of commits and tags: verify SSH and OpenPGP signatures with trusted keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SignatureChecker:
     """Checks the signatures of a repository's commits, and caches the results until the keys change.
 
     The checks do not run Git, so the Git configuration and attributes of repositories and users have no effect. Each
-    method raises `SourceError` if keys or commits cannot be read at the moment.
+    method raises `SourceError` if gitboot cannot read keys or commits now.
     """
 
     def __init__(
@@ -40,22 +40,23 @@ class SignatureChecker:
         tag_on: Callable[[Revision], bytes | None] = lambda _: None,
     ) -> None:
         self._repository, self._keys, self._verify = repository, keys, verify
-        self._tag_on = tag_on  # returns the followed annotated tag if it is on this commit, otherwise None
+        # a function that returns the followed annotated tag if the tag points to this commit, or None
+        self._tag_on = tag_on
         self._verdicts: dict[str, Signer | UntrustedSignature] = {}
         self._fingerprint = ""
 
     def fingerprint(self, revision: Revision) -> str:
-        """Return a text that changes whenever the result of checking this commit could change."""
+        """Return a text that changes whenever the result of the signature check of this commit may change."""
         mark = self._get_key_fingerprint()
         if self._verify is not Verify.TAG:
             return mark
         return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """Return the signature problems, by commit. ``revisions`` are first-parent commits, oldest first.
+        """Return the signature problems for each commit. ``revisions`` are first-parent commits, oldest first.
 
-        ``since`` is the accepted commit. If no commit was accepted yet (None), the history of the newest commit is not
-        checked.
+        ``since`` is the accepted commit. If ``since`` is None, because gitboot has not accepted a commit yet, gitboot
+        checks only the newest commit.
         """
         match self._verify:
             case Verify.HEAD:
@@ -70,7 +71,7 @@ class SignatureChecker:
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
     def find_signer(self, revision: Revision) -> Signer | None:
-        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags.
+        """Return the trusted signer of a commit or, if gitboot verifies tags, of the tag on the commit.
 
         Return None if there is no trusted signature.
         """
@@ -90,7 +91,7 @@ class SignatureChecker:
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
-            what = f"it is more than {MAX_STEPS} commits after the accepted commit"
+            what = f"the commit is more than {MAX_STEPS} commits after the accepted commit"
             return dict.fromkeys(
                 revisions, Code.UNTRUSTED.build_problem(f"{newest[:12]}: {what}; start once with --verify head")
             )
@@ -113,7 +114,10 @@ class SignatureChecker:
         return None if isinstance(found, Signer) else Code.UNTRUSTED.build_problem(f"{revision[:12]} is {found}")
 
     def _find_tagger(self, revision: Revision) -> Signer | UntrustedSignature | None:
-        """Return the signer of the tag on a commit, or why its signature is not trusted. Return None without a tag."""
+        """Return the signer of the tag on a commit, or why the signature is not trusted.
+
+        Return None if there is no tag.
+        """
         tag = self._tag_on(revision)
         if tag is None:
             return None
@@ -133,7 +137,7 @@ class SignatureChecker:
         mark = self._get_key_fingerprint()
         if mark != self._fingerprint or len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts, self._fingerprint = {}, mark
-        if name not in self._verdicts or name.startswith("tag "):  # another tag may be on the commit by now
+        if name not in self._verdicts or name.startswith("tag "):  # the commit may have another tag now
             try:
                 self._verdicts[name] = judge()
             except UntrustedSignature as error:
@@ -143,7 +147,7 @@ class SignatureChecker:
     def _get_key_fingerprint(self) -> str:
         try:
             return self._keys.fingerprint()
-        except UsageError as error:  # the keys were valid at the start, so someone is changing them now
+        except UsageError as error:  # the keys were valid at the start, so a person is probably changing the files now
             raise SourceError(str(error)) from error
 
 
@@ -163,7 +167,7 @@ def _find_object_signer(
 
 
 def parse_untrusted_commit(problem: Problem) -> str | None:
-    """Return the first 12 digits of the commit that a problem with an untrusted signature is about, or None."""
+    """Return the first 12 digits of the commit in a message about an untrusted signature, or None."""
     found = re.match(r"([0-9a-f]{12}) is (?!not the commit of)", problem.message)
     return found[1] if found is not None else None
 
@@ -179,9 +183,10 @@ def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | N
 class TrustedKeys(Struct, frozen=True, kw_only=True):
     """The files that contain the trusted public keys."""
 
-    allowed_signers: Path | None = None  # keys of people, in the format of ssh-keygen(1)
-    openpgp_keys: Path | None = None  # keys of people: a file of public keys, or a directory of such files
-    forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) for each forge: OpenPGP or SSH public keys
+    allowed_signers: Path | None = None  # a file with keys of people in the format of ssh-keygen(1)
+    openpgp_keys: Path | None = None  # a file with public keys of people, or a directory with such files
+    # (name, file) for each forge; the file contains OpenPGP or SSH public keys
+    forge_keys: tuple[tuple[str, Path], ...] = ()
 
     @property
     def has_personal_keys(self) -> bool:
@@ -193,7 +198,7 @@ class TrustedKeys(Struct, frozen=True, kw_only=True):
 
 
 class SignatureKeys:
-    """The current trusted keys. ``folder`` is for gpg's files."""
+    """Reads the current trusted keys, and checks signatures with them. ``folder`` is for the files of gpg."""
 
     def __init__(self, trusted_keys: TrustedKeys, folder: Path) -> None:
         self._trusted, self._folder = trusted_keys, folder
@@ -202,7 +207,10 @@ class SignatureKeys:
         self._forge_keys: dict[str, _AllowedSigners | Keyring] = {}
 
     def fingerprint(self) -> str:
-        """Return a text that changes when a key is added or removed. Raises `UsageError` if a file cannot be read."""
+        """Return a text that changes when a person adds or removes a key.
+
+        Raises `UsageError` if gitboot cannot read a file.
+        """
         mark = sha256()
         trusted = self._trusted
         people = [trusted.allowed_signers] if trusted.allowed_signers is not None else []
@@ -218,9 +226,10 @@ class SignatureKeys:
         return self._fingerprint
 
     def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
-        """Return the owner of the trusted key that made a signature. A forge's key is trusted only for merges.
+        """Return the owner of the trusted key that made a signature. gitboot trusts the key of a forge only for merges.
 
-        The key must be valid now, because the committer can choose the date in a commit. Raises `UntrustedSignature`.
+        The key must be valid now, because a committer can choose the date in a commit. Raises `UntrustedSignature` if
+        no trusted key made the signature.
         """
         self.fingerprint()
         unlisted = UnlistedKey("signed by a key that is not listed")
@@ -317,16 +326,16 @@ class SignedContent(NamedTuple):
 
 
 class AmbiguousSignature(Exception):
-    """Raised for an object whose signature could be interpreted differently by different programs."""
+    """The object has a signature that different programs could interpret differently."""
 
 
 def parse_commit_signature(raw: bytes) -> SignedContent | None:
     """Split a signed commit into its content and its signature. Return None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
-        raise AmbiguousSignature("it has a signature for another kind of repository")
+        raise AmbiguousSignature("the object has a signature for another kind of repository")
     if len(signatures) > 1:
-        raise AmbiguousSignature("it has more than one signature")
+        raise AmbiguousSignature("the object has more than one signature")
     return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
 
 
@@ -340,15 +349,15 @@ _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$"
 
 
 class UntrustedSignature(Exception):
-    """Raised for a signature that is not trusted. The message completes a sentence that begins with "it is"."""
+    """The signature is not trusted. The message completes a sentence that begins with "it is"."""
 
 
 class UnlistedKey(UntrustedSignature):
-    """Raised for a signature by a key that the files of trusted keys do not contain."""
+    """The signature is by a key that the files of trusted keys do not contain."""
 
 
 class Keyring:
-    """OpenPGP keys in a separate gpg home directory."""
+    """A gpg home directory of its own, with OpenPGP keys."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -363,7 +372,7 @@ class Keyring:
         return keyring
 
     def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
-        """Return the owner of the key that signed these bytes or this file. Raises `UntrustedSignature`.
+        """Return the owner of the key that signed these bytes or this file. Raises `UntrustedSignature` if no key did.
 
         ``takes_text`` allows text signatures, which are also valid for the same text with other line endings (RFC 4880,
         5.2.1).
@@ -376,7 +385,9 @@ class Keyring:
             return _parse_gpg_status(self._run_gpg("--verify", str(detached), of, stdin=given), takes_text=takes_text)
 
     def read_clear_text(self, message: bytes) -> tuple[bytes, Signer]:
-        """Return the text of a clear-signed message, and its signer. Raises `UntrustedSignature`.
+        """Return the text and the signer of a clear-signed message.
+
+        Raises `UntrustedSignature` if the signature is not valid.
 
         The message must be one frame with one signature (RFC 4880, 7), without text outside the frame.
         """
@@ -400,8 +411,8 @@ class Keyring:
 def split_openpgp_signatures(data: bytes) -> list[bytes]:
     """Return the packets of one or more OpenPGP signatures, without armour.
 
-    Raises `UntrustedSignature` for other packets. gpg would decompress a compressed packet in a signature, and 810
-    bytes can become a gigabyte.
+    Raises `UntrustedSignature` for other packets, because gpg would decompress a compressed packet, and 810 bytes can
+    become a gigabyte.
     """
     packets = list(_read_packets(_remove_armour(data)))
     if not {tag for tag, _ in packets} <= {_SIGNATURE, _MARKER}:
@@ -414,7 +425,8 @@ def split_openpgp_signatures(data: bytes) -> list[bytes]:
 def _remove_armour(data: bytes) -> bytes:
     """Return the packets of armoured signatures (RFC 4880, 6.2). Other data is returned unchanged.
 
-    The checksum of the armour is optional (RFC 9580, 6.1), and the signature itself detects changes.
+    gitboot does not check the checksum of the armour, which is optional (RFC 9580, 6.1), because the signature itself
+    detects changes.
     """
     if not data.lstrip().startswith(b"-----"):
         return data
@@ -427,7 +439,8 @@ def _remove_armour(data: bytes) -> bytes:
                 packets, body = packets + b64decode(body, validate=True), None
             except InvalidBase64:
                 return data
-        elif body is not None and b":" not in line and not line.startswith(b"="):  # neither a header nor the checksum
+        # the line is neither a header nor the checksum
+        elif body is not None and b":" not in line and not line.startswith(b"="):
             body += line
     return packets or data
 
@@ -435,7 +448,7 @@ def _remove_armour(data: bytes) -> bytes:
 _BEGIN_ARMOUR: Final = b"-----BEGIN PGP SIGNATURE-----"
 _END_ARMOUR: Final = b"-----END PGP SIGNATURE-----"
 _SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
-_MARKER: Final = 10  # gpg ignores it
+_MARKER: Final = 10  # gpg ignores packets of this kind
 _INVALID_TAG: Final = -1
 
 
@@ -455,12 +468,13 @@ def _read_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
                 header, size = 3, ((kind - 0xC0) << 8) + int.from_bytes(more[1:2]) + 0xC0
             elif kind == 0xFF:
                 header, size = 6, int.from_bytes(more[1:5])
-            else:  # a length in parts, which is allowed only for data packets
+            else:  # the length is in parts, which is allowed only for data packets
                 tag, header, size = _INVALID_TAG, 1, 0
         else:
             tag, kind = (first >> 2) & 0xF, 1 << (first & 3)
             header, size = 1 + kind, int.from_bytes(more[:kind])
-            if not first & 0x80 or kind == 8:  # not a packet, or a packet that ends with the file
+            # the data is not a packet, or is a packet without a length that ends with the file
+            if not first & 0x80 or kind == 8:
                 tag = _INVALID_TAG
         packet = data[at : at + header + size]
         tag = tag if len(packet) == header + size else _INVALID_TAG
@@ -470,7 +484,7 @@ def _read_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += header + size
 
 
-# gpg(1): do not ask, download keys or start other programs, and trust each imported key.
+# With these options of gpg(1), gpg does not ask, download keys or start other programs, and trusts each imported key.
 _GPG_OPTIONS: Final = (
     *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
     *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
@@ -510,7 +524,10 @@ _VERDICTS: Final = {
 
 
 def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessResult:
-    """Run a program that checks signatures in a minimal environment. Raises `UsageError` and `SourceError`."""
+    """Run a program that checks signatures, in a minimal environment.
+
+    Raises `UsageError` if the program is not installed.
+    """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LC_ALL": "C", "TZ": "UTC"}
     try:
         return run_with_input(command, input_data=stdin, environment=environment, patience_s=_TIMEOUT_S)
@@ -521,4 +538,4 @@ def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessRes
         raise SourceError(f"{command[0]} could not check a signature: {error}") from error
 
 
-_TIMEOUT_S: Final = 600  # enough for an image of several gigabytes on a slow disk
+_TIMEOUT_S: Final = 600  # this is enough for an image of several gigabytes on a slow disk

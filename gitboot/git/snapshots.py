@@ -1,4 +1,4 @@
-"""Snapshots: the files in a commit or in a work tree."""
+"""Snapshots: list and read the files in a commit or in a work tree."""
 
 from __future__ import annotations
 
@@ -42,20 +42,24 @@ from gitboot.git.repository import (
 )
 from gitboot.problems import Code, Problem
 
-# Limits nested repetition: ten folders in each folder, ten levels deep, contain 10,000,000,000 files.
+# These limits protect against nested repetition. Ten folders in each folder, ten levels deep, contain 10,000,000,000
+# files.
 MAX_FILES: Final = 1_500_000
-MAX_PATH: Final = 4096  # characters
-MAX_NAMES: Final = 100  # number of invalid names to report per folder
-_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
+MAX_PATH: Final = 4096  # in characters
+MAX_NAMES: Final = 100  # the number of invalid names that gitboot reports for each folder
+# the characters that HFS+ ignores (Git: utf8.c, next_hfs_char)
+_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 
 
 def load_commit(
     repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
 ) -> Snapshot:
-    """Return the files in a commit below ``folder``, without dot-folders, or no files if there is no such folder.
+    """Return the files below ``folder`` in a commit, without dot-folders.
 
-    ``previous`` is an earlier snapshot of the same repository. With it, only folders that differ are read. Raises
-    `InvalidRepository` for a tree that is malformed or larger than any fleet.
+    If the folder does not exist, return no files.
+
+    ``previous`` is an earlier snapshot of the same repository. With ``previous``, gitboot reads only folders that
+    differ. Raises `InvalidRepository` if a tree is malformed or too large for a fleet.
     """
     with repository.open() as git:
         base = None
@@ -100,7 +104,7 @@ def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: 
 
 
 _V = TypeVar("_V")
-_NOT_UTF8: Final = b"name"  # used instead of a mode
+_NOT_UTF8: Final = b"name"  # gitboot uses this value instead of a mode for a name that is not UTF-8
 _IRREGULAR: Final = {
     SUBMODULE: Irregular.SUBMODULE,
     SYMLINK: Irregular.SYMLINK,
@@ -114,7 +118,7 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
 
 
 def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
-    """Yield a commit's tree and each object down to ``folder``, with their paths. A missing object is None."""
+    """Yield the tree of a commit and each object on the path to ``folder``, with its path. A missing object is None."""
     found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
     yield "", found
     parts = folder.split("/") if folder else []
@@ -128,9 +132,10 @@ def _list_differences(
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
     """Yield each path that differs between two trees, as (path, mode, ID). The mode of a removed path is None.
 
-    A replaced path is yielded twice, first for the old object. Folders with equal IDs are not read.
+    For a replaced path, the function yields two entries, first the old object. gitboot does not read folders with equal
+    IDs.
     """
-    pending = [("", old, new)] if old != new else []  # otherwise the folder is unchanged
+    pending = [("", old, new)] if old != new else []  # if the IDs are equal, the folder is unchanged
     visited = 0
     while pending:
         prefix, old, new = pending.pop()
@@ -215,7 +220,10 @@ class BlobReader:
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
-        """Return the content of a blob. Raises `Oversized` for a blob above the size limit, without reading it."""
+        """Return the content of a blob.
+
+        If the blob exceeds the size limit, raise `Oversized` and do not read the blob.
+        """
         return self._repository.retry(partial(self._read, blob))
 
     def _read(self, blob: BlobId) -> bytes:
@@ -254,7 +262,7 @@ def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str)
     """
     ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
-        ignored = _IgnoreRules(None, folder)  # the user named this folder, so ignore rules do not apply
+        ignored = _IgnoreRules(None, folder)  # ignore rules do not apply to this folder, because the user named it
     paths = []
     irregular = {}
     for path, kind in _walk_worktree(root, ignored):
@@ -285,7 +293,7 @@ class _IgnoreRules:
         return self._repository is not None and self._is_readable(folder) and self._repository.path_is_ignored(path)
 
     def _check_ignore_file(self, folder: str) -> bool:
-        """Return whether each .gitignore that applies to a folder is a regular file or missing.
+        """Return whether each .gitignore that applies to a folder is a regular file or does not exist.
 
         libgit2 follows symlinks, and would block on a pipe. Git does not follow symlinks here (gitignore(5)).
         """
@@ -297,7 +305,10 @@ class _IgnoreRules:
 
 
 def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
-    """Yield each path below ``root`` that is tracked or not ignored, with its kind if it is not a regular file."""
+    """Yield each path below ``root`` that is tracked or not ignored.
+
+    If it is not a regular file, also yield its kind.
+    """
     pending = [""]
     while pending:
         prefix = pending.pop()
@@ -308,7 +319,8 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder and entry.name.startswith("."):
                 continue
-            readable = path.encode(errors="surrogateescape").decode(errors="replace")  # non-UTF-8 bytes differ
+            # the two texts differ if the path contains bytes that are not UTF-8
+            readable = path.encode(errors="surrogateescape").decode(errors="replace")
             if readable != path:
                 yield readable, Irregular.FILE_NAME
             elif is_folder and not ignore_rules.is_tracked(path) and not (root / path / ".git").exists():
@@ -323,7 +335,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
 
 
 class WorktreeFiles(Mapping[str, BlobId]):
-    """The files in a work tree. A file is read when its ID is first needed, and later changes to it are ignored."""
+    """The files in a work tree. gitboot reads a file when its ID is first needed, and ignores later changes."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
@@ -361,7 +373,10 @@ class WorktreeFiles(Mapping[str, BlobId]):
 
 
 def read_worktree_file(root: Path, path: str) -> bytes:
-    """Return the content of a regular file in the fleet at ``root``. Raises `SourceError` or `Oversized`."""
+    """Return the content of a regular file in the fleet at ``root``.
+
+    Raises `SourceError` if gitboot cannot read the file.
+    """
     place = f"{root}/{path}"
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -377,7 +392,9 @@ def read_worktree_file(root: Path, path: str) -> bytes:
 
 
 def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
-    """Return the fleet at ``path`` (a directory, or a folder of a work tree or a bare repository) at ``rev``.
+    """Return the files of the fleet at ``path`` in the revision ``rev``.
+
+    ``path`` may be in a work tree or a bare repository.
 
     ``rev`` is a Git revision, or WORKTREE for the files in the work tree. The default is WORKTREE, or HEAD in a bare
     repository. Raises `UsageError` if the directory, the repository or the revision does not exist.
@@ -406,7 +423,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
 
 
 def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
-    """Return the path of ``root`` in the work tree ("" at its top), or None if ``root`` is outside of a work tree."""
+    """Return the path of ``root`` in the work tree, "" for the top folder, or None outside of a work tree."""
     files = get_git_directory(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
@@ -415,14 +432,20 @@ def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
 
 
 def find_fleet_folder(path: Path) -> str:
-    """Return the path of the fleet at ``path`` in its repository. It is "" at the top, and without a repository."""
+    """Return the path of the fleet in its repository.
+
+    The path is "" for the top folder, and if there is no repository.
+    """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         return get_fleet_folder(repository, root) if repository is not None else ""
 
 
 def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
-    """Return the fleet's folder in commits: the path of ``root`` in the work tree, or else the configured folder."""
+    """Return the fleet's folder in commits.
+
+    It is the path of ``root`` in the work tree, or else the configured folder.
+    """
     folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
     if folder is not None:
         return folder
@@ -454,8 +477,9 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     """Return the object to which a Git revision resolves.
 
-    libgit2 cannot resolve a revision by way of a commit that it cannot parse. gitboot then resolves the revision
-    itself, with the suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
+    libgit2 cannot resolve a revision such as ``main~2`` if it cannot parse a commit on the way. gitboot then resolves
+    the revision itself, with the suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` or
+    `ValueError` if the revision does not exist.
     """
     try:
         return repository.revparse_single(rev).id
@@ -501,6 +525,6 @@ def _explain_missing_commit(repository: pygit2.Repository, rev: str, error: Exce
         return "no commit yet"
     if repository.head_is_unborn and rev == "HEAD":
         return f"no commit at HEAD; name a branch: {', '.join(branches[:10])}"
-    reason = format_error(error)  # often only repeats the name
+    reason = format_error(error)  # the reason often only repeats the name
     shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
     return f"no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}{shallow}"

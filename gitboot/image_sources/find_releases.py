@@ -66,12 +66,16 @@ from gitboot.model.scalars import ArtifactUrl, Malformed, parse_artifact_url, ve
 from gitboot.model.server import Architecture
 from gitboot.text import did_you_mean, format_names, printable
 
-_LONGEST_READ_S: Final = 180.0  # for one index or list, besides the limits of the HTTP client
+_LONGEST_READ_S: Final = 180.0  # the total time for one index or list, in addition to the timeouts of the HTTP client
 _LARGEST_SIGNATURE: Final = 1 << 20
 
 
 def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
-    """Return the content at a URL. Raises `SourceUnavailable`, `ArtifactMissing` (404) and `MalformedIndex` (size)."""
+    """Return the content at a URL.
+
+    Raises `SourceUnavailable` if the server does not respond, `ArtifactMissing` if it responds with 404, and
+    `MalformedIndex` if the content is too large.
+    """
     content, ends_s = bytearray(), time.monotonic() + _LONGEST_READ_S
     try:
         with fetcher.read(url) as answer:
@@ -92,11 +96,11 @@ class VerifiedIndex(Struct, frozen=True, kw_only=True):
 
     url: str
     content: bytes
-    signer: str | None  # None: the vendor does not sign the index
+    signer: str | None  # the key that signed the index; None: the vendor does not sign the index
 
 
 class SourceReader:
-    """Reads the indexes and the lists of one source and one channel. Each URL is read once."""
+    """Reads the indexes and the digest lists of one source and one channel. The reader downloads each URL only once."""
 
     def __init__(self, source: ImageSource, channel: str | None, fetcher: Fetcher, trust: VendorKeys) -> None:
         self._spec, self._name, self._channel = source.spec, source.metadata.name, channel
@@ -114,7 +118,7 @@ class SourceReader:
     # Indexes
 
     def list_entries(self, architecture: Architecture) -> tuple[VerifiedIndex, tuple[IndexEntry, ...]]:
-        """Return the index for an architecture, and its releases in ascending order, prereleases too."""
+        """Return the index for an architecture, and all releases in the index, with prereleases, in ascending order."""
         values, index = self._values(architecture), self._spec.releases
         url = self._fill_url(index.url, values)
         found = self._read_index(url)
@@ -127,7 +131,7 @@ class SourceReader:
         return found, parse_index(index.format, found.content, query)
 
     def is_of_channel(self, version: str, architecture: Architecture) -> bool:
-        """Return whether a version begins with the text that the source requires."""
+        """Return whether a version begins with the prefix that the source requires for this channel."""
         prefix = self._spec.releases.starts_with
         return prefix is None or version.startswith(fill_template(prefix, self._values(architecture)))
 
@@ -151,7 +155,10 @@ class SourceReader:
         return VerifiedIndex(url=url, content=content, signer=signer)
 
     def _find_signer(self, content: bytes, signature: bytes) -> str:
-        """Return the key that made a detached OpenPGP signature. Raises `UntrustedSignature`."""
+        """Return the key that made a detached OpenPGP signature.
+
+        Raises `UntrustedSignature` if no trusted key made it.
+        """
         digest, only = Digest(sha256(content).hexdigest()), self._spec.keys
         with TemporaryDirectory(prefix="gitboot-") as folder:
             file = Path(folder, "index")
@@ -181,7 +188,7 @@ class SourceReader:
     # Files
 
     def describe_files(self, release: Release, architecture: Architecture) -> Iterator[ReleaseFile]:
-        """Yield the files of a release for an architecture. Raises `IncompleteRelease` if one is missing."""
+        """Yield the files of a release for an architecture. Raises `IncompleteRelease` if a file is missing."""
         values = self._values(architecture, release.version)
         index_url, indexed = self._index_files(release, architecture, values)
         for path, file in self._spec.files.list_files():
@@ -190,7 +197,10 @@ class SourceReader:
     def _index_files(
         self, release: Release, architecture: Architecture, values: Mapping[str, str]
     ) -> tuple[str, Mapping[str, IndexedFile]]:
-        """Return the files that an index describes, and its URL. They are empty if the source has only URLs."""
+        """Return the files that an index describes, and the URL of the index.
+
+        Both are empty if the source has only URLs.
+        """
         spec = self._spec
         if spec.described_by is not None:
             url = self._fill_url(spec.described_by.url, values)
@@ -256,7 +266,7 @@ class SourceReader:
     # Lists of digests
 
     def describe_checksums(self, version: str, architecture: Architecture) -> Checksums | None:
-        """Return the signed list of digests for an architecture, as a document names it, or None."""
+        """Describe the signed digest list for an architecture as documents do, or return None if there is none."""
         template, values = self._spec.checksums, self._values(architecture, version)
         if template is None or not template.is_signed:
             return self._describe_signed_index(architecture)
@@ -274,7 +284,7 @@ class SourceReader:
         )
 
     def _describe_signed_index(self, architecture: Architecture) -> Checksums | None:
-        """Return a signed index that has the digests of files, as a list of digests."""
+        """Describe a signed index that contains the digests of files in the same form as a digest list."""
         index = self._spec.releases
         has_digests = self._spec.described_by is None and any(file.name for _, file in self._spec.files.list_files())
         if not has_digests or not (index.clear_signed or index.signature):
@@ -307,7 +317,10 @@ class SourceReader:
     # Templates
 
     def _values(self, architecture: Architecture, version: str | None = None) -> dict[str, str]:
-        """Return the values of placeholders. Without a version, those that depend on it are absent."""
+        """Return the values of the placeholders in templates.
+
+        Without a version, the placeholders for versions are absent.
+        """
         values = {"arch": self._spec.architectures[architecture]}
         if self._channel is not None:
             values["channel"] = self._channel
@@ -337,13 +350,16 @@ class SourceReader:
 
 
 def version_values(version: str) -> dict[str, str]:
-    """Return the values of {version}, {major} and {minor}: the first two dotted parts of a version."""
+    """Return the values of the placeholders {version}, {major} and {minor} for a version such as 3.14.2."""
     major, _, rest = version.partition(".")
     return {"version": version, "major": major, "minor": rest.partition(".")[0]}
 
 
 def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSource:
-    """Return an ImageSource of the fleet, or else a built-in one. Raises `UsageError` with the nearest name."""
+    """Return an ImageSource of the fleet, or else a built-in one.
+
+    Raises `UsageError` with a similar name if none exists.
+    """
     if (found := fleet_sources.get(name)) is not None:
         return found
     if name in BUILT_IN_SOURCES:
@@ -354,7 +370,7 @@ def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSou
 
 
 def choose_channel(source: ImageSource, channel: str | None) -> str | None:
-    """Return a channel of a source, by default the first one. Raises `UsageError` with the nearest name."""
+    """Return a channel of a source, by default the first one. Raises `UsageError` if the source has no such channel."""
     channels = source.spec.channels
     if channel is None:
         return channels[0] if channels else None
@@ -373,10 +389,11 @@ def list_releases(
     *,
     registries: Registries | None = None,
 ) -> tuple[Release, ...]:
-    """Return the releases of a channel in ascending order, without prereleases. None is the default channel.
+    """Return the releases of a channel in ascending order, without prereleases. None means the default channel.
 
-    ``registries`` is needed for sources with the format OCITags. Raises `UsageError` for an unknown channel,
-    `SourceUnavailable`, `MalformedIndex` and `UntrustedIndex`.
+    Sources with the format OCITags need ``registries``. Raises `UsageError` for an unknown channel, `SourceUnavailable`
+    if the server does not respond, `MalformedIndex` if gitboot cannot parse the index, and `UntrustedIndex` if no
+    trusted key signed the index.
     """
     channel = choose_channel(source, channel)
     first = next(iter(source.spec.architectures))
@@ -416,9 +433,9 @@ def describe_release(
     *,
     registries: Registries | None = None,
 ) -> ReleaseFiles:
-    """Return the files of a release for these architectures, or for all architectures of the source if empty.
+    """Return the files of a release for some architectures, or for all architectures of the source if none are given.
 
-    Raises the errors of `list_releases`, and `IncompleteRelease`.
+    Raises the errors of `list_releases`, and `IncompleteRelease` if a file is missing.
     """
     wanted = sorted(architectures) or sorted(source.spec.architectures)
     if missing := [each for each in wanted if each not in source.spec.architectures]:
@@ -451,7 +468,7 @@ def _build(
 
 
 def describe_settings(source: ImageSource, version: str, channel: str | None) -> ImageSettings:
-    """Return the settings that a source gives to the BootImage of a version."""
+    """Return the fields, such as the kernel command line, that a source sets in the BootImage of a version."""
     image, values = source.spec.image, version_values(version)
     if channel is not None:
         values["channel"] = channel
@@ -491,7 +508,7 @@ def _list_tags(source: ImageSource, channel: str | None, registries: Registries 
 
 
 def _find_repository(source: ImageSource, channel: str | None) -> tuple[OciReference, str]:
-    """Return the repository of a source, and the template of its tags."""
+    """Return the registry repository of a source, and the template for the tags in this repository."""
     index = source.spec.releases
     values = {"channel": channel} if channel is not None else {}
     reference = OciReference.parse(f"{fill_template(index.url, values)}:latest")
@@ -515,10 +532,11 @@ def _require_registries(registries: Registries | None, reference: OciReference) 
 def describe_oci_image(
     reference: OciReference, registries: Registries, architecture: Architecture | None = None
 ) -> ReleaseFiles:
-    """Return the files to which a tag of a registry refers now. Their URLs have digests.
+    """Return the files to which a tag in a registry currently refers. The URLs of the files contain digests.
 
-    A single manifest without an architecture is for ``architecture``. Raises `SourceUnavailable`, `IncompleteRelease`,
-    and `RegistryRefused` if the registry rejects the request or the image has no files that boot.
+    If the tag names a single manifest without an architecture, the files are for ``architecture``. Raises
+    `SourceUnavailable` if the registry does not respond, `IncompleteRelease` if the tag does not exist, and
+    `RegistryRefused` if the registry rejects the request or the image contains no bootable files.
     """
     with _translate_registry_errors(str(reference)):
         resolved = resolve(reference, registries, architecture=architecture)
@@ -529,7 +547,7 @@ def describe_oci_image(
             url=file["url"],
             sha256=file["sha256"],
             size=file["size"],
-            digest_url=str(resolved.image),  # the manifest has the digest
+            digest_url=str(resolved.image),  # the manifest contains the digest of the file
         )
         for each, artifacts in resolved.architectures.items()
         for role, found in artifacts.items()
@@ -559,9 +577,10 @@ _IN_FOLDER: Final = (
 
 
 def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: str, reader: Fetcher) -> ReleaseFiles:
-    """Return files with the digests in the checksum files beside them, such as FILE.sha256 or SHA256SUMS.
+    """Describe the files at these URLs, with digests from checksum files in the same folders.
 
-    A file without a checksum file has no digest in the result. Raises `SourceUnavailable` if a server does not answer.
+    A checksum file has a name such as FILE.sha256 or SHA256SUMS. A file without a checksum file has no digest in the
+    result. Raises `SourceUnavailable` if a server does not respond.
     """
     lists: dict[str, Mapping[str, ListedDigest]] = {}
     files = []
@@ -593,7 +612,7 @@ def _find_list(
             try:
                 content = read_document(reader, at, MAX_LIST_BYTES)
                 lists[at] = parse_digest_list(content, at, name if at.startswith(url) else "")
-            except (ArtifactMissing, MalformedIndex):  # some servers answer with a page instead of 404
+            except (ArtifactMissing, MalformedIndex):  # some servers return a web page instead of 404
                 lists[at] = {}
         if (found := find_listed(lists[at], url)) is not None:
             return at, found
@@ -601,7 +620,7 @@ def _find_list(
 
 
 def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str]], version: str) -> ReleaseFiles:
-    """Return files of this host with their digests and sizes. Each file has the URL that the document will name.
+    """Describe files of this host with their digests and sizes. Each file has the URL that the BootImage will contain.
 
     Raises `IncompleteRelease` if a file cannot be read.
     """
@@ -622,17 +641,17 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
 
 
 def read_vendor_document(name: str) -> bytes:
-    """Return the document of a built-in source, with its comments."""
+    """Return the text of a built-in ImageSource document, with comments."""
     return (files("gitboot.image_sources") / "vendors" / f"{name}.yaml").read_bytes()
 
 
 @cache
 def load_vendor_source(name: str) -> ImageSource:
-    """Return a built-in source."""
+    """Return the built-in ImageSource with this name."""
     (document,) = parse(read_vendor_document(name), f"{name}.yaml").documents
     return read(ImageSource, document.value)
 
 
 def list_vendor_sources() -> tuple[ImageSource, ...]:
-    """Return all built-in sources, sorted by name."""
+    """Return all built-in ImageSources, sorted by name."""
     return tuple(load_vendor_source(name) for name in BUILT_IN_SOURCES)

@@ -46,22 +46,25 @@ from gitboot.model.scalars import (
 from gitboot.model.scalars import Path as FieldPath
 from gitboot.model.server import Architecture
 
-SOURCE: Final = "gitboot.dev/source"  # annotations of BootImages that gitboot wrote
+SOURCE: Final = "gitboot.dev/source"  # the annotations that gitboot writes into BootImages
 CHANNEL: Final = "gitboot.dev/channel"
 
 
 class DownloadProgress(Protocol):
-    """Shows the download of one file after the other."""
+    """Shows the progress of downloads to the user, one file after the other."""
 
     def begin(self, name: str, size: int | None) -> None:
-        """Show the download of another file. ``size`` is in bytes, or None if the server does not report it."""
+        """Show that the download of a file begins.
+
+        ``size`` is in bytes, or None if the server does not report the size.
+        """
 
     def advance(self, size: int) -> None:
-        """Add bytes that were downloaded."""
+        """Add a number of downloaded bytes to the progress of the current file."""
 
 
 class ReleaseFinder(NamedTuple):
-    """Finds the releases of image sources, with the keys that may sign."""
+    """Finds the releases of image sources, and verifies signatures with the given keys."""
 
     fetcher: Fetcher
     keys: VendorKeys
@@ -74,7 +77,7 @@ class ReleaseFinder(NamedTuple):
     def describe_release(
         self, source: ImageSource, release: Release, architectures: Collection[Architecture]
     ) -> ReleaseFiles:
-        """Return the files of a release for these architectures, or for all architectures of the source if empty."""
+        """Return the files of a release for these architectures, or for all architectures if none are given."""
         options = {"registries": self.registries}
         return describe_release(source, release, architectures, self.fetcher, self.keys, **options)
 
@@ -82,7 +85,7 @@ class ReleaseFinder(NamedTuple):
 class BuiltFile(Struct, frozen=True, kw_only=True):
     """A file of a new BootImage, which gitboot has downloaded and verified."""
 
-    at: FieldPath  # the path below spec.architectures, such as ("x86_64", "initrds", 0)
+    at: FieldPath  # the path of the field below spec.architectures, such as ("x86_64", "initrds", 0)
     url: str
     sha256: Digest
     size: int
@@ -90,7 +93,7 @@ class BuiltFile(Struct, frozen=True, kw_only=True):
 
 
 class BuiltImage(Struct, frozen=True, kw_only=True):
-    """A new BootImage, as a value and as the text of its file."""
+    """A new BootImage, both as an object and as the text of its YAML file."""
 
     image: BootImage
     text: str
@@ -102,7 +105,7 @@ class BuiltImage(Struct, frozen=True, kw_only=True):
 
 
 def find_image_name(source: str, version: str) -> str:
-    """Return the name of the BootImage of a release: SOURCE-VERSION."""
+    """Return the name of a release's BootImage, which has the form SOURCE-VERSION."""
     return build_document_name(f"{source}-{version}")
 
 
@@ -116,17 +119,23 @@ def build_image(
     settings: ImageSettings | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> BuiltImage:
-    """Download and verify all files of a release, and return its BootImage. The same files give the same text.
+    """Download and verify all files of a release, and return its BootImage.
 
-    A signature has precedence over a published digest. A file of a vendor that signs must have a signature by one of
-    the vendor's keys. ``settings`` replace those of the source.
+    The same files always produce the same text.
 
-    Raises `SourceUnavailable`, `IncompleteRelease`, `UntrustedRelease`, `MalformedIndex` and `AssetError`.
+    A signature takes precedence over a published digest. If the vendor has signing keys, one of these keys must have
+    signed each file. ``settings`` replace the settings of the source.
+
+    Raises `SourceUnavailable` if a server does not respond, `IncompleteRelease` if a file is missing,
+    `UntrustedRelease` if a signature or a digest is wrong, `MalformedIndex` if the BootImage would be invalid, and
+    `AssetError` if gitboot cannot store a download.
     """
     release = release_files.release
     if not _VERSION.fullmatch(release.version):
         cause = f"the version {quote_value(release.version)} has characters that gitboot does not accept"
-        raise MalformedIndex(release.index_url, cause, "versions have letters, digits, and any of . _ + ~ : -")
+        raise MalformedIndex(
+            release.index_url, cause, "a version may contain only letters, digits, and the characters . _ + ~ : -"
+        )
     name = name or find_image_name(release.source, release.version)
     for file in release_files.files:
         _check_url(release_files, file)
@@ -165,9 +174,9 @@ class _Facts(Struct, frozen=True, kw_only=True):
 
 
 class _Downloads:
-    """A fetcher that keeps each file in a folder, so that a second read needs no network.
+    """A fetcher that stores each downloaded file in a folder, so that gitboot does not download the file again.
 
-    `measure` stores a file. Other URLs, such as lists and signatures, are read from their server each time.
+    `measure` stores a file. Other URLs, such as those of lists and signatures, are not stored.
     """
 
     def __init__(self, fetcher: Fetcher, folder: Path, progress: DownloadProgress) -> None:
@@ -189,7 +198,7 @@ class _Downloads:
             yield Content(head, offset, iter(lambda: stored.read(CHUNK), b""))
 
     def measure(self, url: str, most_bytes: int) -> _Facts:
-        """Download a file, and return its digests and its size."""
+        """Download and store a file, and return the digests and the size of the file."""
         if url not in self._known:
             path = self._folder / str(len(self._known))
             digests, size = (sha256(), sha512()), 0
@@ -220,13 +229,13 @@ def _check_url(release_files: ReleaseFiles, file: ReleaseFile) -> None:
 
 
 def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
-    """Find a missing file before gigabytes of other files are downloaded."""
+    """Raise an error if the server does not have a file, before gitboot downloads gigabytes of other files."""
     if _is_local(file):
         return
     try:
         with _convert_errors(file.url):
             head = fetcher.head(file.url)
-    except SourceUnavailable:  # some servers refuse HEAD: the download shows whether they have the file
+    except SourceUnavailable:  # some servers reject HEAD requests, so only the download shows whether the file exists
         return
     if None not in (file.size, head.size) and file.size != head.size:
         raise IncompleteRelease(
@@ -247,19 +256,19 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
             facts = downloads.measure(file.url, most_bytes)
     _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
-        raise IncompleteRelease(file.url, f"it has {facts.size} bytes, but the index states {file.size}", _REPORT)
+        raise IncompleteRelease(file.url, f"the file has {facts.size} bytes, but the index states {file.size}", _REPORT)
     return facts
 
 
 def _check_digests(url: str, facts: _Facts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
     for algorithm, given, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
         if given not in (None, found):
-            cause = f"its {algorithm} is {found}, but {digest_url or 'the index'} states {given}"
+            cause = f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {given}"
             raise UntrustedRelease(url, cause, _REPORT)
 
 
 def _is_local(file: ReleaseFile) -> bool:
-    """Return whether a file is one of this host, which gitboot has read already."""
+    """Return whether a file is on this host. gitboot has already read such files."""
     return file.url.startswith("assets:")
 
 
@@ -274,7 +283,7 @@ def _convert_errors(place: str) -> Iterator[None]:
         raise SourceUnavailable(place, str(error)) from error
     except OSError as error:
         raise AssetError(
-            f"{place}: a download cannot be stored: {error.strerror}; set TMPDIR to a folder with more space"
+            f"{place}: gitboot cannot store a download: {error.strerror}; set TMPDIR to a folder with more space"
         ) from error
 
 
@@ -282,7 +291,10 @@ def _convert_errors(place: str) -> Iterator[None]:
 
 
 def _find_signers(draft: _Document, check: SignatureCheck, release_files: ReleaseFiles) -> dict[FieldPath, ImageSigner]:
-    """Return the signer of each signed file. Raises `UntrustedRelease` if a signature is wrong or missing."""
+    """Verify the signatures of all files, and return the signers.
+
+    Raises `UntrustedRelease` if a signature is wrong or missing.
+    """
     found: dict[FieldPath, ImageSigner] = {}
     declared_unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned}
     for each in check.files(draft.read()):
@@ -294,7 +306,7 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
             hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
             raise UntrustedRelease(place, f"the file is {each.fault}", hint)
         elif release_files.keys and at not in declared_unsigned:
-            hint = "this source requires a signature of each file: check the index, and contact the vendor"
+            hint = "this source requires a signature for each file: check the index, and ask the vendor"
             raise UntrustedRelease(place, "the file has no signature", hint)
     return found
 
@@ -311,7 +323,7 @@ def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSi
 
 
 def format_origin(file: BuiltFile) -> str:
-    """Return where the digest of a file comes from, in words."""
+    """Return a phrase that states the origin of a file's digest, such as a signature."""
     origin = file.provenance
     match origin.digest:
         case DigestOrigin.SIGNED:
@@ -319,14 +331,14 @@ def format_origin(file: BuiltFile) -> str:
         case DigestOrigin.PUBLISHED:
             return f"published without a signature ({origin.url})"
         case DigestOrigin.FIRST_SEEN:
-            return "no digest is published; gitboot computed it at the first download"
+            return "the vendor does not publish a digest; gitboot computed it at the first download"
 
 
 # Document
 
 
 class _Document:
-    """The BootImage document of a release, with or without the provenance of its files."""
+    """A BootImage document of a release. The document may contain the provenance of the files."""
 
     def __init__(
         self,
@@ -341,12 +353,15 @@ class _Document:
 
     @property
     def title(self) -> str:
-        """The source and the version, or the name of an image without a source."""
+        """A title for messages: the source and the version, or the name of the image if it has no source."""
         release = self._files.release
         return f"{release.source} {release.version}" if release.source else self._name
 
     def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _Facts]]:
-        """Yield each file with the path of its field below spec.architectures."""
+        """Yield each file with the path of the document field that contains the file.
+
+        The path begins below spec.architectures.
+        """
         initrds: dict[Architecture, int] = {}
         for file, facts in self._measured:
             at: FieldPath = (str(file.architecture), str(file.role))
@@ -356,7 +371,7 @@ class _Document:
             yield at, file, facts
 
     def read(self, origins: Mapping[FieldPath, Provenance] | None = None) -> BootImage:
-        """Return the document as gitboot reads it. Raises `MalformedIndex` if it is invalid."""
+        """Parse the rendered document, and return the BootImage. Raises `MalformedIndex` if the document is invalid."""
         place = self._files.release.index_url
         parsed = parse(self.render(origins or {}).encode(), self._name)
         try:

@@ -1,6 +1,7 @@
-"""Formats of vendors' indexes: releases as values, and parsers of lists of releases, of their files and of digests.
+"""Index formats of vendors: parse lists of releases, files and digests.
 
-Vendors are strangers. No pattern of a document runs on a vendor's text, and each parser raises only `MalformedIndex`.
+gitboot does not trust the text of an index. No regular expression from a document is applied to such text, and each
+parser raises only `MalformedIndex`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gitboot.text import printable
 
 
 class FileRole(StrEnum):
-    """The fields of Artifacts that name files."""
+    """The roles of files, which are the names of the fields of Artifacts."""
 
     KERNEL = "kernel"
     INITRD = "initrds"
@@ -43,30 +44,30 @@ class Release(Struct, frozen=True, kw_only=True):
     source: str  # the name of the ImageSource
     channel: str | None
     version: str
-    published: datetime | None  # None: the index has no date
+    published: datetime | None  # None: the index does not contain a date
     index_url: str
-    index_signer: str | None  # the key that signed the index; None: the vendor does not sign it
+    index_signer: str | None  # the key that signed the index; None: the vendor does not sign the index
 
 
 class ReleaseFile(Struct, frozen=True, kw_only=True):
-    """One file of a release, as the vendor's metadata describes it. Nothing of it is verified."""
+    """One file of a release, as the vendor's metadata describes the file. gitboot has not verified these values."""
 
     architecture: Architecture
     role: FileRole
-    url: str  # versioned; https://…tar.gz#PATH for a file in an archive
+    url: str  # a URL that contains the version; https://…tar.gz#PATH for a file in an archive
     sha256: Digest | None = None
     sha512: str | None = None  # 128 lower-case hexadecimal digits
-    size: int | None = None  # bytes
+    size: int | None = None  # in bytes
     signature: Signature | None = None
     is_unsigned: bool = False  # the source states that no signature of the vendor covers this file
-    digest_url: str | None = None  # the list or index that has the digest; None: no digest is known
-    # The digest of the archive that contains the file, from the same list. sha256 and sha512 are None then.
+    digest_url: str | None = None  # the URL of the list or index that contains the digest; None: there is no digest
+    # The digest of the archive that contains the file, from the same list. If it is set, sha256 and sha512 are None.
     archive_sha256: Digest | None = None
     archive_sha512: str | None = None
 
 
 class ImageSettings(Struct, frozen=True, kw_only=True):
-    """The fields of a BootImage, besides its files, that a source sets."""
+    """The fields that a source sets in a BootImage in addition to the files."""
 
     user_data: str = "None"
     config_from: str = "KernelArguments"
@@ -76,26 +77,26 @@ class ImageSettings(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseFiles(Struct, frozen=True, kw_only=True):
-    """All files of a release for some architectures."""
+    """All files of a release for one or more architectures."""
 
     release: Release
-    files: tuple[ReleaseFile, ...]  # sorted by architecture and role; initrds in their order
-    checksums: Mapping[Architecture, Checksums]  # lists of digests, for files without a signature of their own
+    files: tuple[ReleaseFile, ...]  # sorted by architecture and role; initrds keep their order
+    checksums: Mapping[Architecture, Checksums]  # signed digest lists, for files that do not have their own signatures
     settings: ImageSettings
-    keys: tuple[str, ...]  # fingerprints of the keys that may sign; empty: the vendor signs nothing
+    keys: tuple[str, ...]  # fingerprints of the keys that may sign; empty: the vendor does not sign files
 
 
 class IndexQuery(Struct, frozen=True, kw_only=True):
-    """A filter for the entries of an index, by channel and architecture."""
+    """The criteria for entries in an index, which select one channel and one architecture."""
 
-    url: str  # of the index
-    match: str = "{version}"  # the template of an entry's name; only {version} is left to fill
+    url: str  # the URL of the index
+    match: str = "{version}"  # the template for names of entries; the only placeholder in it is {version}
     channel: str = ""
-    architecture: str = ""  # the vendor's word
+    architecture: str = ""  # the vendor's name of the architecture
 
 
 class IndexedFile(Struct, frozen=True, kw_only=True):
-    """A file as an index describes it."""
+    """The description of a file in an index."""
 
     url: str
     sha256: Digest | None = None
@@ -105,22 +106,26 @@ class IndexedFile(Struct, frozen=True, kw_only=True):
 
 
 class IndexEntry(Struct, frozen=True, kw_only=True):
-    """A release in an index."""
+    """The entry of one release in an index."""
 
     version: str
     published: datetime | None = None
-    files: Mapping[str, IndexedFile] = {}  # by the name in the index; empty for formats that describe no files
+    # the files by their names in the index; empty if the format does not describe files
+    files: Mapping[str, IndexedFile] = {}
 
 
 class ListedDigest(Struct, frozen=True, kw_only=True):
-    """The digests of one name in a list of digests."""
+    """The digests of one file name in a digest list."""
 
     sha256: Digest | None = None
     sha512: str | None = None
 
 
 def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) -> tuple[IndexEntry, ...]:
-    """Return the releases in an index, in ascending order. Raises `MalformedIndex`."""
+    """Return the releases in an index, in ascending order.
+
+    Raises `MalformedIndex` if gitboot cannot parse the index.
+    """
     found: dict[str, IndexEntry] = {}
     for entry in _PARSERS[index_format](content, query):
         found.setdefault(entry.version, entry)
@@ -130,7 +135,7 @@ def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) ->
 
 
 def parse_files(files_format: FilesFormat, content: bytes, url: str) -> Mapping[str, IndexedFile]:
-    """Return the files that a document about one release describes, by name. Raises `MalformedIndex`."""
+    """Return the files in a metadata document about one release, by name. Raises `MalformedIndex` if parsing fails."""
     match files_format:
         case FilesFormat.TREEINFO:
             return _parse_treeinfo(content, url)
@@ -143,7 +148,7 @@ MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
     IndexFormat.TEXT: 1 << 20,
     FilesFormat.TREEINFO: 1 << 20,
 }
-MAX_LIST_BYTES: Final = 8 << 20  # of a list of digests
+MAX_LIST_BYTES: Final = 8 << 20  # the maximum size of a digest list
 _MOST_ENTRIES: Final = 10_000
 _PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
 _LETTERS: Final = re.compile(r"[a-z]+")
@@ -158,7 +163,7 @@ _VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.+~_-]{0,63}")
 
 
 def match_version(name: str, template: str) -> str | None:
-    """Return the version in a name, or None if the name does not match the template."""
+    """Return the version that a name contains, or None if the name does not match the template."""
     prefix, _, suffix = template.partition("{version}")
     if len(name) <= len(prefix) + len(suffix) or not name.startswith(prefix) or not name.endswith(suffix):
         return None
@@ -173,10 +178,10 @@ _MOST_LINES: Final = 200_000
 
 
 def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[str, ListedDigest]:
-    """Return the digests in a list by name. Names lose a leading ``./``. Other lines are ignored.
+    """Return the digests in a digest list by file name, without a leading ``./`` in the names. Other lines are ignored.
 
-    A digest without a name is the digest of ``bare_name``. Raises `MalformedIndex` if the list has no digest, or two
-    different digests for a name.
+    A digest without a file name belongs to the file ``bare_name``. Raises `MalformedIndex` if the list contains no
+    digests, or two different digests for the same name.
     """
     if content.count(b"\n") > _MOST_LINES:
         raise _malformed(url, f"the list has more than {_MOST_LINES:,} lines")
@@ -195,7 +200,7 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
 
 
 def find_listed(digests: Mapping[str, ListedDigest], file_url: str) -> ListedDigest | None:
-    """Return the digests of a file: of the longest listed name with which the path of its URL ends."""
+    """Return the digests of the file at a URL. If the URL ends with several listed names, the longest name applies."""
     names = unquote(urlsplit(file_url).path).split("/")
     for first in range(len(names)):
         if (found := digests.get("/".join(names[first:]))) is not None:
@@ -219,7 +224,7 @@ T = TypeVar("T")
 
 
 def _get(value: Any, kind: type[T], *steps: str) -> T | None:
-    """Return the value at a path of mappings if it has this type, or None."""
+    """Return the value at a path in nested mappings. Return None if there is no value or its type is not ``kind``."""
     for step in steps:
         value = value.get(step) if isinstance(value, dict) else None
     return value if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else None
@@ -237,7 +242,10 @@ _WORDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list", str: "text",
 
 
 def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse stream metadata of Fedora CoreOS and RHCOS (coreos/stream-metadata-go). Names are PLATFORM/FORMAT/FILE."""
+    """Parse stream metadata of Fedora CoreOS and RHCOS (coreos/stream-metadata-go).
+
+    File names are PLATFORM/FORMAT/FILE.
+    """
     stream = _need(_read_json(content, query.url), dict, query.url)
     platforms = _need(stream, dict, query.url, "architectures", query.architecture, "artifacts")
     release = _need(platforms, str, query.url, "metal", "release")
@@ -246,7 +254,7 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
     files = {}
     for platform, artifact in platforms.items():
         if _get(artifact, str, "release") != release:
-            continue  # another build
+            continue  # the file belongs to a different build
         for name, several in (_get(artifact, dict, "formats") or {}).items():
             for file, described in several.items() if isinstance(several, dict) else ():
                 signature = _get(described, str, "signature")
@@ -260,7 +268,7 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
 
 def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse releases-CHANNEL.json of www.flatcar.org: a mapping of versions, in any order."""
+    """Parse releases-CHANNEL.json of www.flatcar.org, a mapping whose keys are versions in any order."""
     for name, described in _need(_read_json(content, query.url), dict, query.url).items():
         version, architectures = match_version(name, query.match), _get(described, list, "architectures")
         is_other = query.architecture and architectures is not None and query.architecture not in architectures
@@ -270,7 +278,7 @@ def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[Index
 
 
 def _parse_github_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse a page of GitHub's list of releases. Names are those of the assets."""
+    """Parse a page of GitHub's list of releases. The file names are those of the release assets."""
     for release in _need(_read_json(content, query.url), list, query.url):
         version = match_version(_need(release, str, query.url, "tag_name"), query.match)
         if version is None or _get(release, bool, "draft") or _get(release, bool, "prerelease"):
@@ -287,7 +295,10 @@ def _parse_github_releases(content: bytes, query: IndexQuery) -> Iterator[IndexE
 
 
 def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse products:1.0 of simplestreams. Entries are named PRODUCT/VERSION, and files by their item."""
+    """Parse an index in the format products:1.0 of simplestreams.
+
+    Entries are named PRODUCT/VERSION, and files have the names of their items.
+    """
     index = _need(_read_json(content, query.url), dict, query.url)
     if _get(index, str, "format") != "products:1.0":
         raise _malformed(query.url, "the index is not in the format products:1.0 of simplestreams")
@@ -309,7 +320,10 @@ def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
 
 def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse distributions.json of get.opensuse.org: lists by product. Entries are named PRODUCT/VERSION."""
+    """Parse distributions.json of get.opensuse.org, which has a list for each product.
+
+    Entries are named PRODUCT/VERSION.
+    """
     for product, releases in _need(_read_json(content, query.url), dict, query.url).items():
         for release in releases if isinstance(releases, list) else ():
             version = match_version(f"{product}/{_get(release, str, 'version')}", query.match)
@@ -318,7 +332,7 @@ def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator
 
 
 def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse a list of versions, such as https://factory.talos.dev/versions, or of objects with a field version."""
+    """Parse a JSON list of versions or of objects with a version, such as https://factory.talos.dev/versions."""
     for each in _need(_read_json(content, query.url), list, query.url):
         name = each if isinstance(each, str) else _need(each, str, query.url, "version")
         if (version := match_version(name, query.match)) is not None:
@@ -329,7 +343,7 @@ def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
 
 def _parse_alpine_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse latest-releases.yaml of Alpine: a list of files. Names are those of the files."""
+    """Parse latest-releases.yaml of Alpine, which is a list of files. Entries have the names of the files."""
     for each in _read_flat_mappings(content, query.url):
         name, sha256 = each.get("file", ""), each.get("sha256")
         if (version := match_version(name, query.match)) is None:
@@ -344,7 +358,7 @@ def _parse_alpine_releases(content: bytes, query: IndexQuery) -> Iterator[IndexE
 
 
 def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
-    """Yield the mappings in a YAML list, with their scalars as text. Events of a parser need no recursion."""
+    """Yield the mappings in a YAML list, with scalars as text. gitboot reads parser events, which need no recursion."""
     found: dict[str, str] = {}
     depth, key = 0, None
     try:
@@ -380,7 +394,10 @@ _LINK: Final = re.compile(rb"href=[\"']?([^\"'<>\s]{1,300})", re.IGNORECASE)
 
 
 def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse the page of a web server about a folder: Apache, nginx and others. Names are the entries of the folder."""
+    """Parse the directory listing of a web server such as Apache or nginx.
+
+    Entries have the names of files and folders.
+    """
     folder = query.url if query.url.endswith("/") else f"{query.url}/"
     links = _LINK.findall(content)
     if not 0 < len(links) <= _MOST_LINKS:
@@ -400,7 +417,7 @@ def _parse_text(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
 
 def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
-    """Parse .treeinfo (productmd, treeinfo-1.0). Names are paths relative to its folder."""
+    """Parse a .treeinfo file (productmd, treeinfo-1.0). File names are paths relative to the folder of .treeinfo."""
     files, section, is_treeinfo = {}, "", False
     for line in map(str.strip, content.decode(errors="replace").split("\n")):
         if line.startswith("[") and line.endswith("]"):
@@ -413,12 +430,12 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
                 sha256 = _read_sha256(digest, url)
                 files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=sha256)
     if not is_treeinfo:
-        raise _malformed(url, "the file is not a .treeinfo: it has no section [checksums]")
+        raise _malformed(url, "the file is not a .treeinfo file, because it has no section [checksums]")
     return files
 
 
 def _join(base: str, name: str) -> str:
-    """Return the URL of a name that is relative to a document, or a text that is no URL."""
+    """Resolve a name relative to the URL of a document. The result may be a text that is not a valid URL."""
     try:
         return urljoin(base, name)
     except ValueError:
@@ -443,9 +460,9 @@ _PARSERS: Final[Mapping[IndexFormat, Callable[[bytes, IndexQuery], Iterable[Inde
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time of an index in UTC, in whole seconds, or None for an absent or another text.
+    """Parse a time in an index, and return it in UTC and in whole seconds. Return None if the text is not a time.
 
-    A time without an offset counts as UTC.
+    A time without a UTC offset counts as UTC.
     """
     if not text or len(text) > _LONGEST_TIME:
         return None
@@ -472,7 +489,10 @@ def _read_size(size: int | None) -> int | None:
 
 
 def _read_url(text: str, url: str) -> str:
-    """Return a URL in an index. It must be one that a document may have, without a fragment."""
+    """Return a URL in an index.
+
+    Raises `MalformedIndex` for a URL that documents may not contain, or that has a fragment.
+    """
     try:
         found = parse_artifact_url(text)
     except Malformed as error:
@@ -480,7 +500,7 @@ def _read_url(text: str, url: str) -> str:
     if not found.startswith(("https://", "http://")) or "#" in found:
         raise _malformed(url, f"the index has a URL that gitboot does not use: {_quote(found)}")
     if urlsplit(url).scheme == "https" and not found.startswith("https://"):
-        raise _malformed(url, f"the index is on https, but the file {_quote(found)} is not")
+        raise _malformed(url, f"the index has an https URL, but the URL of the file {_quote(found)} is not https")
     return found
 
 

@@ -45,14 +45,14 @@ from gitboot.text import (
     printable_lines,
 )
 
-_CURRENT: Final = ("spec", "current")  # the field behind which spec.rollout is written
+_CURRENT: Final = ("spec", "current")  # gitboot writes spec.rollout after this field
 
 
 class UpdateOutcome(StrEnum):
-    PROPOSED = "Proposed"  # a branch has the commit that begins the rollout
+    PROPOSED = "Proposed"  # a branch contains a commit that begins the rollout
     WAITS = "Waits"  # the stream has an unfinished rollout, or the release is too young
-    CURRENT = "Current"  # there is no newer release within the bounds
-    FAILED = "Failed"  # the source, the release or the fleet has an error; gitboot changed nothing
+    CURRENT = "Current"  # no newer release matches the limits in spec.follow
+    FAILED = "Failed"  # the source, the release or the fleet has an error, so gitboot made no changes
 
 
 class StreamUpdate(Struct, frozen=True, kw_only=True):
@@ -65,19 +65,19 @@ class StreamUpdate(Struct, frozen=True, kw_only=True):
     channel: str | None = None
     version: str | None = None
     image: str | None = None
-    branch: str | None = None  # None: there is no proposal
-    commit: str | None = None  # None: a dry run
-    new: bool = False  # whether this run made the commit
-    ready: bool = False  # whether a pull request may be opened now
+    branch: str | None = None  # the branch with the proposed commit; None: there is no proposal
+    commit: str | None = None  # the proposed commit; None: this was a dry run
+    new: bool = False  # whether this run created the commit
+    ready: bool = False  # whether the user may open a pull request now
     supersedes: tuple[str, ...] = ()  # branches that propose older releases for the stream
-    title: str = ""  # of the commit and of its pull request
+    title: str = ""  # the title of the commit and of the pull request
     message: str = ""  # the rest of the commit message
-    files: tuple[BuiltFile, ...] = ()  # empty: the image exists already, or an earlier run made the commit
-    document: str = ""  # the text of the new BootImage; "" if there are no files
+    files: tuple[BuiltFile, ...] = ()  # empty if the image already exists, or if an earlier run created the commit
+    document: str = ""  # the text of the new BootImage; "" if `files` is empty
 
 
 class FollowedStream(Struct, frozen=True, kw_only=True):
-    """A stream with spec.follow, its source, and the images in the fleet with which releases are compared."""
+    """A stream with spec.follow, the source that the stream follows, and the images of the fleet."""
 
     name: str
     stream: ImageStream
@@ -86,7 +86,7 @@ class FollowedStream(Struct, frozen=True, kw_only=True):
     channel: str | None
     current: BootImage
     images: Mapping[str, BootImage]  # all images of the fleet
-    used: frozenset[str]  # images that other streams boot or roll out
+    used: frozenset[str]  # names of the images that other streams boot or roll out
 
     @property
     def architectures(self) -> tuple[Architecture, ...]:
@@ -97,13 +97,13 @@ class FollowedStream(Struct, frozen=True, kw_only=True):
         return parse_duration(self.follow.minimum_age) or timedelta()
 
     def find_fleet_images(self) -> dict[str, BootImage]:
-        """Return the images of the source and the channel that the fleet has, by name."""
+        """Return the images of the fleet that belong to the followed source and channel, by name."""
         found = {
             name: image
             for name, image in self.images.items()
             if is_from_source(image, self.follow.source, self.channel)
         }
-        if SOURCE not in self.current.metadata.annotations:  # a person wrote the document
+        if SOURCE not in self.current.metadata.annotations:  # a person wrote the document, not gitboot
             found[self.current.metadata.name] = self.current
         return found
 
@@ -113,10 +113,10 @@ class FollowedStream(Struct, frozen=True, kw_only=True):
 
 
 def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
-    """Return whether an image is a release of a source and a channel.
+    """Return whether an image belongs to a source and a channel.
 
-    Images that gitboot wrote name their source in annotations. Other images belong to a source if they
-    are named SOURCE-VERSION.
+    gitboot writes the name of the source into annotations of an image. Images without these annotations belong to a
+    source if their name has the form SOURCE-VERSION.
     """
     notes = image.metadata.annotations
     if (named := notes.get(SOURCE)) is not None:
@@ -127,7 +127,7 @@ def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
 def list_followed_streams(
     repository: FleetRepository, names: Sequence[str], find_source: Callable[[str], ImageSource]
 ) -> tuple[FollowedStream, ...]:
-    """Return the streams with these names, or all streams with spec.follow. Raises `UsageError`."""
+    """Return the streams with these names, or all streams with spec.follow. Raises `UsageError` for an unknown name."""
     following = {name: each for name, each in repository.streams.items() if each.spec.follow is not None}
     for name in names:
         if name not in repository.streams:
@@ -178,7 +178,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
-    """Return why the stream waits for its rollout, or None if it has no rollout."""
+    """Return that the stream must wait for its rollout, or None if the stream has no unfinished rollout."""
     rollout = followed.stream.spec.rollout
     if rollout is None:
         return None
@@ -190,11 +190,11 @@ def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
 
 
 def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> Choice:
-    """Return the newest release that is within the bounds, old enough, and newer than the images of the stream.
+    """Return the newest release that matches spec.follow, is old enough, and is newer than the images of the stream.
 
-    ``releases`` are in ascending order. A release without a date counts as old enough here: the age of its commit
-    decides later. Raises `MalformedIndex` if there are no releases, and `StaleIndex` if the fleet has a newer image of
-    the channel.
+    ``releases`` must be in ascending order. A release without a date counts as old enough here, because gitboot later
+    checks the age of the proposed commit instead. Raises `MalformedIndex` if there are no releases, and `StaleIndex` if
+    the fleet already has a newer image of the channel than the newest release.
     """
     if not releases:
         raise MalformedIndex(followed.follow.source, "the index lists no releases", "check channel, or try again later")
@@ -202,10 +202,10 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     latest = max(in_fleet.values(), key=lambda image: _release_key(image.spec.version), default=None)
     if latest is not None and _release_key(newest.version) < _release_key(latest.spec.version):
         cause = (
-            f"the newest release is {printable(newest.version)}, and BootImage/{latest.metadata.name} of the fleet has "
-            f"the version {latest.spec.version}"
+            f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} of the fleet has "
+            f"the newer version {latest.spec.version}"
         )
-        hint = f"try again later. If that image is not of this channel, name its channel in the annotation {CHANNEL}"
+        hint = f"try again later. If that image belongs to another channel, set its annotation {CHANNEL}"
         raise StaleIndex(newest.index_url, cause, hint)
     # An image that another stream with the same source uses does not block this stream: it may follow.
     own = [
@@ -214,7 +214,8 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         if followed.is_within_bounds(image.spec.version) and image.metadata.name not in followed.used
     ]
     if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
-        own.append(followed.current.spec.version)  # of any channel
+        # the current image of the stream counts even if it belongs to another channel
+        own.append(followed.current.spec.version)
     own_newest = max(own, key=_release_key, default=None)
     newer = [
         each
@@ -225,17 +226,17 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     if not newer:
         within = [each.version for each in releases if followed.is_within_bounds(each.version)]
         if not within:
-            why = f"no release is within the bounds of spec.follow; the newest release is {printable(newest.version)}"
+            why = f"no release matches the limits of spec.follow; the newest release is {printable(newest.version)}"
         elif own_newest is not None and own_newest != followed.current.spec.version:
-            why = f"the fleet has {own_newest} already, but the stream does not use it: start its rollout yourself"
+            why = f"the fleet already has the image {own_newest}, but the stream does not use it: start a rollout"
         else:
-            why = f"no release within the bounds is newer than {followed.current.metadata.name}"
+            why = f"no release that matches spec.follow is newer than {followed.current.metadata.name}"
         return Choice(outcome=UpdateOutcome.CURRENT, why=why)
     old_enough = [each for each in newer if each.published is None or now - each.published >= followed.minimum_age]
     if not old_enough:
         youngest = newer[0]
         why = (
-            f"{printable(youngest.version)} is {_format_public_age(youngest, now)}, and minimumAge is "
+            f"the release {printable(youngest.version)} is {_format_public_age(youngest, now)}, but minimumAge is "
             f"{followed.follow.minimum_age}"
         )
         return Choice(outcome=UpdateOutcome.WAITS, why=why)
@@ -245,7 +246,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
 
 
 def _release_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key that sorts versions like `version_key`, but a prerelease, such as 1.2-rc1, before its release."""
+    """Return a sort key like that of `version_key`, but sort a prerelease such as 1.2-rc1 before the release 1.2."""
     key = (part if part[0] or not is_prerelease(part[2]) else (-1, *part[1:]) for part in version_key(version))
     return (*key, (0, 0, ""))
 
@@ -261,10 +262,10 @@ def _format_public_age(release: Release, now: datetime) -> str:
 
 
 def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> ImageSettings:
-    """Return the settings of the new image: those of the stream's current image if it has the same source.
+    """Return the settings of the new image, either from the current image of the stream or from the source.
 
-    The settings of the source may contain the version. They therefore replace settings of the current image that are
-    those of the source for the current version.
+    gitboot keeps the settings of the current image if a person changed them. It uses the settings of the source if the
+    current image has another source, or has exactly the settings that the source has for the current version.
     """
     current, spec = followed.current, followed.current.spec
     own = ImageSettings(
@@ -282,7 +283,7 @@ def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> Ima
 
 
 def check_provenance(followed: FollowedStream, image: BootImage) -> None:
-    """Raise `UntrustedRelease` if the stream requires signed files, and a file of the image has no signature."""
+    """Raise `UntrustedRelease` if the stream requires signed files and a file of the new image has no signature."""
     if followed.stream.spec.require_provenance is not RequiredProvenance.SIGNED:
         return
     weak = [
@@ -293,7 +294,7 @@ def check_provenance(followed: FollowedStream, image: BootImage) -> None:
     ]
     if weak:
         cause = (
-            f"ImageStream/{followed.name} requires signed files, and these files are not signed: {format_names(weak)}"
+            f"ImageStream/{followed.name} requires signed files, but these files are not signed: {format_names(weak)}"
         )
         raise UntrustedRelease(image.metadata.name, cause, "use a source whose vendor signs its files")
 
@@ -301,9 +302,10 @@ def check_provenance(followed: FollowedStream, image: BootImage) -> None:
 def build_files(
     followed: FollowedStream, repository: FleetRepository, image: str, built: BuiltImage | None
 ) -> dict[str, bytes]:
-    """Return the changed file of the stream, and the file of the new image, if there is one. Raises `UsageError`.
+    """Return the changed file of the stream and, if the image is new, the file of the new image.
 
-    All other bytes of the stream's file stay the same.
+    Raises `UsageError` if gitboot cannot add spec.rollout to the stream. gitboot changes only spec.rollout in the
+    stream's file.
     """
     origin = repository.origins[Id("ImageStream", followed.name)]
     fields = {"image": image, "percent": str(followed.follow.percent)}
@@ -321,7 +323,10 @@ def build_files(
 
 
 def format_message(followed: FollowedStream, release: Release, built: BuiltImage | None) -> tuple[str, str]:
-    """Return the subject and the body of the commit. Text of the vendor is escaped, and never begins a line."""
+    """Return the subject and the body of the commit message.
+
+    Text from the vendor is escaped, and never begins a line.
+    """
     image = built.name if built is not None else find_image_name(release.source, release.version)
     title = f"Begin the rollout of {image} to {followed.follow.percent} % of {followed.name}"
     channel = f", channel {release.channel}" if release.channel is not None else ""
@@ -352,11 +357,14 @@ class UpdatedFleet(Protocol):
     repository: FleetRepository
 
     def validate(self, changed: Snapshot) -> FleetRepository:
-        """Return a changed fleet. Raises `InvalidRepository` if it has errors."""
+        """Apply changes to the fleet, and return the changed fleet.
+
+        Raises `InvalidRepository` if the result has errors.
+        """
 
 
 class StreamUpdater:
-    """Proposes releases for the streams of a fleet. A release for several streams is downloaded once."""
+    """Proposes releases for the streams of a fleet. gitboot downloads a release only once, even for several streams."""
 
     def __init__(
         self,
@@ -372,10 +380,11 @@ class StreamUpdater:
         self._now, self._dry_run = now, dry_run
         folder = re.sub("[^A-Za-z0-9]+", "-", find_fleet_folder(fleet.path)).strip("-")
         self._prefix = f"{branch_prefix}{folder}{'-' if folder else ''}"
-        self._built: dict[str, tuple[object, BuiltImage]] = {}  # by name, with the data from which it was built
+        # images that this run built, by name, each with the data from which it was built
+        self._built: dict[str, tuple[object, BuiltImage]] = {}
 
     def update(self, followed: FollowedStream) -> tuple[StreamUpdate, GitbootError | None]:
-        """Propose the newest release for a stream. Return the result, and the error if the stream failed."""
+        """Propose the newest release for a stream. Return the result, and the error if the update failed."""
         start = StreamUpdate(
             stream=followed.name,
             outcome=UpdateOutcome.FAILED,
@@ -411,11 +420,11 @@ class StreamUpdater:
         update = structs.replace(update, supersedes=superseded)
         if release.published is None and self._now - committed < followed.minimum_age:
             why = (
-                f"{image} has no date in its index. Its commit is from {committed:%Y-%m-%d %H:%M} UTC, and minimumAge "
-                f"is {followed.follow.minimum_age}"
+                f"the index has no date for {image}. The proposed commit is from {committed:%Y-%m-%d %H:%M} UTC, and "
+                f"minimumAge is {followed.follow.minimum_age}"
             )
             return structs.replace(update, outcome=UpdateOutcome.WAITS, why=why)
-        why = f"{image} is the newest release within the bounds"
+        why = f"{image} is the newest release that matches spec.follow"
         return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, ready=not self._dry_run)
 
     def _name_branch(self, followed: FollowedStream, release: Release) -> str:
@@ -430,12 +439,16 @@ class StreamUpdater:
         image = find_image_name(release.source, release.version)
         files = build_files(followed, self._fleet.repository, image, built)
         if built is not None and f"images/{image}.yaml" in self._fleet.snapshot.blobs:
-            raise UsageError(f"images/{image}.yaml exists already, without BootImage/{image}: move the file")
+            raise UsageError(
+                f"images/{image}.yaml exists already, but does not contain BootImage/{image}: move the file"
+            )
         changed = self._fleet.validate(self._fleet.snapshot.replace_files(files, f"update of {followed.name}"))
         before, after = followed.stream, changed.streams[followed.name]
         rollout = Rollout(image=Name(image), percent=followed.follow.percent)
         if after != replace(before, spec=replace(before.spec, rollout=rollout)):
-            raise UsageError(f"gitboot cannot add spec.rollout to ImageStream {followed.name}: write it yourself")
+            raise UsageError(
+                f"gitboot cannot add spec.rollout to ImageStream {followed.name}: add spec.rollout yourself"
+            )
         title, message = format_message(followed, release, built)
         commit = None
         if not self._dry_run:
@@ -452,11 +465,12 @@ class StreamUpdater:
         )
 
     def _check_existing(self, followed: FollowedStream, release: Release) -> None:
-        """Raise `UsageError` unless the fleet has the release with the architectures of a stream."""
+        """Raise `UsageError` unless the existing BootImage is the release and has all architectures of a stream."""
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
             raise UsageError(f"BootImage/{image.metadata.name} exists already, with the version {image.spec.version}")
-        if not is_from_source(image, release.source, release.channel):  # channels may have the same versions
+        # two channels of a source may contain the same version
+        if not is_from_source(image, release.source, release.channel):
             of = f"the channel {release.channel} of {release.source}" if release.channel else release.source
             raise UsageError(
                 f"BootImage/{image.metadata.name} exists already, but it does not belong to {of}: add the release "

@@ -1,4 +1,4 @@
-"""Boot comparison: what another system boots on a machine, compared with what gitboot would boot."""
+"""Boot comparison: compare the boot that another system serves to a machine with the boot that gitboot would serve."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # the old system did not respond
 
 
-_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})  # of Ironic, with a different value in each deployment
+# Ironic's arguments with a different value in each deployment
+_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})
 
 
 class BootComparison(Struct, frozen=True, kw_only=True):
-    """The comparison of one server's boots, in which values that look like secrets are hidden."""
+    """The comparison of one server's boots. Values that look like secrets are hidden."""
 
     server: str
     verdict: Verdict
@@ -53,7 +54,7 @@ def compare_boots(
 ) -> BootComparison:
     """Compare two boots. ``old_data`` is the user data at the URL in the old arguments, or None.
 
-    ``digests`` maps the URLs of old files to their SHA-256, if known. ``macs`` are the MAC addresses of the boot
+    ``digests`` maps the URLs of the old system's files to SHA-256 digests. ``macs`` are the MAC addresses of the boot
     interfaces, with colons.
     """
 
@@ -70,7 +71,9 @@ def compare_boots(
             ("initrd", _redact(*old.initrds), _redact(*(file.url if file else None for _, file in initrds)))
         )
     theirs, ours = _list_comparable_arguments(old.arguments), _list_comparable_arguments(new.kernel_arguments)
-    if any(map(names_boot_nic, ours)):  # the old system's arguments name the NIC that fetched the script
+    # the arguments of the old system name the NIC that fetched the script, so the values for all boot NICs are
+    # equivalent
+    if any(map(names_boot_nic, ours)):
         theirs, ours = ([_generalize_macs(each, macs) for each in arguments] for arguments in (theirs, ours))
     only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
     if only_old or only_new:
@@ -88,7 +91,10 @@ def compare_boots(
 
 
 def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
-    """Yield the URLs of old files whose path differs from that of gitboot's file. The content may still be the same."""
+    """Yield the URLs of the old system's files that have another path than gitboot's files.
+
+    The content may be the same.
+    """
     for url, file in _pair_files(old, new):
         if (
             url is not None
@@ -105,7 +111,7 @@ def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile 
 
 
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
-    """Leave out user data URLs, because the data itself is compared, and arguments that differ in each request."""
+    """Omit arguments that differ in each request, and user data URLs, because gitboot compares the data itself."""
     named = ((each.partition("=")[0], each) for each in arguments)
     return [
         each
@@ -160,7 +166,8 @@ SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "maas": "ipxe.cfg-{mac}",
     "foreman": "unattended/iPXE?mac={mac}",
 }
-# Paths to try if the old system does not serve the first one. boot-service serves boot/v1 only with enable_legacy_api.
+# Paths that gitboot tries if the old system does not serve the first path. boot-service serves boot/v1 only with
+# enable_legacy_api.
 OTHER_SCRIPT_PATHS: Final[Mapping[str, str]] = {"openchami": "bootscript?mac={mac}"}
 # Systems that return the URL of a UKI for UEFI HTTP boot. boot-operator finds the machine by the addresses in
 # X-Forwarded-For.
@@ -175,12 +182,15 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
     name: str
     uuid: str
-    macs: tuple[str, ...]  # of the boot interfaces, with colons
+    macs: tuple[str, ...]  # the MAC addresses of the boot interfaces, with colons
     serial: str
     addresses: tuple[str, ...] = ()
 
     def list_script_urls(self, old: str, system: str, paths: Mapping[str, str] = SCRIPT_PATHS) -> tuple[str, ...]:
-        """Return the URLs of the boot script: one for each MAC address if the system's URLs contain one."""
+        """Return the URLs of a machine's boot script.
+
+        If the URLs of the system contain a MAC address, there is a URL for each one.
+        """
         found = []
         for mac in (self.macs or ("",)) if system in paths else ():
             hexhyp = mac.replace(":", "-")
@@ -198,13 +208,13 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
 
 class OldBoot(Struct, frozen=True, kw_only=True):
-    """The boot that an old boot script describes. Without a kernel, the script boots the disk or the ``chain`` URL."""
+    """The boot in a boot script of the old system. Without a kernel, the script boots the disk or the ``chain`` URL."""
 
     kernel: str | None = None
     initrds: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     chain: str | None = None
-    data_url: str | None = None  # the URL of user data that no argument names
+    data_url: str | None = None  # the URL of the user data, if the arguments do not contain it
     fails: bool = False  # whether the script stops the machine, because the old system defines no boot for it
 
     @property
@@ -250,7 +260,7 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
         elif command == "boot" and kernel is not None:
             break
         elif command in ("boot", "halt") and not words:
-            fails = True  # as in boot-service's response for an unknown node
+            fails = True  # boot-service's script for an unknown node contains this command
         elif command == "chain" and kernel is None and chain is None and words:
             chain = words[0]
     return OldBoot(
@@ -263,7 +273,7 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
 
 
 def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
-    """Return the boot in boot-operator's UEFI HTTP boot response, or None if the response is not for ``uuid``."""
+    """Return the boot in boot-operator's response for UEFI HTTP boot, or None if the response is not for ``uuid``."""
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError):
@@ -275,14 +285,14 @@ def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
 
 
 def _make_absolute(base: str, url: str) -> str:
-    # Even for iPXE, Cobbler writes URLs of other servers in GRUB's notation.
+    # Cobbler writes URLs of other servers in GRUB's notation even in iPXE scripts.
     return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each command of a script with its words, without options and without the part after ``||`` or ``&&``.
+    """Yield the words of each command in a script, without options and without the part after ``||`` or ``&&``.
 
-    An unconditional ``goto`` is followed once per label.
+    The function follows an unconditional ``goto``, but each label only once.
     """
     lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}

@@ -1,4 +1,4 @@
-"""Fleet files: the documents and the report of an import, and documents for new servers."""
+"""Fleet files: write the documents and the report of an import, and documents for new servers."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ from gitboot.problems import Code
 from gitboot.quoting import Unquotable, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
-_NO_UUID: Final = remark_missing("its UUID, from `dmidecode -s system-uuid` or its BMC")
+_NO_UUID: Final = remark_missing("the UUID, from `dmidecode -s system-uuid` or its BMC")
 PENDING: Final = "pending"  # the folder for documents that a person must complete
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
 
 
-_NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)  # remarks that are comments in documents
+# the kinds of remarks that the import writes as comments into documents
+_NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
-    """An imported document of one machine or boot, with its remarks."""
+    """The document that the import created for a machine or a boot, and the remarks on it."""
 
     kind: str
     name: str
@@ -62,7 +63,7 @@ class ImportedDocument(Struct, frozen=True, kw_only=True):
 
 
 class ImportedFleet(Struct, frozen=True, kw_only=True):
-    """The files of an imported fleet by path, and the contents of its report."""
+    """The files of an imported fleet by path, and the content of the import report."""
 
     files: Mapping[str, str]
     items: tuple[ImportedDocument, ...]
@@ -70,13 +71,13 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
 
 
 def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
-    """Convert an inventory to documents. The order of its machines and boots does not matter.
+    """Convert an inventory to documents. The result does not depend on the order of the machines and boots.
 
     Each server is Parked and has no provision number, so gitboot does not install any server.
     """
     files: dict[str, str] = {}
     items: list[ImportedDocument] = []
-    ready: dict[str, str] = {}  # by boot name, the policies of boots whose documents are complete
+    ready: dict[str, str] = {}  # the policy for each boot whose documents are complete, by the name of the boot
     for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
         item, texts = _render_boot(name, boot, supplement)
         files |= texts
@@ -94,7 +95,7 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
 
 
 def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by a unique document name. If two values have the same name, the second one becomes NAME-2.
+    """Give each value a unique document name. If two values have the same name, the second name becomes NAME-2.
 
     A value whose name is already a valid document name takes precedence.
     """
@@ -110,7 +111,7 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
                 each,
                 remarks=(
                     *each.remarks,
-                    remark_guessed(f"its name was changed, because the name {source_name} in the source {why}"),
+                    remark_guessed(f"the name was changed, because the name {source_name} in the source {why}"),
                 ),
             )
         found[name] = each
@@ -135,7 +136,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         uuid = supplement.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
-            remarks.append(remark_guessed(f"its UUID {uuid}, taken from the --uuids file"))
+            remarks.append(remark_guessed(f"the UUID {uuid}, taken from the --uuids file"))
         nics = []
         for nic in _merge_nics(machine.nics, remarks):
             if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
@@ -150,14 +151,15 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
             uuid = None
         serial, bmc = machine.serial, machine.bmc
         if serial is not None and is_placeholder_serial(serial):
-            remarks.append(remark_lost(f"its serial number {serial}, which does not identify a machine"))
+            remarks.append(remark_lost(f"the serial number {serial}, which does not identify a machine"))
             serial = None
         elif serial is not None and _is_claimed(f"serial number {serial}", name, owners, remarks):
             serial = None
         if bmc is not None and _is_claimed(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
         if bmc is not None and bmc.credentials == f"{build_document_name(machine.name)}-bmc":
-            bmc = structs.replace(bmc, credentials=f"{name}-bmc")  # otherwise two machines would share the credentials
+            # add the name of the machine, because two machines would otherwise share the credentials
+            bmc = structs.replace(bmc, credentials=f"{name}-bmc")
         found[name] = structs.replace(
             machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks)
         )
@@ -175,11 +177,11 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
         kept = list(first.addresses)
         for each in nic.addresses:
             if parse_address(each) is None:
-                remarks.append(remark_rejected(f"its address {each[:80]}, which is not an IP address"))
+                remarks.append(remark_rejected(f"the address {each[:80]}, which is not an IP address"))
                 continue
             address = ip_interface(each).ip
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
-                remarks.append(remark_rejected(f"its address {each}, which does not identify a machine"))
+                remarks.append(remark_rejected(f"the address {each}, which does not identify a machine"))
             elif not any(ip_interface(one).ip == address for one in kept):
                 kept.append(each)
         found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
@@ -189,7 +191,7 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
 def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
-        remarks.append(remark_lost(f"its {identity}, which {owner} also has"))
+        remarks.append(remark_lost(f"the {identity}, which {owner} also has"))
     return owner != name
 
 
@@ -213,7 +215,7 @@ def _render_server(
         *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),
         *remark_if(
             machine.boot is not None and policy is None,
-            remark_missing(f"its boot {machine.boot}, which is incomplete or not in the source"),
+            remark_missing(f"the boot {machine.boot}, which is incomplete or not in the source"),
         ),
         *more,
         *bmc_remarks,
@@ -274,7 +276,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     try:
         parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [remark_lost(f"its BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
+        return None, [remark_lost(f"the BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
@@ -300,7 +302,7 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *remark_if(boot.architecture is None, remark_guessed("architecture: x86_64")),
         *remark_if(
             uki and arguments,
-            remark_lost(f"its arguments, which firmware does not pass to a uki: {' '.join(arguments)}"),
+            remark_lost(f"the arguments, which firmware does not pass to a uki: {' '.join(arguments)}"),
         ),
     )
     item = ImportedDocument(kind="BootProfile", name=name, pending=pending, remarks=_sort_remarks(remarks))
@@ -368,7 +370,7 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
 
 
 def _guess_version(boot: ImportedBoot) -> str:
-    """Guess a boot's version: the first dotted number in its URLs, or else its name."""
+    """Guess the version of a boot. It is the first dotted number in a URL, or else the name of the boot."""
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
@@ -416,18 +418,18 @@ def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, An
 class NewServer(Struct, frozen=True, kw_only=True):
     """The known facts about a machine that has no document yet."""
 
-    macs: Mapping[MacAddress, str | None]  # interface names by MAC address; None: unknown
+    macs: Mapping[MacAddress, str | None]  # the interface names by MAC address; None: the name is unknown
     uuid: SystemUuid | None = None
     serial: str | None = None
     architecture: Architecture | None = None
     firmware: Firmware | None = None
-    bmc: Mapping[str, Any] | None = None  # as in a Server document
+    bmc: Mapping[str, Any] | None = None  # the value of spec.bmc in a Server document
 
 
 def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
-    """Return a document for a new server. The server is Parked, so that gitboot leaves the machine alone.
+    """Return a document for a new server. The server is Parked, so that gitboot does not boot the machine.
 
-    The policy, loader, local disk, kernel arguments, variables and labels are copied from ``like``.
+    The function copies the policy, loader, local disk, kernel arguments, variables and labels from ``like``.
     """
     spec: dict[str, Any] = {
         "uuid": new.uuid,
@@ -440,7 +442,7 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
         "bmc": dict(new.bmc) if new.bmc is not None else None,
         "lifecycle": "Parked",
     }
-    if like is not None:  # the fields that similar machines share
+    if like is not None:  # copy the fields that similar machines share
         spec |= {
             "policy": like.spec.policy,
             "localDisk": like.spec.local_disk,

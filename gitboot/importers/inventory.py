@@ -1,4 +1,4 @@
-"""Inventory of another system: machines, boots and remarks on them, with helpers for reading sources."""
+"""Inventory of another system: types for machines, boots and remarks, and helpers for reading sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.secret_scan import is_secret_argument
 
 T = TypeVar("T")
-Texts = Mapping[str, str]  # the texts of a source's files, by path
+Texts = Mapping[str, str]  # the texts of the files in a source, by path
 _ARCHITECTURES: Final = {
     "amd64": Architecture.X86_64,
     "x86_64": Architecture.X86_64,
@@ -38,7 +38,7 @@ _ARCHITECTURES: Final = {
     "x64": Architecture.X86_64,
     "aarch64": Architecture.AARCH64,
     "arm64": Architecture.AARCH64,
-    "arm-a64": Architecture.AARCH64,  # Redfish, Processor.InstructionSet
+    "arm-a64": Architecture.AARCH64,  # a value of Processor.InstructionSet in Redfish
 }
 _FIRMWARES: Final = {
     "uefi": Firmware.UEFI,
@@ -49,13 +49,14 @@ _FIRMWARES: Final = {
 
 
 def parse_json(path: str, text: str) -> Any:
-    """Parse the JSON of a file. Raises `UsageError`, which names the file but does not quote its content."""
+    """Parse a JSON file. Raises `UsageError` with a message that names the file but does not quote the content."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         place = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
-            message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python appends the position to these
+            # Python's messages end with these words if a position follows
+            message = error.msg.removesuffix(" at").removesuffix(" starting")
             place = f"line {error.lineno}, column {error.colno}: {message}"
         raise UsageError(f"{path} is not JSON: {place}") from None
 
@@ -66,7 +67,7 @@ def parse_json_files(files: Texts) -> Iterator[tuple[str, Any]]:
 
 
 def parse_yaml(path: str, text: str) -> list[Any]:
-    """Parse the YAML documents of a file, leaving all scalars as text, such as MAC addresses. Raises `UsageError`."""
+    """Parse a YAML file. All scalars, such as MAC addresses, stay text. Raises `UsageError` if the file is not YAML."""
     try:
         return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
     except (yaml.YAMLError, RecursionError) as error:
@@ -76,7 +77,7 @@ def parse_yaml(path: str, text: str) -> list[Any]:
 
 
 def get_nested(value: Any, *keys: str | int) -> Any:
-    """Return the value at a path of nested keys, or None."""
+    """Return the value at a path of nested keys, or None if there is no value."""
     for key in keys:
         try:
             value = value[key]
@@ -86,7 +87,7 @@ def get_nested(value: Any, *keys: str | int) -> Any:
 
 
 def as_mappings(value: Any) -> list[dict[str, Any]]:
-    """Return the items of a list that are mappings, or [] if the value is not a list."""
+    """Return those items of a list that are mappings. Return [] if the value is not a list."""
     return [each for each in as_list(value) if isinstance(each, dict)]
 
 
@@ -124,7 +125,7 @@ _SHORT_MAC: Final = re.compile(r"[0-9a-f]{1,2}(?:([:-])[0-9a-f]{1,2})(?:\1[0-9a-
 
 
 def parse_mac_or_none(value: object) -> MacAddress | None:
-    """Return a MAC address, or None. Octets may consist of one digit, which DHCP servers also accept."""
+    """Parse a MAC address, or return None. An octet may have only one digit, because DHCP servers also accept that."""
     return _parse_or_none(parse_lookup_mac, _pad_octets(value)) if isinstance(value, str) and value else None
 
 
@@ -133,7 +134,7 @@ def _pad_octets(value: str) -> str:
     return ":".join(each.zfill(2) for each in re.split("[:-]", text)) if _SHORT_MAC.fullmatch(text) else text
 
 
-def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
+def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
     """Return the MAC address of an interface, or a remark if the source contains an invalid value."""
     if value is None or value == "":
         return None, ()
@@ -141,11 +142,11 @@ def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tu
         return parse_lookup_mac(_pad_octets(str(value))), ()
     except Malformed as error:
         reasons = {
-            "multicast": "it is a multicast address, which cannot belong to an interface",
-            "expected": "it is not the address of an Ethernet interface",
+            "multicast": "the value is a multicast address, which cannot belong to an interface",
+            "expected": "the value is not the address of an Ethernet interface",
         }
         reason = next(
-            (text for word, text in reasons.items() if word in error.message), "it does not identify a machine"
+            (text for word, text in reasons.items() if word in error.message), "the value does not identify a machine"
         )
         return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]}: {reason}"),)
 
@@ -157,7 +158,7 @@ def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...
     try:
         return parse_lookup_uuid(str(value).strip()), ()
     except Malformed:
-        return None, (remark_rejected(f"its UUID {str(value)[:80]}, which is not the UUID of a board"),)
+        return None, (remark_rejected(f"the UUID {str(value)[:80]}, which is not the UUID of a board"),)
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
@@ -181,10 +182,10 @@ def parse_secure_boot(boot_mode: object) -> bool | None:
 
 
 def parse_address(address: object, netmask: object = None) -> str | None:
-    """Return an IP address, with a prefix length if there is a netmask, or None if the value is not an address."""
+    """Parse an IP address. If there is a netmask, add the prefix length. Return None if the value is not an address."""
     text = str(address or "").strip()
     if "%" in text:
-        return None  # an address with a zone is only valid on one machine
+        return None  # an address with a zone is valid only on one machine
     if netmask and "/" not in text:
         with suppress(ValueError):
             return str(ip_interface(f"{text}/{netmask}"))
@@ -195,7 +196,10 @@ def parse_address(address: object, netmask: object = None) -> str | None:
 
 
 def list_address(address: object, netmask: object = None) -> tuple[str, ...]:
-    """Return the parsed address. Return other text unchanged, so that `render_fleet` rejects it with a remark."""
+    """Return the parsed address in a list.
+
+    Return other text unchanged, so that `render_fleet` rejects it with a remark.
+    """
     found = parse_address(address, netmask) or as_text(address)
     return (found,) if found else ()
 
@@ -215,7 +219,7 @@ def is_secret(argument: str) -> bool:
 
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Return the arguments that contain no secret, and a remark for each argument that does."""
+    """Return the arguments without secrets, and a remark for each argument with a secret."""
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
@@ -247,7 +251,10 @@ def escape_template(text: str) -> str:
 
 
 def translate_ipxe_argument(text: str) -> str | None:
-    """Convert an iPXE kernel argument to a template, or return None if only iPXE has one of its variables."""
+    """Convert an iPXE kernel argument to a template.
+
+    Return None if the argument contains a variable that only iPXE has.
+    """
     if (bootif := _BOOTIF.fullmatch(text)) is not None:
         return f"BOOTIF={{{{ boot_nic.{'bootif' if bootif['hyphens'] else 'mac'} }}}}"
     pieces = _VARIABLE.split(text)
@@ -259,7 +266,10 @@ def translate_ipxe_argument(text: str) -> str | None:
 
 
 def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Convert kernel arguments to templates, except arguments with a secret or with a variable that only iPXE has."""
+    """Convert kernel arguments to templates.
+
+    Arguments with a secret, or with a variable that only iPXE has, are omitted.
+    """
     safe_arguments, remarks = remove_secrets(arguments)
     templates = []
     for argument in safe_arguments:
@@ -294,7 +304,7 @@ def parse_bmc(
     if found is None:
         scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
         return None, (
-            remark_lost(f"its BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
+            remark_lost(f"the BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
         )
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
     bmc = ImportedBmc(
@@ -313,24 +323,24 @@ def parse_bmc(
 
 
 class RemarkKind(StrEnum):
-    """The result of the import for one fact from the source."""
+    """The kind of a remark, which states what the import did with a fact from the source."""
 
     KEPT = "kept"
     GUESSED = "guessed"  # the import derived a value that the source does not contain
     LOST = "lost"
-    REJECTED = "rejected"  # the source contains a value that cannot be right
+    REJECTED = "rejected"  # the source contains a value that is certainly wrong
     MISSING = "missing"  # a person must supply the value first
 
 
 class ImportRemark(NamedTuple):
-    """One remark in the report."""
+    """One remark in the import report."""
 
     kind: RemarkKind
     text: str
 
 
 def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ...]:
-    """Return a tuple that contains the remark if the condition is true, and otherwise an empty tuple."""
+    """Return a tuple with the remark if the condition is true, or else an empty tuple."""
     return (remark,) if condition else ()
 
 
@@ -351,10 +361,10 @@ class ImportedNic(Struct, frozen=True, kw_only=True):
 
 
 class ImportedBmc(Struct, frozen=True, kw_only=True):
-    """A BMC that supports Redfish or IPMI. The import never reads its user or password."""
+    """A BMC that supports Redfish or IPMI. The import never reads the user and the password of a BMC."""
 
     address: str
-    credentials: str  # a name for the credentials, not their values
+    credentials: str  # the name of the credentials, without user and password
     system: str | None = None
     verify: bool = True
 
@@ -367,29 +377,29 @@ class ImportedData(Struct, frozen=True, kw_only=True):
 
 
 class ImportedMachine(Struct, frozen=True, kw_only=True):
-    """A machine, with the facts that the source contains."""
+    """A machine with the facts that the source contains about it."""
 
     name: str  # the name in the source
-    uuid: SystemUuid | None = None  # the UUID in SMBIOS, not an ID that the source assigned
+    uuid: SystemUuid | None = None  # the UUID in SMBIOS, and not an ID that the source assigned
     serial: str | None = None
     architecture: str | None = None  # as `parse_architecture` returns it
     firmware: Firmware | None = None
-    secure_boot: bool | None = None  # None: the source does not state it
+    secure_boot: bool | None = None  # None: the source does not state whether Secure Boot is on
     nics: tuple[ImportedNic, ...] = ()
     bmc: ImportedBmc | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     boot: str | None = None  # the name of an `ImportedBoot`
     arguments: tuple[str, ...] = ()
-    removed_arguments: tuple[str, ...] = ()  # names of arguments of the boot that are left out for this machine
+    removed_arguments: tuple[str, ...] = ()  # the names of those arguments of the boot that this machine does not get
     vars: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[ImportRemark, ...] = ()
 
 
 class ImportedBoot(Struct, frozen=True, kw_only=True):
-    """A boot from the source: a kernel with its files, or a UKI."""
+    """A boot from the source, which has either a kernel with other files or a UKI."""
 
     name: str
-    kernel: str | None = None  # URLs, or assets:PATH
+    kernel: str | None = None  # a URL, or assets:PATH
     initrds: tuple[str, ...] = ()
     rootfs: str | None = None
     uki: str | None = None
@@ -412,18 +422,24 @@ class ImportedInventory(Struct, frozen=True, kw_only=True):
 
 
 class Supplement(Struct, frozen=True, kw_only=True):
-    """Facts that the source does not contain: UUIDs by MAC address or machine name, and digests by file path."""
+    """Additional facts for an import. These are UUIDs by MAC address or machine name, and digests by file path."""
 
     uuids: Mapping[str, SystemUuid] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def uuid(self, machine: ImportedMachine) -> SystemUuid | None:
-        """Return the UUID of a machine from the source, or else from this supplement by MAC address or name."""
+        """Return the UUID of a machine.
+
+        If the source has no UUID, search this supplement by MAC address and by name.
+        """
         found = (self.uuids.get(key) for key in (*(str(nic.mac) for nic in machine.nics), machine.name))
         return machine.uuid or next(filter(None, found), None)
 
     def digest(self, url: str) -> str | None:
-        """Return the digest of the file with the longest path that is a suffix of the URL, or None."""
+        """Return the digest of the file at a URL, or None.
+
+        If the URL ends with several listed paths, the longest path applies.
+        """
         path = url.partition("assets:")[2] if url.startswith("assets:") else urlsplit(url).path
         parts = path.strip("/").split("/")
         endings = ("/".join(parts[first:]) for first in range(len(parts)))

@@ -121,22 +121,22 @@ def negative_size() -> bytes:
 
 
 BAD = {
-    "missing": (tar({"other": b""}), "a.tar", "it does not contain the file amd64/linux"),
-    "missing in zip": (zipped({"other": b""}), "a.zip", "it does not contain the file amd64/linux"),
+    "missing": (tar({"other": b""}), "a.tar", "the archive does not contain the file amd64/linux"),
+    "missing in zip": (zipped({"other": b""}), "a.zip", "the archive does not contain the file amd64/linux"),
     "symbolic link": (tar(change=set_type(tarfile.SYMTYPE)), "a.tar", "not a regular file"),
     "hard link": (tar(change=set_type(tarfile.LNKTYPE)), "a.tar", "not a regular file"),
     "device": (tar(change=set_type(tarfile.CHRTYPE)), "a.tar", "not a regular file"),
     "folder": (tar(change=set_type(tarfile.DIRTYPE)), "a.tar", "not a regular file|no file"),
     "sparse": (tar(change=set_type(tarfile.GNUTYPE_SPARSE)), "a.tar", "not a regular file"),
     "link in zip": (zipped(mode=stat.S_IFLNK | 0o777), "a.zip", "not a regular file"),
-    "bzip2 in zip": (zipped(method=zipfile.ZIP_BZIP2), "a.zip", "does not support its encryption or compression"),
+    "bzip2 in zip": (zipped(method=zipfile.ZIP_BZIP2), "a.zip", "its encryption or compression is unsupported"),
     "large extended header": (
         EXTENDED.tobuf(tarfile.GNU_FORMAT),
         "a.tar",
-        "its extended header is too large: 1,099,511,627,776 bytes",
+        "an extended header is too large: 1,099,511,627,776 bytes",
     ),
     "negative size": (negative_size(), "a.tar", "damaged: a member has a negative size"),
-    "cut off": (tar()[:200_000], "a.tar", "damaged: it ends too early"),
+    "cut off": (tar()[:200_000], "a.tar", "damaged: the archive ends too early"),
     "cut off gzip": (tar({"amd64/linux": INITRD}, mode="w:gz")[:-1000], "a.tar.gz", "damaged"),
     "cut off xz": (tar({"amd64/linux": INITRD}, mode="w:xz")[:-1000], "a.tar.xz", "damaged"),
     "cut off zip": (zipped()[:-10], "a.zip", "damaged"),
@@ -168,7 +168,7 @@ def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -
     ]:
         with monkeypatch.context() as changed:
             changed.setattr(archives, limit, value)
-            with pytest.raises(ArtifactMissing, match=r"it has more than|directory|damaged"):
+            with pytest.raises(ArtifactMissing, match=r"archive has more than|directory|damaged"):
                 read(content, archive, "amd64/initrd")
 
 

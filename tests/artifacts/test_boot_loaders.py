@@ -305,7 +305,7 @@ def test_a_signed_grub_without_http_is_not_placed(tmp_path: Path, system: Path) 
     told = placed(tmp_path / "out", older, tmp_path / "tftp")["loaders/grubx64.efi"]
     assert told.outcome is Placement.MISSING
     assert told.message == (
-        f"{grub} cannot fetch by HTTP: unpack grub-efi-amd64-signed of Debian 13 or newer, and name its folder with "
+        f"{grub} cannot download by HTTP: unpack grub-efi-amd64-signed of Debian 13 or newer, and name its folder with "
         "--system"
     )
     assert not list(tmp_path.glob("*/**/grubx64.efi"))
@@ -325,7 +325,7 @@ def test_below_https_only_grub_is_omitted_and_the_message_has_the_reason(tmp_pat
     told = {each.path: each for each in outcomes}
     assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
     assert told["loaders/grub-x86_64.efi"].message.startswith(
-        "GRUB can fetch only over http, not from https://boot.test"
+        "GRUB can download only over http, not from https://boot.test"
     )
     assert told["loaders/undionly.kpxe"].message == "install the package ipxe"
 

@@ -357,7 +357,7 @@ def test_the_signature_of_an_archive_vouches_for_the_files_in_it(vendor: Vendor,
     assert vendor.web.asked["GET", "/a.tar.gz"] == 1
 
     for member, says in [
-        ("boot/other", "it does not contain the file boot/other"),
+        ("boot/other", "the archive does not contain the file boot/other"),
         ("boot/initrd", "not the file boot/initrd"),
     ]:
         other = vendor.write((path / "fleet.yaml").read_text().partition("---\n")[2].replace("boot/vmlinuz", member))

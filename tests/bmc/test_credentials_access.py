@@ -263,7 +263,7 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
     ("case", "text", "access", "refused"),
     [
         ("without settings", "", bmc(), "does not list networks, and this BMC is not in the ledger"),
-        ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "allows only other hosts"),
+        ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "does not list this host"),
         ("in a network", 'networks = ["10.0.0.0/24"]', bmc(), None),
         ("by its name", 'hosts = ["bmc1.test"]', bmc("https://bmc1.test"), None),
         ("in other letters", 'hosts = ["bmc1.test"]', bmc("https://BMC1.test."), None),
@@ -272,10 +272,10 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
             "the name itself is not below it",
             'hosts = ["*.bmc.test"]',
             bmc("https://bmc.test"),
-            "allows only other hosts",
+            "does not list this host",
         ),
-        ("a name that ends alike", 'hosts = ["*.bmc.test"]', bmc("https://xbmc.test"), "allows only other hosts"),
-        ("another name", 'hosts = ["bmc1.test"]', bmc("https://bmc2.test"), "allows only other hosts"),
+        ("a name that ends alike", 'hosts = ["*.bmc.test"]', bmc("https://xbmc.test"), "does not list this host"),
+        ("another name", 'hosts = ["bmc1.test"]', bmc("https://bmc2.test"), "does not list this host"),
         ("unencrypted", 'networks = ["10.0.0.0/24"]', bmc("http://10.0.0.1"), "http = true"),
         ("unencrypted, as configured", 'networks = ["10.0.0.0/24"]\nhttp = true', bmc("http://10.0.0.1"), None),
         ("unverified", 'networks = ["10.0.0.0/24"]', bmc(verify=False), "unverified = true"),
@@ -419,10 +419,10 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ('authorities = "ams.crt"', "expected networks or hosts, each with the path of its certificate authority file"),
         ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is not a host name"),
         ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
-        ("password-command = []", "password-command: expected a program and its arguments"),
+        ("password-command = []", "password-command: expected a list with a program and its arguments"),
         ('password-command = "pass bmc"', "password-command: expected a list of strings"),
-        ('media = ["ab"]', "media: expected the beginnings of URLs"),
-        ('media = {"ftp://a/" = {place = "b", protocol = "NFS"}}', "is not the beginning of a URL"),
+        ('media = ["ab"]', "media: expected URL prefixes"),
+        ('media = {"ftp://a/" = {place = "b", protocol = "NFS"}}', "is not a URL prefix"),
         ('media = {"http://a/" = "//b/"}', "http://a/: expected {place = "),
         (
             'media = {"http://a/" = {place = "//b/", protocol = "SMB"}}',
@@ -534,7 +534,7 @@ def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_pat
         # Another server responds there now, with its own certificate.
         with RedfishServer(service, tls=authority.server_context(), port=port):
             seen = rack.bmc_get()["web01"]
-            assert "the certificate changed: it was" in seen["why"]
+            assert "the certificate changed: its fingerprint was" in seen["why"]
             assert machine.requests == [], "nothing was sent, not even a password"
             rack.once(*rack.spooling)
             assert machine.requests == []

@@ -174,7 +174,7 @@ def test_a_password_file_takes_precedence_over_a_command(folder: Path) -> None:
         ("echo secret; echo login: root", "/say printed several lines instead of the password"),
         ("echo secret; head -c 5000 /dev/zero | tr '\\0' x", "/say wrote more than 4096 bytes"),
         ("yes secret", "/say wrote more than 4096 bytes"),
-        ("printf '\\377secret'", "its output is not text"),
+        ("printf '\\377secret'", "the output of the command is not text"),
         ("echo secret; sleep 600", "/say was still running after 0 s"),
         ("echo secret; exec >&-; sleep 600", "/say was still running after 0 s"),
         ("sleep 600 & echo secret; exit 4", "/say was still running after 0 s"),
@@ -190,7 +190,9 @@ def test_the_reason_of_a_failed_command_is_named_and_its_output_is_shown_nowhere
     for _ in range(3):
         with pytest.raises(UsageError) as raised:
             directory.read("rack")
-        assert f"no password for credentials rack: password-command of {folder}/access.toml: " in str(raised.value)
+        assert f"there is no password for the credentials rack: password-command in {folder}/access.toml: " in str(
+            raised.value
+        )
         assert why in str(raised.value)
         assert "secret" not in str(raised.value)
     assert runs(folder) <= 1, (
@@ -266,7 +268,7 @@ def test_a_bmc_named_by_a_certificate_is_allowed_and_networks_still_apply(
     issued = authority.issue()
     rack = make_rack(tls=issued.context)
     names(rack, fingerprint_of(issued), 'networks = ["10.0.0.0/8"]')
-    assert "allows only other hosts" in finished(rack).message
+    assert "does not list this host" in finished(rack).message
     trust = read_trust(rack.folder, "rack")
     assert not trust.covers(rack.job().bmc)
     bmc = structs.replace(rack.job().bmc, address="https://10.0.0.9")

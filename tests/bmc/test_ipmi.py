@@ -195,7 +195,9 @@ def test_power_commands_follow_the_standard(
 @needs_ipmitool
 def test_ipmi_never_requests_a_restart_from_the_operating_system(bmc: IpmiConnection) -> None:
     step = choose_reset_type(PowerAction.RESET, bmc.observe(), SameMachine(), force=False)
-    assert isinstance(step, PowerChangeRefused) and step.why.endswith("--force does not need the operating system")
+    assert isinstance(step, PowerChangeRefused) and step.why.endswith(
+        "with --force, gitboot does not need the operating system"
+    )
 
 
 @needs_ipmitool

@@ -312,7 +312,7 @@ def test_a_rejected_reset_is_reported_and_sent_again_later(rack: Rack) -> None:
 
 @for_each(
     ("given", "message"),
-    [({"dry_run": True}, "would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
+    [({"dry_run": True}, "gitboot would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
 )
 def test_a_dry_run_and_a_read_only_task_reset_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
     rack.bring_about()

@@ -191,7 +191,7 @@ def test_an_installer_that_has_reported_gets_no_further_boot(here: Site, report:
             assert asked.status_code in (200, 204)
         text = get(url + ENTRY).text
     assert (GIVEN in text) is (report is None)
-    assert ("# gitboot withheld the boot of web01: the installer reported at 2" in text) is (report is not None)
+    assert ("# gitboot withheld the boot of web01: the installer sent its report at 2" in text) is (report is not None)
 
 
 def test_e3_while_the_ledger_cannot_be_written_no_boot_is_served_twice(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_an_endpoint_that_cannot_decrypt_a_secret_reveals_nothing_to_the_client(
 ) -> None:
     make_key(tmp_path / "other")
     other = AgeKeys(tmp_path / "other")
-    for keys, word in ((None, "without --secret-keys"), (other, "no key in the key file decrypts it")):
+    for keys, word in ((None, "without --secret-keys"), (other, "no key in the key file can decrypt the file")):
         with here.serve(keys=keys) as url:
             found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"#", "5")
@@ -392,7 +392,7 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
                 find_boots_served(instance)["reason"] == "SecretNotDecrypted" and find_boots_served(instance)["message"]
             )
         )
-        assert "the secret join: no key in the key file decrypts it" in said
+        assert "the secret join: no key in the key file can decrypt the file" in said
         keys.write_bytes(sealed.file.read_bytes())
         assert instance.get(path).text == PLAIN
         eventually(lambda: find_boots_served(instance)["status"])

@@ -631,7 +631,7 @@ def test_a_file_that_is_shorter_than_its_forwarded_part_is_forwarded_from_its_en
                 assert arrived() == [line(number)]
             assert arrived() == []
         (told,) = caplog.messages
-        assert f"{path} has {left} bytes, but gitboot has sent {len(line(0) + line(1))} bytes of it" in told
+        assert f"{path} has {left} bytes, but gitboot has already sent {len(line(0) + line(1))} bytes of it" in told
         assert arrived() == arrived() == []
     assert list_files(folder) == [], "all of it was sent"
 

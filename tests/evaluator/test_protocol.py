@@ -148,7 +148,7 @@ def test_a_commit_takes_little_memory_for_each_server() -> None:
 def test_a_commit_without_a_base_needs_the_fleet() -> None:
     *parts, end = answers_of("web01")
     assert isinstance(end, CommitEnd)
-    with pytest.raises(ValueError, match="without a base"):
+    with pytest.raises(ValueError, match="there is no base"):
         assemble_commit(None, snapshot().revision, [*parts, with_fields(end, fleetwide=None)])
 
 
@@ -163,7 +163,7 @@ def test_a_machine_cannot_be_removed_without_its_server() -> None:
         assemble_commit(commit, commit.revision, [ServerParts((stolen,)), end])
     with pytest.raises(ValueError, match="unchanged server"):
         assemble_commit(commit, commit.revision, [with_fields(end, removed_machines=(uuid_of("web02"),))])
-    with pytest.raises(ValueError, match="new server"):
+    with pytest.raises(ValueError, match="reported as new"):
         assemble_commit(commit, commit.revision, [with_fields(end, new_servers=("web03",))])
 
 

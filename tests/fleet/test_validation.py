@@ -297,7 +297,7 @@ OWN_MAC = (
     "write the interface's own address, which `ethtool -P INTERFACE` prints also while it is in a bond; "
     "interfaces may share only IP addresses"
 )
-TWICE = "remove one of the two; only different interfaces may share an address, as in a bond"
+TWICE = "remove one of the two; only different interfaces may share an address, for example in a bond"
 BOND = (
     '{mac: "52:54:00:00:00:11", addresses: [10.1.0.9/24, "fd00::9"]}',
     '{mac: "52:54:00:00:00:12", addresses: ["FD00:0::9/64", 10.1.0.9]}',

@@ -322,10 +322,10 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
     [
         (_missing, IncompleteRelease, "/gone: .* answers 404; the release may be incomplete"),
         (_other_size, IncompleteRelease, "the index states 5 bytes, but the server reports 600000"),
-        (_other_size_without_a_length, IncompleteRelease, "it has 600000 bytes, but the index states 600001"),
+        (_other_size_without_a_length, IncompleteRelease, "the file has 600000 bytes, but the index states 600001"),
         (_too_large_without_a_length, IncompleteRelease, "more than 5 bytes"),
-        (_other_sha256, UntrustedRelease, "its sha256 is"),
-        (_other_sha512, UntrustedRelease, "its sha512 is"),
+        (_other_sha256, UntrustedRelease, "the sha256 digest of the file is"),
+        (_other_sha512, UntrustedRelease, "the sha512 digest of the file is"),
         (_changed_after_signing, UntrustedRelease, r"x86_64\.iso: the file is not valid: it was changed"),
         (_by_a_stranger, UntrustedRelease, "which is not allowed to sign it"),
         (_signature_gone, UntrustedRelease, "unavailable"),
@@ -384,6 +384,6 @@ def test_a_full_disk_is_an_error_that_names_the_remedy(vendor: Vendor) -> None:
     files = vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL))
     with (
         limit_file_size(len(KERNEL) // 2),
-        pytest.raises(AssetError, match=r"a\.iso: a download cannot be stored: .* TMPDIR"),
+        pytest.raises(AssetError, match=r"a\.iso: gitboot cannot store a download: .* TMPDIR"),
     ):
         vendor.build(files)

@@ -149,7 +149,7 @@ def test_an_index_with_too_many_releases_is_rejected() -> None:
         ("ftp://vendor.test/kernel", "a URL that gitboot does not use"),
         ("https://user:password@vendor.test/kernel", "must not contain a user or a password"),
         ("https://vendor.test/kernel#member", "a URL that gitboot does not use"),
-        ("http://vendor.test/kernel", "the index is on https, but the file"),
+        ("http://vendor.test/kernel", "the index has an https URL, but the URL of the file"),
         ("https://vendor.test/a b", "a URL that gitboot does not use"),
         ("https://vendor.test/`reboot`", "a URL that gitboot does not use"),
         ("oci://vendor.test/a@sha256:" + A, "a URL that gitboot does not use"),

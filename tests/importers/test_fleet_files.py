@@ -723,7 +723,7 @@ def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Pat
 def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "ironic")
     assert not (fleet / "servers").exists()
-    assert "missing: its UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
+    assert "missing: the UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
 
 
 def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: Path) -> None:
@@ -815,7 +815,7 @@ def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
     assert typed("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
-    assert "its MAC address 52-54-00-12-34-56, which web01 also has" in report
+    assert "the MAC address 52-54-00-12-34-56, which web01 also has" in report
     assert "### web01-2 (pending)" in report
 
 
@@ -824,7 +824,7 @@ def test_of_two_machines_with_one_name_the_one_with_the_exact_spelling_keeps_it(
     report = (imported(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
     of_web01, of_the_other = (report[report.index(f"### {name}") :] for name in ("web01 ", "web01-2"))
     assert of_web01.startswith("### web01 ") and "the source's" not in of_web01[: of_web01.index("###", 3)]
-    assert "its name was changed, because the name Web01 in the source is not a valid document name" in of_the_other
+    assert "the name was changed, because the name Web01 in the source is not a valid document name" in of_the_other
 
 
 def test_bmcs_of_two_machines_with_one_name_share_no_password(tmp_path: Path) -> None:
@@ -891,7 +891,7 @@ def test_finding_i3_the_output_of_both_commands_fills_the_uuids(tmp_path: Path, 
     (tmp_path / "found.json").write_text(json.dumps({"items": [{"macs": [], "uuid": None}, item]}))
     fleet = imported(tmp_path, "isc", "--uuids", tmp_path / "found.json")
     assert server_of(fleet, "isc")["uuid"] == UUID
-    assert f"its UUID {UUID}, taken from the --uuids file" in (fleet / "import-report.md").read_text()
+    assert f"the UUID {UUID}, taken from the --uuids file" in (fleet / "import-report.md").read_text()
 
 
 ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})

@@ -62,7 +62,7 @@ _LONGEST_DETAIL = 300
 logging.getLogger("sushy").addHandler(logging.NullHandler())
 
 
-# gitboot's error for each error of sushy. For an HTTPError, the status also matters.
+# The error of gitboot for each error of sushy. For an HTTPError, the error of gitboot also depends on the status.
 ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
     exceptions.SushyError: BmcUnreachable,
     exceptions.ConnectionError: BmcUnreachable,
@@ -84,7 +84,7 @@ ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
 _BUSY = frozenset({409, 423, 429, 503})
-# 428: some BMCs return it for an If-Match that they cannot parse (community.general pull request 6434).
+# Some BMCs return 428 for an If-Match that they cannot parse (community.general pull request 6434).
 _PRECONDITION_FAILURES = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
 _NOT_SUPPORTED = frozenset({501, 505})
 
@@ -92,8 +92,8 @@ _NOT_SUPPORTED = frozenset({501, 505})
 class BmcConnection:
     """A connection to one BMC that stays open until `close`. Use a connection from one thread at a time.
 
-    Every method may raise `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
-    gitboot does not repeat a request that may have changed the BMC.
+    Every method may raise `BmcUnreachable`, `BmcBusy` or `BmcRejected`. The messages of these errors name the request
+    and the BMC. gitboot does not repeat a request that may have changed the BMC.
     """
 
     def __init__(
@@ -102,12 +102,13 @@ class BmcConnection:
         credentials: Credentials,
         *,
         system: str | None = None,  # the path of the ComputerSystem; None: the BMC's only system
-        tls: ssl.SSLContext | None = None,  # may be shared; None: the certificate authorities of this machine
-        reach: ConnectionPolicy | None = None,  # None: no limits
-        shares: tuple[MediaShare, ...] = (),  # from which this BMC fetches images
-        share_login: Credentials | None = None,  # for the shares; None: they need none
+        # several connections may share a context; None: trust the certificate authorities of this machine
+        tls: ssl.SSLContext | None = None,
+        reach: ConnectionPolicy | None = None,  # None: any address and any certificate that an authority verifies
+        shares: tuple[MediaShare, ...] = (),  # the shares from which this BMC fetches images
+        share_login: Credentials | None = None,  # the login for the shares; None: the shares need no login
         connect_timeout_s: float = 3,
-        read_timeout_s: float = 10,  # the limit until the complete response has arrived
+        read_timeout_s: float = 10,  # how long gitboot waits for a complete response
     ) -> None:
         self._address = address.rstrip("/")
         self._credentials = credentials.name
@@ -119,7 +120,7 @@ class BmcConnection:
             self._address,
             verify=tls.verify_mode is not ssl.CERT_NONE,
             response_callback=self._store_headers,
-            server_side_retries=1,  # sushy repeats a GET once after a 5xx response; it would read 0 as 3
+            server_side_retries=1,  # sushy repeats a GET once after a 5xx response; sushy would treat 0 as 3
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
         )
@@ -148,7 +149,10 @@ class BmcConnection:
         self._connector.close()
 
     def observe(self) -> BmcObservation:
-        """Read the system. Later calls send only one request, or two if the override is in the Settings resource."""
+        """Read the system.
+
+        The first call sends several requests, and later calls send only one, or two with a Settings resource.
+        """
         if self._system is None:
             paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
             if len(paths) != 1:
@@ -172,12 +176,14 @@ class BmcConnection:
             return observed
         try:
             manager = self.read(observed.manager_path)
-        except BmcRejected:  # the role may not read the Manager, or the path does not exist
+        except BmcRejected:  # the user's role may not read the Manager, or the path does not exist
             return observed
         return structs.replace(observed, marks=add_clock(observed.marks, manager, clock()))
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
-        """Write the properties that differ from ``observed``. Some BMCs accept an override but do not store it.
+        """Write the properties of an override that differ from ``observed``.
+
+        Some BMCs accept an override but do not store it.
 
         ``override`` must come from `adapt_override`. Raises `BmcChanged` if the BMC no longer matches ``observed``.
         """
@@ -208,7 +214,7 @@ class BmcConnection:
         self.post(path, {"ResetType": type})
 
     def is_redfish(self) -> bool:
-        """Return whether a Redfish service responds to a request without credentials, which every service allows."""
+        """Return whether a Redfish service exists at an address. gitboot sends a request that needs no credentials."""
         url, connector = f"{self._address}{_ROOT}", self._connector
         request = connector._session.prepare_request(Request("GET", url, auth=lambda asked: asked))
         timeouts = connector._connect_timeout, connector._default_request_timeout
@@ -234,8 +240,8 @@ class BmcConnection:
         """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
 
         A request whose precondition failed does not change the BMC, so the next form cannot repeat a change. gitboot
-        reads the BMC again after the first failure, and right before each request that the BMC would accept after any
-        change. Raises `BmcChanged` if the resource has changed, or if the BMC rejects every form.
+        reads the BMC again after the first failure, and right before each request without a precondition that could
+        fail. Raises `BmcChanged` if the resource has changed, or if the BMC rejects every form.
         """
         refused_forms: list[str] = []
         answer = ""
@@ -284,7 +290,7 @@ class BmcConnection:
                 raise self._translate_http_error(error, request) from error
             raise _translate_error(error, request) from error
         except (AttributeError, TypeError, RecursionError) as error:
-            # sushy does not check the structure of an error's body.
+            # sushy does not check whether the body of an error has the expected structure.
             raise BmcUnreachable(f"{request}: the BMC returned an error that is not in Redfish format") from error
 
     def _get_own_path(self, link: str) -> str | None:
@@ -322,7 +328,8 @@ def _translate_error(error: exceptions.SushyError, request: str) -> TryAgain | O
             return BmcRejected(f"{request}: certificate not trusted: {cause.verify_message}")
         if isinstance(cause, RequestAborted):
             return cause.error_type(f"{request}: {cause}")
-        if isinstance(cause, OSError) and cause.strerror:  # the operating system's message, without the layers above
+        # use the message of the operating system, without those of urllib3 and requests
+        if isinstance(cause, OSError) and cause.strerror:
             return ERROR_TYPES[type(error)](f"{request}: {_shorten(cause.strerror)}")
         cause = cause.__cause__ or cause.__context__
     return ERROR_TYPES[type(error)](f"{request}: {_shorten(str(error))}")
@@ -332,9 +339,9 @@ def _parse_resource(response: Response) -> Resource:
     try:
         body = json.loads(response.content)
     except (ValueError, RecursionError) as error:
-        raise BmcUnreachable(f"GET {response.url}: not JSON") from error
+        raise BmcUnreachable(f"GET {response.url}: the response is not JSON") from error
     if not isinstance(body, dict):
-        raise BmcUnreachable(f"GET {response.url}: not a JSON object")
+        raise BmcUnreachable(f"GET {response.url}: the response is not a JSON object")
     return Resource(
         url=response.url, body=body, etags=read_etags(response.headers.get("ETag"), body.get("@odata.etag"))
     )
@@ -350,7 +357,10 @@ def _shorten(text: str) -> str:
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
-    """Return Retry-After in seconds, or None for a date, which RFC 9110 allows but BMCs do not send."""
+    """Return the header Retry-After in seconds, or None if it contains a date.
+
+    RFC 9110 allows dates, but BMCs do not send them.
+    """
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
@@ -364,10 +374,11 @@ class RedfishFirmware:
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
-        self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # the marks at the last reading, and the URI
+        # the URI, and the marks of the machine when gitboot read the URI
+        self._uri: tuple[tuple[str | None, ...], str | None] | None = None
 
     def with_secure_boot(self, observed: BmcObservation) -> BmcObservation:
-        """Add the Secure Boot state, with one more request, if the BMC shows it to this role."""
+        """Read the Secure Boot state with one more request, and add the state if the user's role may read it."""
         if observed.secure_boot_path is None:
             return observed
         try:
@@ -377,7 +388,7 @@ class RedfishFirmware:
         return structs.replace(observed, secure_boot=parse_secure_boot(resource))
 
     def with_uri(self, observed: BmcObservation) -> BmcObservation:
-        """Add the URI that firmware boots by HTTP, with one more request, if the BMC shows the URI to this role.
+        """Read the URI for HTTP boot with one more request, and add the URI if the user's role may read it.
 
         The setting changes only at a reset, so gitboot reads it again only when the machine's marks change.
         """
@@ -403,7 +414,7 @@ class RedfishFirmware:
         bios = self._bmc.read(observed.bios_path)
         path = bios.link("@Redfish.Settings", "SettingsObject")
         if path is None or bios.attributes.get(setting.attribute) not in ("", uri, observed.firmware_uri):
-            return False  # another program or person stored this URI, even if it is not active
+            return False  # another program or person stored this URI for the next reset
         pending = self._bmc.read(path)
         # Send only attributes that this firmware supports, because it rejects a request with an unknown attribute.
         related = {name: value for name, value in setting.related_attributes.items() if name in bios.attributes}
@@ -428,7 +439,7 @@ class RedfishMedia:
         self._shares, self._share_login = shares, share_login
 
     def with_slots(self, observed: BmcObservation) -> BmcObservation:
-        """Add the slots of the system or, as in Redfish before 2020.4, of its Manager."""
+        """Add the virtual media slots of the system or, for Redfish before 2020.4, those of its Manager."""
         paths = self._bmc.read(observed.virtual_media_path).members if observed.virtual_media_path is not None else ()
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
@@ -439,7 +450,7 @@ class RedfishMedia:
         return structs.replace(observed, slots=tuple(map(self._read_slot, chosen)))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image that the BMC then downloads. Eject a stale image first."""
+        """Insert an image, which the BMC then downloads. Before that, eject an image that is no longer connected."""
         if not slot.is_free:
             self.eject(slot)
             slot = self._read_slot(slot.path)

@@ -1,7 +1,7 @@
-"""Differences between BMCs, as data: choices that Redfish leaves open, and deviations of firmware.
+"""A table of differences between BMCs: choices that the Redfish standard permits, and deviations from the standard.
 
-gitboot first uses what a BMC advertises: allowable targets, HttpBootUri, @Redfish.Settings. A row contains only facts
-that a BMC does not advertise, or advertises wrongly. docs/how-to/bmcs.md lists both.
+gitboot first uses the capabilities that a BMC reports, such as allowable targets, HttpBootUri and @Redfish.Settings. A
+row contains only facts that a BMC does not report, or reports wrongly. docs/how-to/bmcs.md lists both.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class ModePolicy(Enum):
 
 
 class FirmwareUri(Struct, frozen=True, kw_only=True):
-    """The BIOS attribute that contains the URI that firmware boots by HTTP instead of using DHCP.
+    """The BIOS attribute for a URI that firmware boots by HTTP without DHCP.
 
-    A change takes effect at a reset.
+    A change of the attribute takes effect at the next reset.
     """
 
     attribute: str
     related_attributes: Mapping[str, str]  # attributes to write together with the URI
-    # The related attribute without whose value firmware ignores the URI.
+    # A related attribute that must have its value, because firmware otherwise ignores the URI.
     enabling_attribute: str | None = None
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
@@ -54,7 +54,10 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
 
 
 class Quirks(Struct, frozen=True, kw_only=True):
-    """One row of the table: the BMCs to which it applies, how they differ, and the sources for this."""
+    """One row of the table.
+
+    A row states to which BMCs it applies, how these BMCs differ, and the sources of these facts.
+    """
 
     name: str
     source: str
@@ -63,7 +66,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     mode: ModePolicy = ModePolicy.DIFFERENT
     always: frozenset[str] = frozenset()  # properties to send with every change, even if they are unchanged
     off_target: OverrideTarget | None = None  # the target to send with Disabled; None: send no target
-    takes_http_boot_uri: bool = True  # only relevant if the BMC shows HttpBootUri
+    takes_http_boot_uri: bool = True  # whether the BMC accepts HttpBootUri if it shows this property
     continuous_http: bool = True
     boots_cd_as: OverrideTarget = OverrideTarget.CD
     firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots this URI instead of using DHCP
@@ -73,28 +76,28 @@ class Quirks(Struct, frozen=True, kw_only=True):
 
     # The beginnings of the names of the drives that take an image from the network; (): all drives.
     network_drives: tuple[str, ...] = ()
-    # Virtual media: whether the BMC keeps showing an image that it ejected, with ConnectedVia NotConnected.
+    # Whether the BMC still shows an ejected image in virtual media, with ConnectedVia NotConnected.
     shows_ejected_media: bool = False
-    # True if the BMC may show Inserted with the image of an earlier insertion that is no longer connected.
+    # Whether the BMC may show an image of an earlier installation as Inserted although it is no longer connected.
     shows_stale_media: bool = False
     sends_media_protocol: bool = False  # whether InsertMedia needs TransferProtocolType without listing its values
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """A phrase for each field that differs from `STANDARD`."""
+        """A phrase for each field that differs from `STANDARD`, for the documentation."""
         phrases = {
             "mode": self.mode.value,
             "always": f"gitboot sends {' and '.join(sorted(self.always))} with every change",
             "off_target": f"gitboot disables an override with target {self.off_target}",
-            "takes_http_boot_uri": "shows HttpBootUri and does not accept it: DHCP names the loader",
-            "continuous_http": "Continuous UefiHttp changes the boot order permanently: gitboot uses Continuous Pxe",
+            "takes_http_boot_uri": "the BMC shows HttpBootUri but does not accept it, so DHCP names the loader",
+            "continuous_http": "Continuous UefiHttp changes the boot order permanently, so gitboot uses Continuous Pxe",
             "boots_cd_as": f"virtual media boot as {self.boots_cd_as}, if the BMC lists it",
             "firmware_uri": f"UefiHttp boots the URI in the BIOS attribute {self.firmware_uri.attribute}"
             if self.firmware_uri
             else "",
-            "reset_time": f"{'/'.join(self.reset_time)} shows a reset"
+            "reset_time": f"{'/'.join(self.reset_time)} changes at a reset"
             if self.reset_time
-            else "LastResetTime does not show a reset",
+            else "LastResetTime does not change at a reset",
             "network_drives": f"gitboot uses only the drives whose names begin with {' or '.join(self.network_drives)}",
             "shows_ejected_media": "a drive with ConnectedVia NotConnected is empty, whatever Image and Inserted show",
             "shows_stale_media": "gitboot ejects an image that it did not insert for this boot, and inserts it again, "
@@ -109,7 +112,7 @@ STANDARD = Quirks(name="Redfish", source="DMTF DSP0268, ComputerSystem")
 QUIRKS = (
     Quirks(
         name="Dell iDRAC",
-        # Sending an unchanged mode queues a BIOS job and a second reboot, so gitboot never sends an unchanged mode.
+        # If gitboot sent an unchanged mode, the BMC would queue a BIOS job and reboot a second time.
         source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issues 306 and 319;"
         " dsx-ai-factory/libredfish pull request 75; redhat-performance/jetlag issue 657;"
         " microsoft/lisa pull request 4168",
@@ -120,7 +123,7 @@ QUIRKS = (
                 # The other attributes must be written together with this attribute, not before.
                 "HttpDev1EnDis": "Enabled",
                 "HttpDev1DhcpEnDis": "Enabled",
-                "HttpDev1TlsMode": "None",  # otherwise the BMC rejects http
+                "HttpDev1TlsMode": "None",  # with any other value, the BMC rejects http URIs
             },
             enabling_attribute="HttpDev1EnDis",
         ),
@@ -152,7 +155,8 @@ QUIRKS = (
         shows_ejected_media=True,  # X12 and H13 keep the image after an eject
     ),
     Quirks(
-        name="AMI MegaRAC",  # also ASRock Rack, Gigabyte, Lenovo TSM and NVIDIA DGX H100, which are built on it
+        # also for ASRock Rack, Gigabyte, Lenovo TSM and NVIDIA DGX H100, whose firmware is based on MegaRAC
+        name="AMI MegaRAC",
         source="ansible-collections/community.general issue 11542; pubs.lenovo.com/tsm, Systems Instance SD;"
         " DMTF/Redfish-Tacklebox issues 111 and 144; NVIDIA/libredfish, mockup nvidia_viking",
         manufacturers=("ami", "asrock", "giga"),
@@ -163,7 +167,8 @@ QUIRKS = (
     ),
     Quirks(
         name="Lenovo XCC",
-        # RDOC and Remote are for images in the BMC and on the client, and look like other drives for CDs.
+        # The drives RDOC and Remote are for images in the BMC and on the client, but their resources look like other CD
+        # drives.
         source="lenovo/python-redfish-lenovo issue 21",
         manufacturers=("lenovo",),
         network_drives=("EXT",),
@@ -176,7 +181,7 @@ QUIRKS = (
         sends_media_protocol=True,
     ),
     Quirks(
-        name="OpenBMC",  # also NVIDIA's GB200, GH200 and BlueField, which are built on it
+        name="OpenBMC",  # also for NVIDIA's GB200, GH200 and BlueField, whose firmware is based on OpenBMC
         source="openbmc/bmcweb, redfish-core/lib/systems.hpp; NVIDIA/libredfish, mockups nvidia_gb200 and nvidia_dpu",
         systems=(
             "/redfish/v1/Systems/system",
@@ -188,10 +193,10 @@ QUIRKS = (
     ),
 )
 
-# The suffixes of the message IDs of temporary rejections.
+# The suffixes of the message IDs with which BMCs reject a request temporarily.
 TEMPORARY_REFUSALS = (
-    "UnableToModifyDuringSystemPOST",  # HPE iLO message registry
-    "InvalidOperationForSystemState",  # HPE iLO message registry
+    "UnableToModifyDuringSystemPOST",  # from the HPE iLO message registry
+    "InvalidOperationForSystemState",  # from the HPE iLO message registry
     "SYS518",  # Dell: the iDRAC is not ready after the previous operation
     "ResourceInUse",  # DMTF Base registry
     "ServiceTemporarilyUnavailable",  # DMTF Base registry
@@ -199,7 +204,7 @@ TEMPORARY_REFUSALS = (
 
 
 def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
-    """Return the first row that matches a ComputerSystem, ignoring a trailing slash in its path."""
+    """Return the first row that matches a ComputerSystem. A trailing slash in the path is ignored."""
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
     for row in QUIRKS:

@@ -1,4 +1,4 @@
-"""Redfish resources: convert their JSON to gitboot's values."""
+"""Redfish resources: convert the JSON of a BMC to gitboot's types."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 
 
 class Resource(Struct, frozen=True, kw_only=True):
-    """A Redfish resource as gitboot read it."""
+    """A Redfish resource that gitboot read from a BMC."""
 
     url: str  # the URL after redirects
     body: Mapping[str, Any]
-    etags: tuple[str, ...] = ()  # the ETags of the header and of the body, as `read_etags` returns them
+    etags: tuple[str, ...] = ()  # the ETags in the header and in the body, as `read_etags` returns them
 
     @property
     def path(self) -> str:
@@ -76,7 +76,9 @@ class Resource(Struct, frozen=True, kw_only=True):
 
 
 def build_observation(system: Resource, settings: Resource | None) -> BmcObservation:
-    """Build an observation of a system. ``settings`` is its Settings resource, if that contains the override.
+    """Build an observation of a system.
+
+    ``settings`` is the system's Settings resource if that resource contains the override.
 
     Raises `BmcRejected` if the resource contains no override.
     """
@@ -140,7 +142,7 @@ def parse_reset_types(info: Resource) -> frozenset[str]:
     return next(allowed, frozenset())
 
 
-_PROTOCOLS = frozenset({"HTTP", "HTTPS"})  # of the images of BootImages
+_PROTOCOLS = frozenset({"HTTP", "HTTPS"})  # the protocols of the URLs in BootImages
 
 
 def parse_slot(resource: Resource, quirks: Quirks = STANDARD) -> MediaSlot:
@@ -168,7 +170,10 @@ def parse_slot(resource: Resource, quirks: Quirks = STANDARD) -> MediaSlot:
 
 
 def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
-    """Return ``marks`` with the Manager's clock, if the Manager reports one. ``at`` is the time of gitboot's clock."""
+    """Add the Manager's clock, if the Manager reports one, to ``marks``.
+
+    ``at`` is the current time of gitboot's clock.
+    """
     shown = _as_text(manager.body.get("DateTime")) or ""
     is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
     bmc_time = shown if is_zoned else shown + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
@@ -182,11 +187,11 @@ def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
 def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:
     """Return the identity that a ComputerSystem reports."""
     serial, sku = (" ".join((_as_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
-    # Keep only the hexadecimal digits, whatever the notation.
+    # BMCs use several notations for a UUID, so gitboot uses only the hexadecimal digits.
     digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())
     try:
         uuid = parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))
-    except Malformed:  # the vendor did not set a UUID
+    except Malformed:  # the value is a placeholder, because the vendor did not set a UUID
         uuid = None
     return ReportedIdentity(uuid=uuid, serial=serial, sku=sku)
 
@@ -206,11 +211,12 @@ def _parse_override(resource: Resource) -> Override:
     target = _as_text(boot[TARGET]) or OverrideTarget.NONE
     allowable = _as_text_set(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
     if target == OverrideTarget.NONE and allowable and OverrideEnabled.DISABLED not in allowable:
-        enabled = (
-            OverrideEnabled.DISABLED
-        )  # if the value Disabled does not exist, the target None means that there is no override
+        # on a BMC without the value Disabled, the target None means that there is no override
+        enabled = OverrideEnabled.DISABLED
     if enabled not in set(OverrideEnabled):
-        raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(OverrideEnabled)}")
+        raise BmcRejected(
+            f"{resource.url} shows {enabled!r} as Boot.{ENABLED}, but gitboot expects {', '.join(OverrideEnabled)}"
+        )
     return Override(
         enabled=OverrideEnabled(enabled),
         target=target,

@@ -1,4 +1,4 @@
-"""HTTP connection to a BMC: allowed addresses, certificates, limits, login and ETags."""
+"""HTTP connection to a BMC, with checks of addresses and certificates, time limits, login and ETags."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from gitboot.http_client import (
     resolve_host,
 )
 
-TASK_TIMEOUT_S: Final = 300.0  # for all requests of a task together: 30 requests of 10 s each
+# the limit for all requests of a task together, which is enough for 30 requests of 10 s each
+TASK_TIMEOUT_S: Final = 300.0
 _CHUNK_BYTES = 64 * 1024
 
 
 class RequestAborted(RequestException):
-    """gitboot itself aborted a request. The caller raises an error of ``error_type`` instead."""
+    """gitboot itself aborted a request. The code that sent the request then raises an error of ``error_type``."""
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = meaning
@@ -52,20 +53,24 @@ class ConnectionPolicy(Struct):
     """The addresses that a connection may use, the certificates that it accepts, and its time limit."""
 
     is_address_allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
-    required_fingerprint: str | None = None  # of the document; the certificate must have it; None: any fingerprint
-    # The access file that contains a fingerprint, so that no authority is needed; None: it contains no fingerprint.
+    # the fingerprint in the document, which the certificate must have; None: any fingerprint
+    required_fingerprint: str | None = None
+    # The access file with a fingerprint for this BMC, which replaces an authority; None: there is no such fingerprint.
     access_file: str | None = None
     trusted_fingerprint: str | None = None  # the fingerprint in `access_file`
-    # Called right before a change; raises if this instance may not change the BMC.
+    # A function that gitboot calls right before a change. It raises an error if this instance must not change the BMC.
     fence: Callable[[], None] = lambda: None
-    ending_fence: Callable[[], None] | None = None  # like `fence`, for requests that only end something; None: `fence`
-    pinned_fingerprint: str | None = None  # None: no fingerprint is pinned
-    # The fingerprint at the first connection, if no authority verifies the certificate.
+    # replaces `fence` for requests that only end an override; None: use `fence`
+    ending_fence: Callable[[], None] | None = None
+    # the fingerprint that the BMC presented at first contact; None: there is no such fingerprint
+    pinned_fingerprint: str | None = None
+    # The fingerprint that the BMC presented in this connection, if no authority verifies the certificate.
     shown_fingerprint: str | None = None
-    latency_s: float | None = None  # seconds until the last response began; None: the last request had no response
-    total_s: float = TASK_TIMEOUT_S  # for all requests in a `measure_requests` block
-    deadline_s: float | None = None  # the end of this time on the monotonic clock
-    is_ending: bool = False  # whether the current requests only end something
+    # seconds from the last request to the beginning of its response; None: there was no response
+    latency_s: float | None = None
+    total_s: float = TASK_TIMEOUT_S  # the time limit for all requests in a `measure_requests` block
+    deadline_s: float | None = None  # the time on the monotonic clock at which this limit ends
+    is_ending: bool = False  # whether the current requests only end an override
 
     def check_fence(self, *, changes_nothing: bool = False) -> None:
         """Raise `LedgerError` if another instance may change the BMC instead of this one."""
@@ -82,7 +87,10 @@ class ConnectionPolicy(Struct):
             self.is_ending = False
 
     def resolve_allowed(self, host: str, port: int, limits: RequestLimits) -> list[str]:
-        """Resolve a host to its allowed addresses. Raises `RequestAborted` if no address is allowed, and OSError."""
+        """Return the allowed addresses of a host.
+
+        Raises `RequestAborted` if no address is allowed, and OSError if the host cannot be resolved.
+        """
         found = resolve_host(host, port, limits)
         allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
         if not allowed:
@@ -95,7 +103,8 @@ class ConnectionPolicy(Struct):
     def measure_requests(self) -> Iterator[Callable[[], ResponseSample]]:
         """Limit the total time of all requests in the block. The yielded function returns their `ResponseSample`.
 
-        Without this limit, a BMC could send each response just in time, and list any number of resources to read.
+        Without this limit, a BMC could delay each response, and could list any number of resources that gitboot would
+        read.
         """
         before, self.latency_s = self.latency_s, None
         self.deadline_s = time.monotonic() + self.total_s
@@ -109,12 +118,12 @@ class ConnectionPolicy(Struct):
     def remaining_s(self) -> float:
         """Return how many seconds the next request may take.
 
-        Raises `RequestAborted` if the time of the task is over.
+        Raises `RequestAborted` if no time remains for the task.
         """
         left_s = math.inf if self.deadline_s is None else self.deadline_s - time.monotonic()
         if left_s <= 0:
             raise RequestAborted(
-                BmcUnreachable, f"its responses in one task took more than {self.total_s:g} s in total"
+                BmcUnreachable, f"the responses of the BMC in one task took more than {self.total_s:g} s in total"
             )
         return left_s
 
@@ -135,21 +144,23 @@ class ConnectionPolicy(Struct):
         if self.required_fingerprint not in (None, shown):
             raise RequestAborted(
                 BmcRejected,
-                f"the document has the fingerprint {self.required_fingerprint}, and the certificate has {shown}",
+                f"the document has the fingerprint {self.required_fingerprint}, but the certificate has {shown}",
             )
         if is_verified or self.trusted_fingerprint is not None:
             return
         if expected not in (None, shown):
-            raise RequestAborted(BmcRejected, f"the certificate changed: it was {expected}, and is now {shown}")
+            raise RequestAborted(
+                BmcRejected, f"the certificate changed: its fingerprint was {expected}, and is now {shown}"
+            )
         self.shown_fingerprint = shown
 
 
 _READ_METHODS: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: the response to a write is at another URL
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
-# DSP0266 13.3.4.2: without a trailing slash, and open to all clients. This collection contains only sessions.
+# The path of the sessions, without a trailing slash (DSP0266 13.3.4.2). A POST to this path creates only sessions.
 SESSIONS: Final = "/redfish/v1/SessionService/Sessions"
-MAX_REDIRECTS: Final = 3  # within the BMC, for example for a missing slash or a version
+MAX_REDIRECTS: Final = 3  # redirects within the BMC, for example because of a missing slash
 
 
 class BmcAdapter(HTTPAdapter):
@@ -165,7 +176,7 @@ class BmcAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        # urllib3 only calls these classes, so functions are enough.
+        # urllib3 only calls these attributes, so functions can replace the classes.
         pools: dict[str, Any] = {
             "http": partial(_build_pool, HTTPConnectionPool, _Connection, self._policy),
             "https": partial(_build_pool, HTTPSConnectionPool, _TlsConnection, self._policy),
@@ -182,9 +193,11 @@ class BmcAdapter(HTTPAdapter):
         """Do nothing, because the TLS context contains the trusted authorities."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
-        """Send a request, and read the complete response within the sum of the connect and the read timeout.
+        """Send a request, and read the complete response.
 
-        If the BMC redirects a write to another of its paths, gitboot repeats the write there, with its method and body.
+        The time limit is the sum of the connect and the read timeout.
+
+        If the BMC redirects a write request to another path on the BMC, gitboot sends the same request to that path.
         """
         limits = self._get_limits(request, *kwargs["timeout"])
         for _ in range(MAX_REDIRECTS + 1):
@@ -192,7 +205,7 @@ class BmcAdapter(HTTPAdapter):
             if not response.is_redirect:
                 return response
             target = _get_redirect_target(request, response)
-            if request.method in _READ_METHODS:  # requests itself follows this redirect
+            if request.method in _READ_METHODS:  # the library requests follows such a redirect itself
                 self._redirected = target, limits
                 return response
             request = request.copy()
@@ -207,7 +220,7 @@ class BmcAdapter(HTTPAdapter):
             try:
                 response = super().send(request, *args, **kwargs)
             except RequestException:
-                self._policy.remaining_s()  # raises a clearer error if the time of the task is over
+                self._policy.remaining_s()  # raise a clearer error if the task's time limit has caused the timeout
                 raise
             try:
                 _refuse_redirect(request, response)
@@ -217,9 +230,10 @@ class BmcAdapter(HTTPAdapter):
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
                         raise RequestAborted(BmcUnreachable, f"the response has more than {MAX_ANSWER_BYTES} bytes")
-                # requests stores a body that was read in this attribute.
+                # The library requests stores the body in this attribute.
                 response._content = b"" if _is_strange_error(response.status_code, bytes(body)) else bytes(body)
-                # Redfish, DSP0266 6.5; requests would need seconds to guess the encoding of random bytes.
+                # Redfish requires UTF-8 (DSP0266 6.5). The library requests would need seconds to guess the encoding of
+                # random bytes.
                 response.encoding = "utf-8"
             except BaseException:
                 response.close()
@@ -235,7 +249,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RequestAborted` for a redirect that leads to another origin or turns a write into a GET."""
+    """Raise `RequestAborted` for a redirect to another origin, or for one that would turn a write into a GET."""
     if not response.is_redirect:
         return
     try:
@@ -244,26 +258,27 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
         is_own = False
     if not is_own or (request.method not in _READ_METHODS and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
-        message = f"{response.status_code}: redirected to {location}, but gitboot does not follow this redirect"
+        message = f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect"
         raise RequestAborted(BmcRejected, message)
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
-    """Return the URL of a redirect as requests determines it. Raises ValueError."""
-    location = response.headers["Location"].encode("latin-1").decode()  # a missing header raises the error of requests
+    """Return the URL of a redirect, like the library requests. Raises ValueError if the URL is malformed."""
+    # if the header is missing, this raises the same error as the library requests
+    location = response.headers["Location"].encode("latin-1").decode()
     return urljoin(request.url or "", location)
 
 
 def parse_origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return the scheme, host and port of a URL (RFC 6454, 4). Raises ValueError."""
+    """Return the scheme, host and port of a URL (RFC 6454, 4). Raises ValueError if the URL is malformed."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _is_strange_error(status: int, body: bytes) -> bool:
-    """Return whether sushy cannot parse the body of an error response, so that only the status can be used.
+    """Return whether sushy cannot parse the body of an error response. gitboot then uses only the status.
 
-    sushy expects the structure of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
+    sushy expects the structure that DSP0266 8.6 defines, and raises AttributeError or TypeError for other JSON.
     """
     if status not in _JUDGED_BY_STATUS:
         return False
@@ -312,7 +327,7 @@ def _build_pool(
     return pool
 
 
-ANY: Final = "*"  # matches any state of the resource, RFC 9110, 13.1.1
+ANY: Final = "*"  # a value of If-Match that matches any state of the resource (RFC 9110, 13.1.1)
 
 
 def _strip_quotes(etag: str) -> str:
@@ -323,12 +338,12 @@ def _strip_quotes(etag: str) -> str:
 # ETag of the header, which DSP0266 requires, and then with the optional @odata.etag of the body. Some BMCs accept only
 # @odata.etag, because their header has two pairs of double quotes.
 _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
-    # As the BMC sent it: RFC 9110, 13.1.1; ansible-collections/community.general pull request 3268.
+    # First the ETag as the BMC sent it (RFC 9110, 13.1.1; ansible-collections/community.general pull request 3268).
     str,
     # A strong ETag in one pair of quotes. If-Match uses strong comparison, so some BMCs reject the weak ETags that they
     # sent: openstack/sushy, Connector._etag_handler; ansible-collections/community.general pull request 6434.
     lambda etag: f'"{_strip_quotes(etag)}"',
-    # Without quotes: stmcginnis/gofish pull request 275; ansible-collections/community.general pull request 3296.
+    # Last an ETag without quotes (stmcginnis/gofish pull request 275; community.general pull request 3296).
     _strip_quotes,
 )
 
@@ -336,14 +351,14 @@ _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
 def read_etags(header: object, body: object) -> tuple[str, ...]:
     """Return the ETag header and the ``@odata.etag`` of the body, without duplicates.
 
-    Values with characters other than printable ASCII are ignored, because a header cannot contain them.
+    gitboot ignores ETags with characters that a header cannot contain.
     """
     texts = (str(each).strip() for each in (header, body) if isinstance(each, str | int) and not isinstance(each, bool))
     return tuple(dict.fromkeys(each for each in texts if _strip_quotes(each) and each.isascii() and each.isprintable()))
 
 
 def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
-    """Yield the values of If-Match to try in turn. None means a request without If-Match.
+    """Yield the values of If-Match that gitboot tries in turn. None means a request without If-Match.
 
     If the BMC sent no ETag, the request without If-Match comes first.
     """
@@ -355,9 +370,10 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
 
 
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
-_SESSION_RETRY_S: Final = 3600  # the pause after the BMC did not open a session, or rejected its token
+# how long gitboot waits after the BMC did not open a session or rejected the token of a session
+_SESSION_RETRY_S: Final = 3600
 _LOGOUT_S: Final = 2
-# Every client may read these paths, so a response does not prove that the password is correct (DSP0266, 13.3.1).
+# All clients may read these paths, so a response does not prove that the password is correct (DSP0266, 13.3.1).
 _PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
 ErrorTranslator: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
 _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
@@ -372,21 +388,25 @@ class Login:
     """Authenticates the requests of one connection. Use it from one thread at a time."""
 
     def __init__(self, connector: Connector, credentials: Credentials, translate_errors: ErrorTranslator) -> None:
-        """``translate_errors`` takes a method and a path, and converts errors in its block to gitboot's errors."""
+        """Create a login.
+
+        ``translate_errors`` is a context manager that converts errors in its block to gitboot's errors.
+        """
         self._connector, self._credentials, self._translate_errors = connector, credentials, translate_errors
         self._session: _Session | None = None
         self._is_authenticated = False  # whether a response proved that the BMC accepted the last login
-        # The 401 response to the last request with basic authentication.
+        # the 401 response to the last request with basic authentication
         self._refusal: exceptions.AccessError | None = None
-        self._has_tried_session = False  # whether gitboot failed to open a session after such a 401
-        self.session_failure: str | None = None  # why there is no session after a 401; None: for the same reason
-        self.challenge = ""  # WWW-Authenticate in the last response
-        self._not_before_s = 0.0  # the earliest monotonic time for the next session
+        self._has_tried_session = False  # whether gitboot failed to open a session after that response
+        # why gitboot could not open a session after a 401 response; None: the reason is that of the response
+        self.session_failure: str | None = None
+        self.challenge = ""  # the header WWW-Authenticate of the last response
+        self._not_before_s = 0.0  # the monotonic time from which gitboot may open the next session
         self.keeps_session = False  # whether the connection is used often enough for a session
         self._use_password()
 
     def request(self, path: str, send: Callable[[], Response]) -> Response:
-        """Send a request. After a 401, log in with the other method and send the request again.
+        """Send a request. After a 401 response, log in with the other method and send the request again.
 
         Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
         BMC cannot open a session now.
@@ -417,11 +437,11 @@ class Login:
         return response
 
     def _switch_login(self, refusal: exceptions.AccessError) -> bool:
-        """After a 401, choose another login for the next request. Return whether there is another login.
+        """Choose another login method after a 401 response. Return whether there is another method.
 
         If the BMC ended a session, the next request sends the password. If basic authentication may be off, gitboot
-        opens a session. gitboot tries that only once, because a BMC without a challenge counts a wrong password twice.
-        If the challenge names basic authentication, the next request opens a session first
+        opens a session. gitboot tries that only once, because a BMC that sends no challenge would count a wrong
+        password twice. If the challenge names basic authentication, the next request opens a session first
         (`_replace_password_by_session`).
         """
         if self._session is not None:
@@ -440,7 +460,10 @@ class Login:
         return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
 
     def _open_required_session(self) -> bool:
-        """Open a session that the login requires. Raises an error that may be temporary."""
+        """Open a session that the login requires.
+
+        Raises `BmcBusy` or `BmcUnreachable` if the BMC cannot open a session now.
+        """
         failure = self._open_session()
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure
@@ -449,32 +472,34 @@ class Login:
         return failure is None
 
     def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
-        """Open a session instead of sending again the password that the BMC rejected. Raise ``refusal`` if that fails.
+        """Open a session after the BMC rejected the password in a request.
 
-        Some BMCs name basic authentication in their challenge even if it is off. This login replaces the request with
-        the password, so that a wrong password still counts only once.
+        Raise ``refusal`` if the BMC opens no session.
+
+        Some BMCs name basic authentication in their challenge even if it is off. gitboot does not send the password in
+        the request again, so that a wrong password still counts only once.
         """
-        self._refusal = None  # if no session can be opened now, the next request sends the password again
+        self._refusal = None  # if gitboot cannot open a session now, the next request sends the password again
         if not self._open_required_session():
             raise refusal
         self._refusal = refusal
 
     def log_out(self) -> None:
-        """End the session on the BMC. If the request fails, the session ends by its timeout."""
+        """End the session on the BMC. If the request fails, the session ends after its timeout."""
         if self._session is not None:
             with suppress(GitbootError), self._translate_errors("DELETE", self._session.path):
                 self._connector.delete(self._session.path, timeout=_LOGOUT_S)
             self._use_password()
 
     def _open_session(self) -> _SessionFailure | None:
-        """Open a session, or return why this failed. Without a session, gitboot continues with the password."""
+        """Open a session. If that fails, return the reason, and continue with the password."""
         body = {"UserName": self._credentials.username, "Password": self._credentials.password}
         self._connector._session.auth = None
         try:
             with self._translate_errors("POST", SESSIONS):
                 answer = self._connector.post(SESSIONS, data=body)
             token, path = answer.headers.get(_TOKEN), _parse_session_path(answer)
-            if token and path:  # gitboot needs both to use the session and to end it
+            if token and path:  # gitboot needs the token to use the session, and the path to end the session
                 self._connector._session.headers[_TOKEN] = token
                 self._session = _Session(path)
                 return None
@@ -496,7 +521,8 @@ class Login:
     def _use_password(self) -> None:
         self._session = None
         self._connector._session.headers.pop(_TOKEN, None)
-        # As bytes, because requests would encode text as Latin-1, and fail for other characters.
+        # The password is in bytes, because the library requests would encode text as Latin-1, and fail for other
+        # characters.
         self._connector.set_http_basic_auth(self._credentials.username.encode(), self._credentials.password.encode())
 
 
@@ -508,9 +534,9 @@ def _is_401(failure: BmcRejected) -> bool:
 def _parse_session_path(answer: Response) -> str | None:
     """Return the path of a new session, or None if the response does not contain it.
 
-    DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send Location without the beginning of its path
-    (DMTF/python-redfish-library issue 73) or not at all (pull request 177 there, openbmc/openbmc issue 3353), and send
-    @odata.id in the body.
+    DSP0266 13.3.4.2 requires the header Location with a path or a URL. Some BMCs send Location without the beginning of
+    the path (DMTF/python-redfish-library issue 73). Others do not send Location, and have @odata.id in the body (pull
+    request 177 of the same project, and openbmc/openbmc issue 3353).
     """
     location = answer.headers.get("Location", "")
     try:
@@ -526,7 +552,7 @@ def _parse_session_path(answer: Response) -> str | None:
 
 
 def _parse_path(link: str) -> str:
-    """Return the path in a URL or a path, or "" if the text is malformed."""
+    """Return the path of a URL, or "" if the URL is malformed. The text may also be only a path."""
     try:
         return urlsplit(link).path
     except ValueError:

@@ -1,4 +1,4 @@
-"""Machine databases: the JSON responses of the APIs of NetBox, Nautobot, MAAS and Foreman."""
+"""Machine databases: read the JSON responses of the APIs of NetBox, Nautobot, MAAS and Foreman."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Row = Mapping[str, Any]
 
 
 def _load(files: Texts) -> list[tuple[str, Any]]:
-    """Parse the JSON files of a source. A single file may have any name."""
+    """Parse the JSON files of a source. If there is only one file, it may have any name."""
     if len(files) == 1:
         return [(path, parse_json(path, text)) for path, text in files.items()]
     return list(parse_json_files(files))
@@ -114,7 +114,7 @@ def _read_device(
             *of_uuid,
             *remark_if(
                 not nics and not remarks,
-                remark_missing("its MAC addresses: export the interfaces together with the devices"),
+                remark_missing("the MAC addresses: export the interfaces together with the devices"),
             ),
         ),
     )
@@ -193,10 +193,10 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
             *of_nics,
             *of_bmc,
             remark_lost(
-                f"its boot was not imported, because MAAS deploys {system} with curtin from its own images: "
+                f"the boot was not imported, because MAAS deploys {system} with curtin from its own images: "
                 "write a BootImage of the installer"
                 if system
-                else "its boot was not imported, because MAAS has not deployed a system, and boots only its own images"
+                else "the boot was not imported, because MAAS has not deployed a system, and boots only its own images"
             ),
             *(remark_lost(f"tag {each}") for each in as_list(row.get("tag_names")) if as_text(each)),
         ),
@@ -204,7 +204,7 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
 
 
 def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    """Return the physical interfaces. The members of a bond or bridge get its addresses."""
+    """Return the physical interfaces. The members of a bond or bridge get the addresses of the bond or bridge."""
     interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
     boots_by = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
     names: dict[str, ImportedNic] = {}
@@ -250,10 +250,10 @@ def _list_maas_addresses(interface: _Row) -> tuple[str, ...]:
 def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     address = as_text(power.get("power_address"))
     if kind in (None, "manual"):
-        return None, (remark_lost("its BMC was not imported, because its power type is manual"),)
+        return None, (remark_lost("the BMC was not imported, because the power type is manual"),)
     if kind not in ("ipmi", "redfish"):
         about = f" at {address.rpartition('@')[2]}" if address else ""
-        return None, (remark_lost(f"its BMC{about}, whose power type is {kind}: add the BMC by hand"),)
+        return None, (remark_lost(f"the BMC{about}, whose power type is {kind}: add the BMC by hand"),)
     if address is None:
         command = "`maas PROFILE machines power-parameters`"
         return None, (
@@ -292,7 +292,8 @@ def read_foreman(files: Texts) -> ImportedInventory:
     for row in rows:
         if as_text(row.get("name")) and ("mac" in row or "interfaces" in row or "pxe_loader" in row):
             name = str(row["name"])
-            hosts[name] = {**hosts.get(name, {}), **row}  # from a list and from files of single hosts
+            # combine the row in a list with the row in the file of a single host
+            hosts[name] = {**hosts.get(name, {}), **row}
     media = {str(row.get("id")): row for row in rows if "path" in row}
     systems = {str(row.get("id")): row for row in rows if "family" in row and "major" in row}
     boots: dict[str, ImportedBoot] = {}
@@ -337,7 +338,7 @@ def _read_foreman_host(
             *reasons,
             *remark_if(
                 as_text(host.get("compute_resource_name")),
-                remark_lost(f"it is a virtual machine of {host.get('compute_resource_name')}"),
+                remark_lost(f"the host is a virtual machine of {host.get('compute_resource_name')}"),
             ),
         ),
     )
@@ -375,7 +376,7 @@ def _read_foreman_interfaces(
             nics.append(ImportedNic(mac=mac, name=as_text(row.get("identifier")), addresses=addresses, boot=boots))
     if not as_mappings(host.get("interfaces")):
         remarks.append(
-            remark_lost("its other interfaces and its BMC, which a list does not contain: export /api/v2/hosts/NAME")
+            remark_lost("the other interfaces and its BMC, which a list does not contain: export /api/v2/hosts/NAME")
         )
     if nics and not any(nic.boot for nic in nics):
         nics = [ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics]
@@ -388,7 +389,7 @@ def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[I
     if host is None:
         return None, (remark_missing(f"the address of its BMC ({provider})"),)
     if provider.lower() not in schemes:
-        return None, (remark_lost(f"its BMC {host} ({provider}): add the BMC by hand"),)
+        return None, (remark_lost(f"the BMC {host} ({provider}): add the BMC by hand"),)
     host = f"[{host}]" if ":" in host else host
     return parse_bmc(f"{schemes[provider.lower()]}://{host}", f"{build_document_name(name)}-bmc")
 
@@ -406,27 +407,27 @@ def _read_foreman_boot(
     medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
     medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
     if host.get("managed") is False:
-        return None, [remark_lost("its boot was not imported, because Foreman does not manage the host")]
+        return None, [remark_lost("the boot was not imported, because Foreman does not manage the host")]
     if as_text(host.get("provision_method")) not in (None, "build"):
         return None, [
-            remark_lost(f"its boot was not imported, because its provision method is {host['provision_method']}")
+            remark_lost(f"the boot was not imported, because the provision method is {host['provision_method']}")
         ]
     if system_name is None or medium_name is None:
         missing = "operating system" if system_name is None else "installation medium"
-        return None, [remark_lost(f"its boot was not imported, because the host has no {missing}")]
+        return None, [remark_lost(f"the boot was not imported, because the host has no {missing}")]
     if medium is None or system is None:
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
         about = f"{system_name} from medium {medium_name}"
         return None, [
             remark_missing(
-                f"its boot, {about}: put the responses of /api/v2/{what} into the same directory as the hosts"
+                f"the boot, {about}: put the responses of /api/v2/{what} into the same directory as the hosts"
             )
         ]
     architecture = parse_architecture(host.get("architecture_name"))
     files = _find_foreman_files(system, architecture or "x86_64")
     if files is None:
         return None, [
-            remark_lost(f"its boot was not imported, because the family of {system_name} is {system.get('family')}")
+            remark_lost(f"the boot was not imported, because the family of {system_name} is {system.get('family')}")
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
     kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)
@@ -444,7 +445,7 @@ def _read_foreman_boot(
 
 
 def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:
-    """Return the paths of the kernel and initrd below a medium, as Foreman's operating system models define them."""
+    """Return the paths of the kernel and the initrd below a medium, as in Foreman's operating system models."""
     family, name = as_text(system.get("family")), (as_text(system.get("name")) or "").lower()
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture)
     release = as_text(system.get("release_name")) or ""

@@ -1,4 +1,4 @@
-"""Cobbler 3.3 and 4: distros, profiles, systems and interfaces from Cobbler's files."""
+"""Cobbler 3.3 and 4: read distros, profiles, systems and interfaces from Cobbler's files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from gitboot.resolve.kernel_arguments import REPEATED, argument_name
 
 _INHERIT: Final = "<<inherit>>"
 _REPEATED_NAMES: Final = {argument_name(name) for name in REPEATED}
-_DOMAIN: Final = "local.lan"  # for Debian's installer, if a system's host name contains no domain
+# the domain that Cobbler passes to Debian's installer if the host name of a system contains no domain
+_DOMAIN: Final = "local.lan"
 _OLD_REDHATS: Final = ("rhel4", "rhel5", "rhel6", "fedora16")
 _Objects = Mapping[str, Mapping[str, Any]]
 
@@ -73,7 +74,10 @@ def _read_objects(files: Texts, kind: str) -> list[Mapping[str, Any]]:
 
 
 def _index_objects(items: Iterable[Mapping[str, Any]]) -> _Objects:
-    """Index objects by name, as Cobbler 3.3 refers to them, and by uid, as Cobbler 4 does."""
+    """Index objects by name and by uid.
+
+    References in Cobbler 3.3 contain names, and references in Cobbler 4 contain uids.
+    """
     listed = list(items)
     by_uid = {uid: item for item in listed if (uid := as_text(item.get("uid")))}
     return by_uid | {str(item["name"]): item for item in listed}
@@ -87,7 +91,7 @@ def _list_interfaces(system: Mapping[str, Any], items: list[Mapping[str, Any]]) 
 
 
 def _list_ancestors(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
-    # The nearest ancestor comes first.
+    # Return an object and its ancestors. The nearest ancestor comes first.
     seen: set[str] = set()
     while name in profiles and name not in seen:
         seen.add(name)
@@ -130,7 +134,7 @@ def _format_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _list_added_arguments(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
-    """Return the arguments that Cobbler adds for a distro, except those with URLs of Cobbler itself.
+    """Return the arguments that Cobbler adds for a distro. Arguments with URLs of Cobbler itself are omitted.
 
     Source: cobbler/tftpgen.py, build_kernel_options.
     """
@@ -167,11 +171,11 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
         remarks=(
             remark_kept(f"distro {distro['name']}")
             if distro
-            else remark_missing("its distro, which is not in the source"),
+            else remark_missing("the distro, which is not in the source"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
                 remark_lost(
-                    f"its template {template} was not translated. Cobbler adds the kernel argument with its URL"
+                    f"the template {template} was not translated. Cobbler adds the kernel argument with its URL"
                 ),
             ),
             *remark_if(
@@ -180,7 +184,7 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
             ),
             *remark_if(
                 kernel and kernel.startswith("assets:"),
-                remark_guessed("its files are below /assets/, in the same layout as below /cobbler/ in Cobbler"),
+                remark_guessed("the files are below /assets/, in the same layout as below /cobbler/ in Cobbler"),
             ),
             *more,
         ),
@@ -188,12 +192,12 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
 
 
 def _name_template(value: object) -> str:
-    # Cobbler 4 stores either a template with all of its fields or only its uid.
+    # Cobbler 4 stores either all fields of a template or only the uid of the template.
     return as_text(get_nested(value, "name")) or as_text(value) or ""
 
 
 def _find_file_url(distro: Mapping[str, Any], kind: str) -> str | None:
-    # Return the file's own URL, or that of Cobbler's copy: images/DISTRO/FILE.
+    # Return the URL of the file, or the URL of Cobbler's copy, which is images/DISTRO/FILE.
     remote, path = as_text(distro.get(f"remote_boot_{kind}")), as_text(distro.get(kind))
     if remote and remote != _INHERIT:
         return remote
@@ -229,10 +233,10 @@ def _read_machine(
         key for key in ("autoinstall", "autoinstall_meta") if system.get(key) not in (None, "", {}, _INHERIT)
     ]
     if profile or not image:
-        why = f"its profile {profile}, which is not in the source"
+        why = f"the profile {profile}, which is not in the source"
     else:
         file = as_text(get_nested(images, image, "file")) or image
-        why = f"its boot was not imported, because the image {file} does not have a kernel"
+        why = f"the boot was not imported, because the image {file} does not have a kernel"
     return ImportedMachine(
         name=name,
         serial=as_text(system.get("serial_number")),
@@ -254,7 +258,7 @@ def _read_machine(
 
 
 def _list_host_name_arguments(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
-    """Return the kernel arguments for a system's own host name, if Cobbler passes that name to the installer."""
+    """Return the kernel arguments with a system's own host name, if Cobbler passes this name to the installer."""
     if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
         return []
     host, _, domain = hostname.partition(".")
@@ -275,13 +279,14 @@ def _read_nics(
     interfaces: Mapping[str, Mapping[str, Any]],
 ) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
     nics, remarks = [], list[ImportRemark]()
-    masters: dict[str, tuple[str, ...]] = {}  # addresses of bonds and bridges, which are read first
+    # the addresses of bonds and bridges, which the import reads before the other interfaces
+    masters: dict[str, tuple[str, ...]] = {}
     for name, each in sorted(interfaces.items(), key=lambda item: ("slave" in _get_kind(item[1]), item[0])):
         kind, addresses = _get_kind(each), tuple(_list_addresses(each))
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
             if kind != "bmc":
                 masters[name] = addresses
-            if kind != "bond":  # the members of a bond get its addresses
+            if kind != "bond":  # the members of a bond get the addresses of the bond
                 remarks.append(remark_lost(f"interface {name} is of type {kind}"))
             continue
         addresses = tuple(dict.fromkeys((*addresses, *masters.get(as_text(each.get("interface_master")) or "", ()))))
@@ -326,7 +331,7 @@ def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[Impo
         address = f"ipmi://{address.rpartition('@')[2]}"
     elif kind != "redfish":
         return None, (
-            remark_lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add the BMC by hand"),
+            remark_lost(f"the power management is {kind} at {address.rpartition('@')[2]}: add the BMC by hand"),
         )
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = parse_bmc(f"{scheme}{address}", f"{build_document_name(str(system['name']))}-bmc")

@@ -1,4 +1,4 @@
-"""DHCP reservations: dnsmasq's dhcp-host, ISC dhcpd's host blocks, and Kea's reservations.
+"""DHCP reservations: read dnsmasq's dhcp-host, ISC dhcpd's host blocks, and Kea's reservations.
 
 Each host becomes a machine, even if its reservation contains no MAC address. The report lists included files that are
 missing from the source.
@@ -42,11 +42,11 @@ class _Host(Struct, frozen=True, kw_only=True):
     name: str | None = None
     macs: tuple[MacAddress, ...] = ()
     addresses: tuple[str, ...] = ()
-    identifier: str | None = None  # what identifies the host instead of a MAC address
+    identifier: str | None = None  # the identifier of the host if the reservation has no MAC address
     remarks: tuple[ImportRemark, ...] = ()
 
 
-_Row = _Host | ImportRemark  # a remark concerns the source as a whole
+_Row = _Host | ImportRemark  # one reservation, or a remark on the source as a whole
 
 
 def read_dnsmasq(files: Texts) -> ImportedInventory:
@@ -65,7 +65,10 @@ def read_kea(files: Texts) -> ImportedInventory:
 
 
 def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
-    """Build machines from reservations. One without a name is named after its MAC address or other identifier."""
+    """Build machines from reservations.
+
+    If a reservation has no name, the machine is named after the MAC address or identifier.
+    """
     nics: dict[str, dict[MacAddress, ImportedNic]] = {}
     remarks: dict[str, list[ImportRemark]] = {}
     of_source: list[ImportRemark] = []
@@ -87,7 +90,7 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             ImportedMachine(
                 name=name,
                 nics=tuple(nic for _, nic in sorted(own.items())),
-                remarks=(remark_kept("its reservation, which does not show its boot"), *remarks[name]),
+                remarks=(remark_kept("the reservation, which does not show its boot"), *remarks[name]),
             )
             for name, own in sorted(nics.items())
         ),
@@ -104,7 +107,7 @@ def _guess_mac(host: _Host) -> tuple[tuple[MacAddress, ...], tuple[ImportRemark,
     if found is None:
         return host.macs, ()
     mac, remarks = read_mac(found[1])
-    guess = remark_guessed(f"its MAC address was taken from its {host.identifier}, which is of type Ethernet")
+    guess = remark_guessed(f"the MAC address was taken from its {host.identifier}, which is of type Ethernet")
     return ((mac,), (guess,)) if mac else ((), remarks)
 
 
@@ -121,10 +124,10 @@ def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[I
         return
     if not any(each.kind is RemarkKind.REJECTED for each in reasons):
         yield remark_missing(
-            f"its MAC address is unknown, because its reservation has {host.identifier or 'no MAC address'}"
+            f"the MAC address is unknown, because the reservation has {host.identifier or 'no MAC address'}"
         )
     for address in host.addresses:
-        yield remark_lost(f"its address {address}, because no interface is known")
+        yield remark_lost(f"the address {address}, because no interface is known")
 
 
 def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:
@@ -163,7 +166,7 @@ def _parse_dnsmasq(text: str, files: Collection[str]) -> Iterator[_Row]:
             if name != "dhcp-host":
                 continue
         elif read_mac(value.partition(" ")[0])[0]:
-            value = ",".join(value.split())  # as in /etc/ethers
+            value = ",".join(value.split())  # a line in the format of /etc/ethers has spaces instead of commas
         elif not _HOSTS_LINE.search(value):
             continue
         yield from _parse_dnsmasq_host(value)
@@ -189,7 +192,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
-            remarks.append(remark_lost(f"its address {part}, which is not a complete address"))
+            remarks.append(remark_lost(f"the address {part}, which is not a complete address"))
         elif _NAME.fullmatch(part):
             names.append(part)
         else:
@@ -213,7 +216,8 @@ _PIECE: Final = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|[{};]|[^\s{};"#]+')
 
 def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
     words: list[str] = []
-    hosts: list[tuple[str, list[list[str]]] | None] = []  # the open blocks, with None for each block that is not a host
+    # the blocks that are open at this point; None stands for a block that is not a host
+    hosts: list[tuple[str, list[list[str]]] | None] = []
     for piece in _PIECE.findall(text):
         if piece.startswith("#"):
             continue
@@ -251,7 +255,7 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
             for each in filter(None, " ".join(rest).replace(",", " ").split()):
                 address = parse_address(each)
                 addresses += [address] if address else []
-                remarks += remark_if(address is None, remark_lost(f"its address {each}, which is a DNS name"))
+                remarks += remark_if(address is None, remark_lost(f"the address {each}, which is a DNS name"))
         elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
             shown = " ".join(words[2:] if key == "option" else rest)
             identifiers.append(f"client id {shown}" if key != "host-identifier" else shown)
@@ -266,7 +270,8 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
 _SKIPPED: Final = re.compile(
     r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|(?://|#)[^\n]*|<\?include\s+"([^"\n]*)"\s*\?>', re.DOTALL
 )
-_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
+# matches a number such as .5, which is 0.5 in JSON
+_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-9])')
 # Matches a comma at the start or end of a list or an object, or after another comma. Removing an include may leave such
 # commas.
 _SPARE_COMMA: Final = re.compile(
@@ -288,14 +293,18 @@ def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
 
 
 def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
-    """Return a parsed configuration and the files that it includes, each of which may be part of a list or object."""
+    """Return a parsed configuration and the included files.
+
+    An included file may be a part of a list or of an object.
+    """
     includes: list[str] = []
 
     def skip(match: re.Match[str]) -> str:
         if match[2] is not None:
             includes.append(match[2])
             return "null" if text[: match.start()].rstrip().endswith(":") else ""
-        return match[1] or "\n" * match[0].count("\n")  # so that error messages give the position in the file
+        # keep line breaks, so that error messages contain the correct line
+        return match[1] or "\n" * match[0].count("\n")
 
     plain = _SKIPPED.sub(skip, text)
     plain = _SPARE_COMMA.sub(lambda match: match[1] or match[2] or "", plain)
@@ -314,7 +323,7 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
 
 
 def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield each nested value with its key, without descending into reservations."""
+    """Yield each nested value with its key. Values inside reservations are omitted."""
     items = value.items() if isinstance(value, dict) else ((None, each) for each in as_list(value))
     for key, each in items:
         yield key, each
@@ -337,6 +346,6 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
         remarks=(
             *remarks,
             *(remark_lost(f"{key} {row[key]}, which its firmware uses to boot") for key in boots_by),
-            *remark_if(as_mapping(row.get("user-context")), remark_lost("its user-context")),
+            *remark_if(as_mapping(row.get("user-context")), remark_lost("the user-context")),
         ),
     )

@@ -1,4 +1,4 @@
-"""Clusters for high-performance computing: nodes of xCAT and Warewulf, and boot parameters of OpenCHAMI."""
+"""Clusters for high-performance computing: read nodes of xCAT and Warewulf, and boot parameters of OpenCHAMI."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
             *of_uuid,
             *more,
             *remark_if(
-                host and not by_ipmi, remark_lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
+                host and not by_ipmi, remark_lost(f"the BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
             ),
             *(remark_lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
             *secret,
@@ -119,7 +119,7 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
         if mac:
             nics.append(ImportedNic(mac=mac, addresses=(address,) if address and is_own else ()))
     if address and not any(nic.addresses for nic in nics):
-        remarks.append(remark_lost(f"its address {address}, because no interface with it is known"))
+        remarks.append(remark_lost(f"the address {address}, because no interface with it is known"))
     return tuple(nics), remarks
 
 
@@ -158,10 +158,10 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
         *rejected,
         *remark_if(
             not nics and not rejected,
-            remark_missing("its MAC address is unknown, because its network devices have no hwaddr"),
+            remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
         ),
         *(
-            remark_lost(f"its {label} {value} was not imported, because gitboot does not build it")
+            remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
             for label, value in images.items()
             if value
         ),
@@ -174,12 +174,13 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
 
 
 class _Node(Struct, frozen=True, kw_only=True):
-    """A node from State Management or boot-service, or one that only boot parameters name."""
+    """A node. It comes from State Management or boot-service, or only boot parameters contain its name."""
 
     name: str  # the xname, if the node has one
     hostname: str | None = None
     nid: int | None = None
-    interfaces: tuple[tuple[Any, tuple[Any, ...]], ...] = ()  # (MAC address, IP addresses), as in the source
+    # pairs of a MAC address and IP addresses, with the values in the source
+    interfaces: tuple[tuple[Any, tuple[Any, ...]], ...] = ()
     role: str | None = None
     subrole: str | None = None
     architecture: str | None = None
@@ -191,10 +192,10 @@ class _Node(Struct, frozen=True, kw_only=True):
 
 
 class _Config(Struct, frozen=True, kw_only=True):
-    """An entry of BSS boot parameters, or a BootConfiguration from boot-service."""
+    """An entry in the boot parameters of BSS, or a BootConfiguration of boot-service."""
 
     name: str
-    row: Mapping[str, Any]  # contains kernel, initrd and params
+    row: Mapping[str, Any]  # the data, which contains kernel, initrd and params
     hosts: tuple[str, ...] = ()
     macs: frozenset[MacAddress] = frozenset()
     nids: tuple[int, ...] = ()
@@ -309,7 +310,8 @@ def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
                 subrole=as_text(spec.get("subRole")),
                 groups=_as_texts(spec.get("groups")),
             )
-        elif (name := as_text(row.get("xname"))) and as_text(row.get("type")) in (None, "Node"):  # a local nodes.yaml
+        # the row comes from a local nodes.yaml
+        elif (name := as_text(row.get("xname"))) and as_text(row.get("type")) in (None, "Node"):
             own = [
                 (each.get("mac_address"), (each.get("ip_address"),))
                 for each in as_mappings(row.get("ethernet_interfaces"))
@@ -342,7 +344,7 @@ def _is_node_name(host: str) -> bool:
 
 
 def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]:
-    """Return the nodes that are named only in boot parameters."""
+    """Return the nodes whose names only boot parameters contain."""
     names = {name for node in nodes for name in (node.name, node.hostname, *node.groups) if name}
     macs = {mac for node in nodes for mac in node.macs}
     nids = {node.nid for node in nodes}
@@ -361,7 +363,7 @@ def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]
 
 
 def _score(config: _Config, node: _Node) -> int:
-    """Score how well parameters match a node, as boot-service does (pkg/controllers/bootscript/controller.go)."""
+    """Return how well parameters match a node, like boot-service (pkg/controllers/bootscript/controller.go)."""
     own = {node.name, node.hostname}
     score = sum(50 for host in config.hosts if host in own or host == "*")
     score += 100 * len(config.macs & node.macs)
@@ -403,7 +405,10 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
-    """Return the boot that a row describes. The name contains a digest of the row, so equal rows share one boot."""
+    """Return the boot in a row.
+
+    The name of the boot contains a digest of the row, so that equal rows share one boot.
+    """
     kernel, initrd, params = (as_text(row.get(key)) for key in ("kernel", "initrd", "params"))
     arguments, remarks = translate_arguments((params or "").split())
     has_data = get_nested(row, "cloud-init", "user-data") or get_nested(row, "cloud-init", "meta-data")
@@ -414,7 +419,7 @@ def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
         remarks=(
             *remarks,
-            *remark_if(has_data, remark_lost("its cloud-init data: write them as user data, without secrets")),
+            *remark_if(has_data, remark_lost("the cloud-init data: write them as user data, without secrets")),
         ),
     )
 
@@ -454,23 +459,23 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
             *remark_if(
                 config is not None and config.is_default,
                 remark_guessed(
-                    "its boot was taken from the parameters of Default, because no other parameters "
+                    "the boot was taken from the parameters of Default, because no other parameters "
                     "are for this machine"
                 ),
             ),
             *remark_if(
                 not nics and not remarks,
                 remark_missing(
-                    "its MAC addresses: export EthernetInterfaces of State Management together with the parameters"
+                    "the MAC addresses: export EthernetInterfaces of State Management together with the parameters"
                 ),
             ),
             *remark_if(
                 config is not None and not kernel,
-                remark_missing("its boot was not imported, because its parameters do not contain a kernel"),
+                remark_missing("the boot was not imported, because the parameters do not contain a kernel"),
             ),
             *remark_if(
                 config is None,
-                remark_lost("its boot was not imported, because the source has no boot parameters for this machine"),
+                remark_lost("the boot was not imported, because the source has no boot parameters for this machine"),
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""Ironic: nodes and ports, from `openstack baremetal node list --long -f json` or from Ironic's API."""
+"""Ironic: read nodes and ports from `openstack baremetal node list --long -f json` or from Ironic's API."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ _RAMDISK_ARGUMENTS: Final = (
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read nodes and ports. An item with an address is a port; one with a driver or a provisioning state is a node."""
+    """Read nodes and ports.
+
+    A port is an item with an address, and a node is an item with a driver or a provisioning state.
+    """
     lists = (
         found if isinstance(found, list) else get_nested(found, "nodes") or get_nested(found, "ports") or [found]
         for _, found in parse_json_files(files)
     )
-    # `Driver Info` in the command's output is `driver_info` in the API.
+    # The field `Driver Info` in the output of the command is the field `driver_info` in the API.
     rows = [
         {key.lower().replace(" ", "_"): value for key, value in row.items()}
         for found in lists
@@ -72,7 +75,7 @@ def read(files: Texts) -> ImportedInventory:
 
 
 def _parse_mapping(value: object) -> Mapping[str, Any]:
-    # The command may print a mapping as text.
+    # The value may be a text, because the command may print a mapping as text.
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -82,7 +85,7 @@ def _parse_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _parse_capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    # Ironic's notation, such as boot_mode:uefi,profile:compute.
+    # Capabilities are in Ironic's notation, such as boot_mode:uefi,profile:compute.
     text = str(_parse_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -121,7 +124,7 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
     )
     nics, rejected = [], list[ImportRemark]()
     for port in ports:
-        mac, about = read_mac(as_text(port["address"]), "its port:")
+        mac, about = read_mac(as_text(port["address"]), "the port:")
         rejected += about
         if mac:
             boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
@@ -158,22 +161,22 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
             *of_uuid,
             *remark_if(
                 not has_boot and not image,
-                remark_lost("its boot was not imported, because its instance does not have a kernel or an image"),
+                remark_lost("the boot was not imported, because the instance does not have a kernel or an image"),
             ),
             *remark_if(
                 not nics and not rejected,
-                remark_missing("its ports: export them with `openstack baremetal port list --long -f json`"),
+                remark_missing("the ports: export them with `openstack baremetal port list --long -f json`"),
             ),
             *remark_if(
                 address is None and "driver" not in node,
-                remark_missing("its driver and its BMC: export the nodes with --long"),
+                remark_missing("the driver and its BMC: export the nodes with --long"),
             ),
             *remark_if(
                 address is None and "driver" in node,
-                remark_lost(f"its driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
+                remark_lost(f"the driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
             ),
             *remark_if(
-                image, remark_lost(f"its instance's image {image.rpartition('@')[2]} is written by Ironic's agent")
+                image, remark_lost(f"the instance's image {image.rpartition('@')[2]} is written by Ironic's agent")
             ),
             *more,
         ),

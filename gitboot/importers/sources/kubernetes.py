@@ -1,4 +1,4 @@
-"""Kubernetes: objects of Tinkerbell and Metal3, and helpers for reading any source of Kubernetes objects."""
+"""Kubernetes: read objects of Tinkerbell and Metal3. Other sources of Kubernetes objects also use the helpers here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gitboot.importers.inventory import (
 )
 
 Object = Mapping[str, Any]
-Key = tuple[str, str]  # (namespace, name); the namespace of a cluster-wide object is ""
+Key = tuple[str, str]  # the namespace and the name of an object; the namespace of a cluster-wide object is ""
 
 
 class Objects(Struct, frozen=True):
@@ -54,26 +54,35 @@ class Objects(Struct, frozen=True):
         return sorted(self.get_kind(kind).items(), key=lambda item: (item[0][1], item[0][0]))
 
     def find(self, kind: str, key: Key | None) -> Object | None:
-        """Return the object with this key, or None. Handwritten files may leave out the namespace."""
+        """Return the object with this key, or None.
+
+        The namespace may be missing in the file, because a person may have written it.
+        """
         found = [each for own, each in self.get_kind(kind).items() if is_same_key(own, key)]
         return self.get_kind(kind).get(key or ("", ""), found[0] if len(found) == 1 else None)
 
     def get_spec(self, kind: str, name: object, namespace: str = "") -> Object:
-        """Return the spec of an object, or an empty mapping if no object is found by name and namespace."""
+        """Return the spec of an object, or an empty mapping if there is no object with this name and namespace."""
         found = {key: each for key, each in self.get_kind(kind).items() if key[1] == name}
         only = next(iter(found.values())) if len(found) == 1 else None
         return as_mapping(get_nested(found.get((namespace, str(name)), only), "spec"))
 
 
 def is_same_key(one: Key | None, other: Key | None) -> bool:
-    """Return whether two keys may mean the same object: equal names and, if both are known, equal namespaces."""
+    """Return whether two keys may mean the same object.
+
+    The names must be equal and, if both are known, the namespaces too.
+    """
     if one is None or other is None:
         return False
     return one[1] == other[1] and (one[0] == other[0] or not one[0] or not other[0])
 
 
 def load_objects(files: Texts) -> Objects:
-    """Load the objects in YAML or JSON files, from documents, lists of documents, and Kubernetes lists."""
+    """Load the Kubernetes objects in YAML or JSON files.
+
+    A file may contain documents, lists of documents, and Kubernetes lists.
+    """
     by_kind: dict[str, dict[Key, Object]] = {}
     for path, text in sorted(files.items()):
         for document in parse_yaml(path, text):
@@ -87,7 +96,7 @@ def load_objects(files: Texts) -> Objects:
 
 
 def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterator[ImportRemark]:
-    """Yield a remark on Secrets, and a remark on other kinds that the import does not read."""
+    """Yield a remark if there are Secrets, and a remark for each other kind that the import does not read."""
     yield from remark_if(
         objects.get_kind("Secret"),
         remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
@@ -121,7 +130,7 @@ def read(files: Texts) -> ImportedInventory:
         remarks=(
             *remark_other_kinds(objects, (*_READERS, "Machine", "HardwareData")),
             *(
-                remark_lost(f"HardwareData {name}: its BareMetalHost is not in the source")
+                remark_lost(f"HardwareData {name}: the BareMetalHost is not in the source")
                 for (_, name), _ in objects.list_kind("HardwareData")
                 if name not in known
             ),
@@ -178,7 +187,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
                 *remark_if(
                     get_nested(spec, "bmcRef", "name") and not machine,
                     remark_lost(
-                        "its BMC was not imported, because Machine "
+                        "the BMC was not imported, because Machine "
                         f"{get_nested(spec, 'bmcRef', 'name')} is not in the source"
                     ),
                 ),
@@ -191,7 +200,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
 
 
 _USER_DATA: Final = (
-    "its {}, which Tinkerbell's metadata service sends to the installed system: write it as user data of a profile, "
+    "the {}, which Tinkerbell's metadata service sends to the installed system: write it as user data of a profile, "
     "without secrets"
 )
 
@@ -245,10 +254,10 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
                 *remarks,
                 *of_bmc,
                 *of_boot,
-                *remark_if(disabled, remark_lost(f"it is disabled: {disabled}")),
+                *remark_if(disabled, remark_lost(f"the machine is disabled: {disabled}")),
                 *(remark_lost(_USER_DATA.format(key)) for key in data),
                 *(
-                    remark_lost(f"its variable {key}: write it as vars, unless it is a secret")
+                    remark_lost(f"the variable {key}: write it as vars, unless it is a secret")
                     for key in sorted(as_mapping(instance.get("vars")))
                 ),
             ),
@@ -269,7 +278,7 @@ def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[Imported
 def _read_netboot(
     name: str, netboots: list[tuple[Object, Object]]
 ) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
-    """Return the boot of the first interface that names a kernel, or remarks that explain why there is no boot."""
+    """Return the boot of the first interface with a kernel, or remarks that explain why there is no boot."""
     reasons = list[str]()
     for netboot, osie in netboots:
         ipxe = as_mapping(netboot.get("ipxe"))
@@ -282,23 +291,25 @@ def _read_netboot(
             found = parse_boot_script(script, "", {})
             kernel, initrds, arguments = found.kernel, found.initrds, list(found.arguments)
             leads = f"chains to {found.chain}" if found.chain else "does not contain a kernel"
-            reasons += [] if kernel else [f"its iPXE script {leads}"]
+            reasons += [] if kernel else [f"the iPXE script {leads}"]
         elif url:
             kernel = None
-            reasons.append(f"its iPXE script is at {url}")
+            reasons.append(f"the iPXE script is at {url}")
         elif config and not kernel:
             kernel, initrds, arguments = _parse_pxelinux(config)
-            reasons += [] if kernel else ["its PXELINUX configuration does not contain a kernel"]
+            reasons += [] if kernel else ["the PXELINUX configuration does not contain a kernel"]
         elif not kernel:
             iso = as_text(osie.get("isoURL")) or as_text(osie.get("baseURL"))
             reasons.append(
-                f"it boots {iso}" if iso else "it boots the default OSIE of Smee, which the source does not contain"
+                f"the machine boots {iso}"
+                if iso
+                else "the machine boots the default OSIE of Smee, which the source does not contain"
             )
         if kernel:
             translated, remarks = translate_arguments(arguments)
             boot = ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks)
             return boot, ()
-    return None, tuple(remark_lost(f"its boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
+    return None, tuple(remark_lost(f"the boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
 
 
 def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
@@ -334,7 +345,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
     spec, seen = as_mapping(get_nested(each, "spec")), as_mapping(get_nested(each, "status", "hardware"))
     data_name, namespace = get_nested(each, "metadata", "name"), _get_namespace(each)
     seen = seen or as_mapping(objects.get_spec("HardwareData", data_name, namespace).get("hardware"))
-    boots_by, remarks = read_mac(as_text(spec.get("bootMACAddress")), "its boot")
+    boots_by, remarks = read_mac(as_text(spec.get("bootMACAddress")), "the boot")
     nics: dict[str, ImportedNic] = {}
     for nic in (*as_mappings(seen.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
         nic_name = as_text(nic.get("name"))
@@ -369,11 +380,11 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
             *of_bmc,
             *remark_if(
                 not nics and not remarks,
-                remark_missing("its MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
+                remark_missing("the MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
             ),
-            remark_lost(f"its boot was not imported, {_describe_image(spec)}"),
+            remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
             *(
-                remark_lost(f"its {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
+                remark_lost(f"the {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
                 for key in data
             ),
         ),
@@ -384,7 +395,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
 def _describe_image(spec: Object) -> str:
     image = (as_text(get_nested(spec, "image", "url")) or "").rpartition("@")[2]
     if image and as_text(get_nested(spec, "image", "format")) == "live-iso":
-        return f"because its BMC mounts the ISO {image}: write a BootImage with an iso"
+        return f"because the BMC mounts the ISO {image}: write a BootImage with an iso"
     if image:
         return f"because Ironic's agent writes the image {image}, but gitboot boots installers"
     if method := as_text(get_nested(spec, "customDeploy", "method")):

@@ -1,4 +1,4 @@
-"""matchbox: groups that select machines, and the profiles that these boot, from files or from a Terraform state."""
+"""matchbox: read groups, which select machines, and profiles, which define boots, from files or a Terraform state."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _list_resources(state: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
             for instance in as_mappings(resource.get("instances")):
                 yield as_text(resource.get("type")), as_mapping(instance.get("attributes"))
     modules = [get_nested(state, "values", "root_module")]
-    while modules:  # as `terraform show -json` prints them
+    while modules:  # the output of `terraform show -json` contains nested modules
         module = modules.pop(0)
         modules += as_mappings(get_nested(module, "child_modules"))
         for resource in as_mappings(get_nested(module, "resources")):
@@ -153,13 +153,15 @@ def _get_name(group: Mapping[str, Any]) -> str:
 
 
 def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachine:
-    """Return the machine that ``groups`` select. It boots the profile of the group that selects it only by identity.
+    """Return the machine that ``groups`` select.
 
-    If every group also selects by another value, such as os=installed, matchbox first uses a group without selectors.
+    The machine boots the profile of the group that selects only by identity.
+
+    If all groups also select by another value, such as os=installed, matchbox first uses a group without selectors.
     """
     groups = sorted(groups, key=lambda group: (bool(_format_other_selectors(group)), _get_name(group)))
     exact = [group for group in groups if not _format_other_selectors(group)]
-    exact.sort(key=lambda group: -len(group["selector"]))  # the same order as in matchbox
+    exact.sort(key=lambda group: -len(group["selector"]))  # matchbox sorts groups in the same order
     first = next(iter((*exact, *defaults[:1], *groups)))
     own = exact[0] if exact else groups[0]
     later = [group for group in groups if group is not first and group is not own]
@@ -175,7 +177,7 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
     ]
     if first is not own:
         remarks += [
-            remark_guessed(f"its boot was taken from group {_get_name(first)}, which does not have a selector"),
+            remark_guessed(f"the boot was taken from group {_get_name(first)}, which does not have a selector"),
             remark_lost(
                 f"group {_get_name(own)} boots profile {own.get('profile')} if {_format_other_selectors(own)}: a "
                 "provisioned server boots its disk"
@@ -210,7 +212,7 @@ def _format_other_selectors(group: Mapping[str, Any]) -> str:
 
 
 def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
-    # Return variables and labels, without secrets and without values that are not text.
+    # Return variables and labels. Secrets, and values that are not text, are omitted.
     variables, labels, remarks = {}, {}, []
     for key, value in sorted(metadata.items()):
         text = as_text(value)
@@ -232,19 +234,20 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
 
 
 def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
-    # matchbox's assets become the fleet's assets.
+    # The assets of matchbox become assets of the fleet.
     boot, remarks = as_mapping(get_nested(profile, "boot")), list[ImportRemark]()
     found = [str(argument) for argument in as_list(boot.get("args"))]
     leads = [argument for argument in found if "/ignition?" in argument]
     data, about = _read_user_data(profile, templates)
     remarks += about
     if data is not None and leads and not all(each.startswith(_FIRST_BOOT) for each in leads):
-        data = None  # gitboot would also serve it to the live system that installs
-        remarks = [remark_lost("its user data is for the system that is installed: coreos-installer fetches it")]
+        data = None  # gitboot would also serve this data to the live system, which runs the installer
+        remarks = [remark_lost("the user data is for the system that is installed: coreos-installer fetches it")]
     if data is not None:
-        found = [argument for argument in found if argument not in leads]  # gitboot adds its own URL of the user data
+        # remove the old URL of the user data, because gitboot adds its own URL
+        found = [argument for argument in found if argument not in leads]
     elif leads:
-        remarks.append(remark_guessed("its arguments still contain the old system's user data URL"))
+        remarks.append(remark_guessed("the arguments still contain the old system's user data URL"))
     arguments, more = translate_arguments(found)
     ids = [key for key in ("cloud_id", "generic_id") if profile.get(key)]
     return ImportedBoot(
@@ -263,12 +266,13 @@ def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
 
 def _translate_asset_url(url: object) -> str | None:
     text = as_text(url)
-    text = text.rpartition(" ")[2] if text else None  # the iPXE form: "--name main /assets/…"
+    # the value may have the form of iPXE, such as "--name main /assets/…"
+    text = text.rpartition(" ")[2] if text else None
     return f"assets:{text.removeprefix('/assets/')}" if text and text.startswith("/assets/") else text
 
 
 def _read_user_data(profile: Mapping[str, Any], templates: Texts) -> tuple[ImportedData | None, list[ImportRemark]]:
-    """Return the Ignition data if matchbox serves it unchanged, or a remark. Go templates are not translated."""
+    """Return the Ignition data, or a remark if the data is a Go template, which the import does not translate."""
     name = as_text(profile.get("ignition_id"))
     if name is None:
         return None, []

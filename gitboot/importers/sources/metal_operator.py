@@ -1,7 +1,8 @@
-"""metal-operator and boot-operator: servers, and the boot configuration of each server's workload.
+"""metal-operator and boot-operator: read servers, and the boot configuration of the workload of each server.
 
-boot-operator finds a machine's boot configurations by UUID or IP address, and serves the one whose owner the Server
-refers to (server/helper.go). The boot of a maintenance never becomes a server's policy.
+boot-operator finds the boot configurations of a machine by UUID or IP address. It serves the boot configuration whose
+owner is named in the Server (server/helper.go). The import never uses the boot of a maintenance as the policy of a
+server.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ from gitboot.importers.sources.kubernetes import (
 )
 from gitboot.model.scalars import SystemUuid
 
-_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # the first kind wins if a machine has both
+_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # if a machine has both kinds, the first kind applies
 _KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
 _GROUP: Final = "metal.ironcore.dev/"
-_ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # Redfish, Processor.ProcessorArchitecture
+_ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # values of Processor.ProcessorArchitecture in Redfish
 
 
 class _BootConfig(Struct, frozen=True, kw_only=True):
     kind: str
     key: Key
     spec: Object
-    owner: Key | None  # its ServerBootConfiguration
-    boot: str | None  # the name of its `ImportedBoot`; None: it names neither a kernel nor a UKI
+    owner: Key | None  # the key of the ServerBootConfiguration that owns the object
+    boot: str | None  # the name of the `ImportedBoot`; None: the configuration names neither a kernel nor a UKI
     uuid: SystemUuid | None
 
     def __str__(self) -> str:
@@ -147,10 +148,10 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
         uki=None if kernel else uki,
         remarks=(
             remark_kept(str(config)),
-            *remark_if(spec.get("ignitionSecretRef"), remark_lost("its Ignition is in a Secret")),
+            *remark_if(spec.get("ignitionSecretRef"), remark_lost("the Ignition is in a Secret")),
             *remark_if(
                 spec.get("ipxeScriptSecretRef"),
-                remark_lost("its iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
+                remark_lost("the iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
             ),
             *remark_if(
                 kernel,
@@ -162,7 +163,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
 
 
 def _complete_url(value: object) -> str | None:
-    """Add http:// to a URL without a scheme, because boot-operator also accepts such a URL."""
+    """Add http:// to a URL without a scheme, because boot-operator accepts such URLs."""
     text = as_text(value)
     return text if text is None or "://" in text else f"http://{text}"
 
@@ -240,11 +241,11 @@ def _choose_boot(
     ]
     boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if is_same_key(each.owner, workload)]
     if not chosen:
-        # boot-operator gives a configuration the name of its owner. Without references, only the UUID counts.
+        # boot-operator names a configuration after its owner. Without references, only the UUID of the machine matters.
         is_alone = workload is None and maintenance is None
         chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
         remarks += [
-            remark_guessed(f"its boot is {each}, which has its UUID and does not have an owner") for each in chosen
+            remark_guessed(f"the boot is {each}, which has its UUID and does not have an owner") for each in chosen
         ]
     reason = _explain_workload(name, workload, objects)
     strangers = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
@@ -253,14 +254,14 @@ def _choose_boot(
     elif strangers:
         remarks.append(
             remark_missing(
-                f"its boot was not imported, because the systemUUID of {strangers[0]} is not the UUID of the Server"
+                f"the boot was not imported, because the systemUUID of {strangers[0]} is not the UUID of the Server"
             )
         )
     else:
         boot, more = _pick_config(chosen)
         remarks += more
         if workload and not chosen:
-            remarks.append(_explain_missing_config("its boot", workload, objects))
+            remarks.append(_explain_missing_config("the boot", workload, objects))
     for each in own:
         if is_same_key(each.owner, maintenance):
             profile = f": its profile is {each.boot}" if each.boot else ""
@@ -274,12 +275,12 @@ def _choose_boot(
         remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(
-            remark_guessed("its boot was found only by its name, because the source has no ServerBootConfiguration")
+            remark_guessed("the boot was found only by its name, because the source has no ServerBootConfiguration")
         )
     if boot is None and workload is None and not chosen:
         remarks.append(
             remark_lost(
-                "its boot was not imported, because the Server does not refer to a boot configuration of a workload"
+                "the boot was not imported, because the Server does not refer to a boot configuration of a workload"
             )
         )
     return boot, remarks
@@ -292,12 +293,12 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
     found = objects.find("ServerBootConfiguration", workload)
     if found is None:
         return remark_missing(
-            f"its boot was not imported, because ServerBootConfiguration {_spell(workload)} is not in the source"
+            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is not in the source"
         )
     server = as_text(get_nested(found, "spec", "serverRef", "name"))
     if server != name:
         return remark_missing(
-            f"its boot was not imported, because ServerBootConfiguration {_spell(workload)} is for Server {server}"
+            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is for Server {server}"
         )
     return None
 
@@ -313,13 +314,13 @@ def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> Impor
 
 
 def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[ImportRemark]]:
-    """Return the boot that one owner's configurations describe. An owner may have one configuration of each kind."""
+    """Return the boot in the configurations of one owner. An owner may have one configuration of each kind."""
     for kind in _BOOT_KINDS:
         same = [str(each) for each in configs if each.kind == kind]
         if len(same) > 1:
             return None, [
                 remark_missing(
-                    f"its boot was not imported, because {' and '.join(same)} have the same owner, "
+                    f"the boot was not imported, because {' and '.join(same)} have the same owner, "
                     "and it is not clear which one boots"
                 )
             ]
@@ -375,12 +376,12 @@ def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
 def _read_bmc(
     controller: Object, objects: Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    # A BMC may take its address from an Endpoint.
+    # If a BMC has no address, it may refer to an Endpoint with the address.
     endpoint = objects.get_spec(
         "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
     )
     mac = get_nested(controller, "access", "macAddress") or endpoint.get("macAddress")
-    _, rejected = read_mac(as_text(mac), "its BMC:")
+    _, rejected = read_mac(as_text(mac), "the BMC:")
     host = as_text(get_nested(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = as_mapping(get_nested(controller, "protocol"))
     if host is None:
@@ -406,7 +407,7 @@ def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
 
 
 def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) -> Iterator[ImportedMachine]:
-    """Yield machines that only boot configurations name. Configurations with the same UUID belong to one machine."""
+    """Yield the machines that no Server describes. Boot configurations with the same UUID belong to one machine."""
 
     def identify(config: _BootConfig) -> str:
         return config.uuid or _spell(config.owner or config.key)
@@ -425,7 +426,7 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
             boot=boot,
             remarks=(
                 *(remark_kept(str(each)) for each in same),
-                remark_missing("its Server, which is not in the source"),
+                remark_missing("the Server, which is not in the source"),
                 *remarks,
                 *of_uuid,
                 *more,
@@ -436,13 +437,13 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
 def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
     names = " and ".join(map(str, configs))
     return remark_missing(
-        f"its boot was not imported, because {names} are for one machine, and only its Server "
+        f"the boot was not imported, because {names} are for one machine, and only its Server "
         "shows which one is for its workload"
     )
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    # The values are IP and MAC addresses, and do not show which address belongs to which interface.
+    # The configuration contains IP and MAC addresses, but does not show which address belongs to which interface.
     found = dict.fromkeys(
         str(value)
         for each in configs
@@ -457,7 +458,7 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
             macs |= {mac} if mac else set()
             remarks += more
     if not macs and addresses:
-        remarks.append(remark_lost(f"its addresses {', '.join(addresses)}, because no interface is known"))
+        remarks.append(remark_lost(f"the addresses {', '.join(addresses)}, because no interface is known"))
     first = min(macs, default=None)
     nics = (ImportedNic(mac=mac, addresses=addresses if mac == first else ()) for mac in sorted(macs))
     return tuple(nics), remarks

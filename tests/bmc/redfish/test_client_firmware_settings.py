@@ -59,7 +59,7 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
 ) -> None:
     rack = rack_of(make_rack, profile)
     done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
-    message = f"gitboot requested ForceRestart for power/check/1; firmware boots {LOADER} from then on"
+    message = f"gitboot requested ForceRestart for power/check/1; after the next reset, firmware boots {LOADER}"
     assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()

@@ -68,7 +68,7 @@ def test_a_write_that_is_redirected_elsewhere_changes_nothing(
     with pytest.raises(BmcRejected) as raised:
         bmc.set_override(ONCE.override, bmc.observe())
     assert str(raised.value) == (
-        f"PATCH {rack.server.url}{rack.machine.path}: {status}: redirected to {location}, "
+        f"PATCH {rack.server.url}{rack.machine.path}: {status}: the BMC redirects to {location}, "
         "but gitboot does not follow this redirect"
     )
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"

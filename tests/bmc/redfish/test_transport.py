@@ -301,7 +301,7 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_redirecte
         assert result.message == (
             f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC rejects the user name or password of credentials "
             f'"rack" by basic authentication, and does not open a session: POST {rack.server.url}{SESSIONS}: {status}: '
-            f"redirected to {location}, but gitboot does not follow this redirect"
+            f"the BMC redirects to {location}, but gitboot does not follow this redirect"
         )
 
 
@@ -515,7 +515,7 @@ def test_a_task_ends_at_its_deadline_even_if_each_request_gets_a_response(rack: 
         seen = bmc.observe()
         with (
             reach.measure_requests(),
-            pytest.raises(BmcUnreachable, match=r"its responses in one task took more than 0\.5 s in total"),
+            pytest.raises(BmcUnreachable, match=r"the responses of the BMC in one task took more than 0\.5 s in total"),
         ):
             bmc.media.with_slots(seen)
         assert len(rack.server.service.requests) < 8000
@@ -531,7 +531,7 @@ def test_a_task_that_reaches_its_deadline_waits_for_the_next_one(rack: Rack, mon
         assert fleet.submit([job])
         result = fleet.take_results(wait_all=True)[job.uuid]
     assert (result.outcome, result.is_reachable) == (Outcome.WAITING, False)
-    assert "its responses in one task took more than 300 s in total" in result.message
+    assert "the responses of the BMC in one task took more than 300 s in total" in result.message
 
 
 def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:

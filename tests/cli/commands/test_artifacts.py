@@ -243,7 +243,7 @@ def test_files_of_an_archive_are_verified_and_downloaded(web: ArtifactServer, tm
     other = written(tmp_path / "other", outputs, *(each.replace("amd64/linux", "arm64/linux") for each in made))
     failed = typed("artifacts", "download", other, "--out", tmp_path / "none", "-o", "json")
     assert failed.code == Exit.PARTIAL
-    assert "it does not contain the file arm64/linux" in failed.out
+    assert "the archive does not contain the file arm64/linux" in failed.out
 
 
 def test_an_interrupted_verification_continues_at_the_same_place(

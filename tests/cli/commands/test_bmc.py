@@ -264,7 +264,7 @@ def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
     assert f"web03: Power: {told}\n" in done.out
     patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
     patch += f'"{uri}"}}}}'
-    waits = "  then On for provision/1 waits: its override is not confirmed\n"
+    waits = "  then On for provision/1 waits: gitboot has not confirmed the override\n"
     assert (
         f"web02: Set: required for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
     )
@@ -455,22 +455,24 @@ def observed(**more: Any) -> BmcObservation:
     [
         ("on", False, observed(power="Off"), ResetType.ON),
         ("on", False, observed(power="Off", reset_types=ALL - {ResetType.ON}), ResetType.FORCE_ON),
-        ("on", False, observed(), NoChange(why="it is on")),
-        ("on", False, observed(in_post=True), NoChange(why="it is on")),
+        ("on", False, observed(), NoChange(why="the machine is already on")),
+        ("on", False, observed(in_post=True), NoChange(why="the machine is already on")),
         ("off", False, observed(reset_types=ALL), ResetType.GRACEFUL_SHUTDOWN),
         ("off", True, observed(reset_types=ALL), ResetType.FORCE_OFF),
-        ("off", False, observed(power="Off"), NoChange(why="it is off")),
+        ("off", False, observed(power="Off"), NoChange(why="the machine is already off")),
         ("reset", False, observed(reset_types=ALL), ResetType.GRACEFUL_RESTART),
         ("reset", True, observed(reset_types=ALL), ResetType.FORCE_RESTART),
         ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), ResetType.POWER_CYCLE),
         ("reset", False, observed(power=None), ResetType.GRACEFUL_RESTART),
-        ("reset", False, observed(power="Off"), PowerChangeRefused(why="it is off: use gitboot bmc power on")),
-        ("reset", True, observed(in_post=True), PowerChangeRefused(why="it is in POST: try again later")),
+        ("reset", False, observed(power="Off"), PowerChangeRefused(why="the machine is off: use gitboot bmc power on")),
+        ("reset", True, observed(in_post=True), PowerChangeRefused(why="the machine is in POST: try again later")),
         (
             "reset",
             False,
             observed(reset_types=frozenset({"On", "ForceRestart"})),
-            PowerChangeRefused(why="the BMC allows only ForceRestart, On; --force does not need the operating system"),
+            PowerChangeRefused(
+                why="the BMC allows only ForceRestart, On; with --force, gitboot does not need the operating system"
+            ),
         ),
         (
             "off",
@@ -545,7 +547,7 @@ def test_a_server_that_is_off_is_switched_on_and_one_that_is_on_is_left_alone(pa
     assert shown == {"web01": "On", "web02": "Off"}
     done = power(pair, "on", "web01", "web02", "--reason", "cold", "--yes", "-o", "json")
     assert [(item["server"], item["sent"], item["why"]) for item in done.json["items"]] == [
-        ("web01", False, "it is on"),
+        ("web01", False, "the machine is already on"),
         ("web02", True, None),
     ]
     assert resets(pair) == [before[0], before[1] + 1]

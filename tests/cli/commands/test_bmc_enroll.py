@@ -519,7 +519,7 @@ def test_a_bmc_by_ipmi_is_enrolled_with_a_mac_address_that_the_operator_states(s
         (site.credentials / "rack" / "password").write_text("correct-horse\n")
         url = f"ipmi://127.0.0.1:{machine.port}"
         without = site.enroll(url, "--allow-ipmi", "--yes")
-        assert without.code == Exit.PARTIAL and "it reports no MAC address" in _one_line(without.out)
+        assert without.code == Exit.PARTIAL and "the BMC does not report a MAC address" in _one_line(without.out)
         (listed := site.folder / "ipmi.txt").write_text(f"{url} old01 52:54:00:00:00:09\n")
         done = site.enroll(listed, "--allow-ipmi", "--yes")
         assert done.code == Exit.FINE, done

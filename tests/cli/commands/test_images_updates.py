@@ -129,7 +129,7 @@ def test_a_new_release_becomes_one_commit_that_adds_the_image_and_begins_the_rol
     assert "  kernelArguments:\n" not in document  # the current image has no arguments, so the new one has none
     assert f"key: {key}" in document and "aarch64" not in document
     assert (site.git("status", "--porcelain"), site.git("rev-parse", "HEAD")) == ("", base)
-    assert done.out.splitlines()[0] == "stable: proposed: someos-1.1.0 is the newest release within the bounds"
+    assert done.out.splitlines()[0] == "stable: proposed: someos-1.1.0 is the newest release that matches spec.follow"
     assert done.out.splitlines()[-1] == f"    committed on the branch {BRANCH}"
     site.git("checkout", "--quiet", BRANCH)
     assert typed("validate", site.path).code == 0
@@ -201,14 +201,14 @@ def test_only_the_newest_release_is_proposed_and_older_proposals_are_named(site:
 @pytest.mark.parametrize(
     ("follow", "outcome", "text"),
     [
-        ("belowVersion: '1.1'", "Current", "no release within the bounds is newer than someos-1.0.0"),
+        ("belowVersion: '1.1'", "Current", "no release that matches spec.follow is newer than someos-1.0.0"),
         (
             "minimumVersion: '2'",
             "Current",
-            "no release is within the bounds of spec.follow; the newest release is 1.1.0",
+            "no release matches the limits of spec.follow; the newest release is 1.1.0",
         ),
-        ("minimumAge: 20d", "Waits", "1.1.0 is public for 19 days, and minimumAge is 20d"),
-        ("minimumAge: 19d", "Proposed", "someos-1.1.0 is the newest release within the bounds"),
+        ("minimumAge: 20d", "Waits", "the release 1.1.0 is public for 19 days, but minimumAge is 20d"),
+        ("minimumAge: 19d", "Proposed", "someos-1.1.0 is the newest release that matches spec.follow"),
         ("channel: stabel", "Failed", "has no channel 'stabel'; did you mean stable?"),
     ],
 )
@@ -255,7 +255,7 @@ def test_a_release_without_a_date_has_the_age_of_its_commit(
     site.follow("minimumAge: 3d")
     first = site.update_one()
     assert (first["outcome"], first["new"], first["ready"]) == ("Waits", True, False)
-    assert "has no date in its index. Its commit is from 2026-11-20 22:00 UTC, and minimumAge is 3d" in first["why"]
+    assert "The proposed commit is from 2026-11-20 22:00 UTC, and minimumAge is 3d" in first["why"]
     clone = tmp_path / "clone"  # which has the branch only as a remote-tracking one
     site.git("clone", "--quiet", str(site.path), str(clone), at=tmp_path)
     options = ("--path", clone, "--image-keys", site.vendor.keys, "-o", "json")
@@ -324,7 +324,11 @@ def _endless_index(site: Site) -> None:
         (_unreachable, Exit.SOURCE, "503"),
         (_malformed, Exit.SOURCE, "stable.json: "),
         (_empty, Exit.SOURCE, "lists no release"),
-        (_behind, Exit.SOURCE, "the newest release is 1.1.0, and BootImage/someos-1.2.0 of the fleet has the version"),
+        (
+            _behind,
+            Exit.SOURCE,
+            "the newest release is 1.1.0, but BootImage/someos-1.2.0 of the fleet has the newer version",
+        ),
         (_tampered, Exit.SOURCE, "x86_64.initrds.0: the file is not valid: it was changed after it was signed"),
         (_by_a_stranger, Exit.SOURCE, "which is not allowed to sign it"),
         (_endless_index, Exit.SOURCE, "stable.json: "),
@@ -411,7 +415,7 @@ def test_an_image_that_was_withdrawn_is_not_proposed_again(site: Site) -> None:
     site.follow("")  # removes the rollout; the image stays
     found = site.update_one()
     assert (found["outcome"], site.branches()) == ("Current", [])
-    assert found["why"] == "the fleet has 1.1.0 already, but the stream does not use it: start its rollout yourself"
+    assert found["why"] == "the fleet already has the image 1.1.0, but the stream does not use it: start a rollout"
 
 
 def test_a_stream_that_requires_signatures_gets_no_other_image(site: Site) -> None:
@@ -421,7 +425,7 @@ def test_a_stream_that_requires_signatures_gets_no_other_image(site: Site) -> No
     site.commit({"sources/someos.yaml": site.vendor.document(signs=False)})
     done = site.update()
     assert (done.code, site.branches()) == (Exit.SOURCE, [])
-    text = "ImageStream/stable requires signed files, and these files are not signed: x86_64.kernel, x86_64.initrds.0"
+    text = "ImageStream/stable requires signed files, but these files are not signed: x86_64.kernel, x86_64.initrds.0"
     assert text in " ".join(done.out.split())
 
 

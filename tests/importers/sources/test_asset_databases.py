@@ -57,7 +57,7 @@ def test_finding_i4_each_interface_of_a_bond_of_maas_has_its_address_and_a_vlan_
         (machine(), "MAAS has not deployed a system"),
         (machine(osystem="ubuntu", distro_series="noble"), "because MAAS deploys ubuntu/noble with curtin"),
         (machine(power_type="ipmi"), "the address of its BMC (ipmi): put the output of `maas PROFILE machines power"),
-        (machine(hardware_uuid="00000000-0000-0000-0000-000000000000"), "its UUID 00000000-"),
+        (machine(hardware_uuid="00000000-0000-0000-0000-000000000000"), "the UUID 00000000-"),
         (machine(node_type=1, node_type_name="Device"), "web01 is not a machine: Device"),
         (machine(tag_names=["rack-a"]), "tag rack-a"),
     ],
@@ -115,10 +115,10 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
 @pytest.mark.parametrize(
     ("row", "system", "reason"),
     [
-        (host(managed=False), {}, "its boot was not imported, because Foreman does not manage the host"),
-        (host(provision_method="image"), {}, "because its provision method is image"),
-        (host(medium_id=9), {}, "its boot, OS from medium M: put the responses of /api/v2/media into"),
-        (host(operatingsystem_name=None), {}, "its boot was not imported, because the host has no operating system"),
+        (host(managed=False), {}, "the boot was not imported, because Foreman does not manage the host"),
+        (host(provision_method="image"), {}, "because the provision method is image"),
+        (host(medium_id=9), {}, "the boot, OS from medium M: put the responses of /api/v2/media into"),
+        (host(operatingsystem_name=None), {}, "the boot was not imported, because the host has no operating system"),
         (host(), {"family": "Windows"}, "because the family of OS is Windows"),
         (host(), {}, "which a list does not contain: export /api/v2/hosts/NAME"),
     ],
@@ -146,7 +146,7 @@ def test_finding_i4_each_interface_of_a_bond_of_foreman_has_its_address() -> Non
     ]
     texts = texts_of(inventory)
     assert any("interface bond0.5 is virtual with 10.5.0.13" in text for text in texts)
-    assert any("its BMC 10.9.0.13 (SSH)" in text for text in texts)
+    assert any("the BMC 10.9.0.13 (SSH)" in text for text in texts)
 
 
 def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac_addresses() -> None:

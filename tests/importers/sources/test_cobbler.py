@@ -149,8 +149,8 @@ def test_cobbler_and_gitboot_serve_the_same_boot_or_the_difference_is_listed(fle
 @pytest.mark.parametrize(
     "word",
     [
-        "its template sample.ks was not translated",
-        "its template of Cobbler's settings was not translated",
+        "the template sample.ks was not translated",
+        "the template of Cobbler's settings was not translated",
         "info= reports an installation to Cobbler",
     ],
 )

@@ -33,7 +33,7 @@ def test_finding_p11_the_address_of_a_node_is_that_of_its_own_name(
     (machine,) = read_xcat({"x": xcat(mac)}).machines
     assert tuple(nic.addresses for nic in machine.nics) == addresses
     texts = [each.text for each in machine.remarks]
-    assert any(addresses) or any("its address 10.0.0.13, because no interface" in text for text in texts)
+    assert any(addresses) or any("the address 10.0.0.13, because no interface" in text for text in texts)
 
 
 @pytest.mark.parametrize("arch", ["ppc64le", "s390x", "ppc64"])

@@ -59,25 +59,25 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (V2.format(mac=MAC, netboot="{}", osie="{}"), "because it boots the default OSIE of Smee"),
+        (V2.format(mac=MAC, netboot="{}", osie="{}"), "because the machine boots the default OSIE of Smee"),
         (
             V2.format(mac=MAC, netboot="{}", osie='{isoURL: "http://x/hook.iso"}'),
-            "because it boots http://x/hook.iso",
+            "because the machine boots http://x/hook.iso",
         ),
-        (V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'), "because its iPXE script is at https://x/"),
+        (V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'), "because the iPXE script is at https://x/"),
         (
             V2.format(mac=MAC, netboot='{ipxe: {script: "#!ipxe\\nchain http://x/y\\n"}}', osie="{}"),
-            "because its iPXE script chains to http://x/y",
+            "because the iPXE script chains to http://x/y",
         ),
         (
             V2.format(mac="01:00:5e:00:00:01", netboot="{}", osie="{}"),
-            "its MAC address 01:00:5e:00:00:01: it is a multicast address, which cannot belong to an interface",
+            "the MAC address 01:00:5e:00:00:01: the value is a multicast address, which cannot belong to an interface",
         ),
         ("kind: Workflow\nmetadata: {name: w}\n", "Workflow w: the import does not read this kind"),
         (
             # As in Metal3's config/samples/metal3.io_v1alpha1_baremetalhost.yaml.
             "kind: BareMetalHost\nmetadata: {name: a}\nspec: {networkInterfaces: [{name: eno1}]}\n",
-            "its MAC addresses: set bootMACAddress",
+            "the MAC addresses: set bootMACAddress",
         ),
         (
             "kind: BareMetalHost\nmetadata: {name: a}\n",
@@ -85,11 +85,11 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
         ),
         (
             'kind: BareMetalHost\nmetadata: {name: a}\nspec: {image: {url: "http://x/l.iso", format: live-iso}}\n',
-            "because its BMC mounts the ISO http://x/l.iso",
+            "because the BMC mounts the ISO http://x/l.iso",
         ),
         (
             "kind: BareMetalHost\nmetadata: {name: a}\nspec: {bootMACAddress: 'ff:ff:ff:ff:ff:ff'}\n",
-            "its boot MAC address ff:ff:ff:ff:ff:ff: it is a multicast address",
+            "the boot MAC address ff:ff:ff:ff:ff:ff: the value is a multicast address",
         ),
         ("kind: HostClaim\nmetadata: {name: c}\n", "HostClaim c: the import does not read this kind"),
     ],

@@ -76,7 +76,7 @@ def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
         ),
         (
             {"id": "a", "profile": "disk", "selector": {"mac": "01:00:5e:00:00:01"}},
-            "its MAC address 01:00:5e:00:00:01: it is a multicast address",
+            "the MAC address 01:00:5e:00:00:01: the value is a multicast address",
         ),
     ],
 )

@@ -90,7 +90,7 @@ def test_finding_i1_the_workload_is_the_policy_and_never_a_maintenance_or_an_orp
     for configs in permutations(given["configs"]):
         machine = machine_of(read({"o.yaml": build({**given, "configs": list(configs)})}))
         assert owner_of(given, machine.boot) == expected
-        assert machine.boot or any("its boot" in each.text for each in machine.remarks)
+        assert machine.boot or any("the boot" in each.text for each in machine.remarks)
         for each in configs:  # each configuration that is not the policy is in the report
             assert machine.boot == each["name"] or any(each["name"] in remark.text for remark in machine.remarks)
 
@@ -178,7 +178,7 @@ def test_finding_i1_addresses_arrive_and_each_object_is_named() -> None:
     ]
     texts = [each.text for each in (*machine.remarks, *inventory.remarks)]
     for word in (
-        "interface eno2: MAC address 01:00:5e:00:00:01: it is a multicast address",
+        "interface eno2: MAC address 01:00:5e:00:00:01: the value is a multicast address",
         "ServerMaintenance ops/bios (policy Enforced, priority 100, state InMaintenance)",
         "ServerClaim prod/web with image ghcr.io/example/os:1",
         "ServerClaim prod/waits, which does not belong to a Server",
