@@ -736,13 +736,17 @@ def test_a_held_commit_names_the_servers_that_lost_an_install_boot_and_a_review(
     chromium: Browser, held_page: str
 ) -> None:
     chromium.open(held_page)
-    box = chromium.run("document.querySelector('.note.bad').innerText")
-    assert box.startswith("Held")
+    boxes = chromium.run("[...document.querySelectorAll('.note.bad')].map((each) => each.innerText)")
+    (box,) = (each for each in boxes if each.startswith("Held"))
     assert "withholds the install boots of 2 servers, because this commit does not offer them: web01, web02." in box
     review = "gitboot diff --accepted OUTPUT ..4f2ab9917c03 STATE/repository.git"
     assert box.index("1. Review") < box.index(review) < box.index("2. To acknowledge") < box.index("gitboot approve")
     links = "[...document.querySelectorAll('.note a')].map((each) => each.getAttribute('href'))"
     assert "#/changes" in chromium.run(links)
+    chromium.run("location.hash = '#/changes'")
+    chromium.until("document.querySelector('#view table') !== null")
+    lost = "[...document.querySelector('#view tbody').rows].map((row) => [...row.cells].map((each) => each.innerText))"
+    assert chromium.run(lost) == [[name, "its disk", "4f2ab9917c03"] for name in LOST]
     assert chromium.faults == []
 
 
@@ -851,7 +855,7 @@ def test_images_and_streams_have_the_names_and_the_steps_of_gitboot_images(chrom
     assert len(joining) > 9
     assert rows == [
         *([f"{percent} %", str(number)] for percent, number in joining[:8]),
-        [f"{joining[8][0]} % to {joining[-1][0]} %", str(sum(number for _, number in joining[8:]))],
+        [f"{joining[8][0]}–{joining[-1][0]} %", str(sum(number for _, number in joining[8:]))],
     ]
 
 

@@ -193,8 +193,8 @@ def _format_stream(stream: StreamUse) -> tuple[str, ...]:
 def _format_next_servers(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
     rows = [(f"{each.percent} %", each.servers) for each in joining[:_MAX_STEPS]]
     if later := joining[_MAX_STEPS:]:
-        last = f" to {later[-1].percent} %" if len(later) > 1 else ""
-        rows.append((f"{later[0].percent} %{last}", tuple(server for each in later for server in each.servers)))
+        last = f"–{later[-1].percent}" if len(later) > 1 else ""
+        rows.append((f"{later[0].percent}{last} %", tuple(server for each in later for server in each.servers)))
     for percent, servers in rows:
         yield percent, str(len(servers)), format_names(servers, _MAX_NAMES)
 

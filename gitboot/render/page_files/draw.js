@@ -111,7 +111,7 @@ function picture(says, { width }, height, shapes) {
 
 function name(text, number, { names, row, narrow }) {
   const shown = text.length > 30 ? `${text.slice(0, 29)}…` : text;
-  return narrow ? shape("text", { x: 0, y: number * row + 18 }, shown)
+  return narrow ? shape("text", { class: "name", x: 0, y: number * row + 18 }, shown)
     : shape("text", { x: names - 12, y: number * row + 20, "text-anchor": "end" }, shown);
 }
 
@@ -156,10 +156,10 @@ function windows(says, rows) {
     const from = each.start ? place(Date.parse(each.start)) : size.names;
     const to = each.end ? place(Date.parse(each.end)) : size.width;
     const open = (!each.start || Date.parse(each.start) <= now) && (!each.end || now < Date.parse(each.end));
-    return [name(each.name, row, size), shape("rect", { class: open ? "open" : "window", x: from, y: row * size.row + size.top, width: Math.max(4, to - from), height: BAR, rx: 4 })];
+    return [shape("rect", { class: open ? "open" : "window", x: from, y: row * size.row + size.top, width: Math.max(4, to - from), height: BAR, rx: 4 })];
   });
   const line = shape("line", { class: "now", x1: place(now), x2: place(now), y1: 0, y2: bottom });
-  return picture(says, size, bottom + 38, [...ticks, ...shapes, line, shape("text", { x: place(now), y: bottom + 34, "text-anchor": "middle" }, "now")]);
+  return picture(says, size, bottom + 38, [...ticks, ...shapes, line, ...rows.map((each, row) => name(each.name, row, size)), shape("text", { x: place(now), y: bottom + 34, "text-anchor": "middle" }, "now")]);
 }
 
 // The times on an axis: whole days of UTC or parts of them, at most so many.

@@ -60,8 +60,8 @@ function typed(text) {
 
 // The servers whose install boots are withheld, and what each boots instead.
 function withheld(servers) {
-  return table("Servers whose install boot is withheld, because newer commits do not offer it", ["Server", "Boots", "Not offered by", "Why"],
-    servers.map(({ server, boots, by, why }) => [toServer(server), boots ?? "its disk", by.map((each) => each.slice(0, 12)).join(", "), why]));
+  return table("Servers whose install boot is withheld, because newer commits do not offer it", ["Server", "Boots", "Not offered by"],
+    servers.map(({ server, boots, by }) => [toServer(server), boots ?? "its disk", by.map((each) => each.slice(0, 12)).join(", ")]));
 }
 
 // A held commit: which servers it affects now, and how to review and to approve it.
@@ -209,7 +209,7 @@ function waits(server) {
   const withheldBoot = fleet.status?.attempted?.withheld?.find((each) => each.server === server.name);
   if (text) {
     const made = note("waits", "Waits:", text);
-    if (withheldBoot) made.append(element("p", `Not offered by commit ${withheldBoot.by.map((each) => each.slice(0, 12)).join(", ")}: ${withheldBoot.why}.`));
+    if (withheldBoot) made.append(element("p", `Not offered by commit ${withheldBoot.by.map((each) => each.slice(0, 12)).join(", ")}${withheldBoot.why === server.cause ? "" : `: ${withheldBoot.why}`}.`));
     if (section) made.append(" ", help(`help.html#${section}`));
     found.push(made);
   }
@@ -412,7 +412,7 @@ const MOST_STEPS = 8; // rows for the percentages at which servers join, as in g
 function steps(waits) {
   const rows = waits.slice(0, MOST_STEPS).map(([percent, names]) => [`${percent} %`, names]);
   const later = waits.slice(MOST_STEPS);
-  if (later.length) rows.push([`${later[0][0]} %${later.length > 1 ? ` to ${later.at(-1)[0]} %` : ""}`, later.flatMap(([, names]) => names)]);
+  if (later.length) rows.push([`${later[0][0]}${later.length > 1 ? `–${later.at(-1)[0]}` : ""} %`, later.flatMap(([, names]) => names)]);
   return rows;
 }
 

@@ -432,7 +432,7 @@ def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typ
     assert len(joining) > 9  # the last row has all that join later
     rows = [(f"{each['percent']} %", each["servers"]) for each in joining[:8]]
     later = [name for each in joining[8:] for name in each["servers"]]
-    rows.append((f"{joining[8]['percent']} % to {joining[-1]['percent']} %", later))
+    rows.append((f"{joining[8]['percent']}–{joining[-1]['percent']} %", later))
     assert [re.split(r" {2,}", row)[1:] for row in tables["ROLLOUT"][1:]] == [
         [percent, str(len(names)), format_names(names, 3)] for percent, names in rows
     ]
