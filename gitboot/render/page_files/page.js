@@ -71,7 +71,7 @@ function held({ commit: revision, held: { digest, guards, lines, reinstalls }, w
   what.append("gitboot waits for an approval. ");
   if (lost?.length) {
     const servers = lost.length === 1 ? "1 server" : `${lost.length} servers`;
-    what.append(link(`gitboot withholds the install ${lost.length === 1 ? "boot" : "boots"} of ${servers}`, "#/changes"),
+    what.append(link(`It withholds the install ${lost.length === 1 ? "boot" : "boots"} of ${servers}`, "#/changes"),
       `, because this commit does not offer ${lost.length === 1 ? "it" : "them"}: ${some(lost.map((each) => each.server))}. `);
   }
   what.append(`All ${lost?.length ? "other " : ""}machines boot as before.`);
