@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # first parameter of gitboot's own sequences is this number.
 _OWN: Final = int.from_bytes(os.urandom(8))
 _SEQUENCE: Final = re.compile(rf"(\x1b\[){_OWN};([0-9]*[A-Za-z])")
-_COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "cyan": 36, "bright_black": 90}  # ECMA-48, SGR; 90: aixterm
+# ECMA-48, SGR; 90: aixterm
+_COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36, "bright_black": 90}
 _BOLD: Final = 1
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _MAX_COLUMNS: Final = 100
 _MIN_COLUMNS: Final = 40
 _INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+Z$")  # a cell that stays on one line if there is room
-_COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
+_COLOURS = {"Network": "cyan", "Maintenance": "magenta", "Disk": None, "no plan": "bright_black"}  # as in page.css
 
 
 def terminal_width() -> int:

@@ -31,6 +31,7 @@ from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import has_all_evidence
 from gitboot.resolve.provisioning_record import InstallAttempt, Run, StopScope
+from gitboot.resolve.server_plan import Cause
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import (
     Endpoints,
@@ -205,15 +206,16 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
     def _list_withheld(self) -> Iterator[WithheldServer]:
-        """Yield the servers whose install boots are withheld, sorted by name, each with the boot that it gets
-        instead.
+        """Yield the servers that would get an install boot now if it were not withheld, sorted by name.
+
+        Each has the boot that it gets instead.
         """
         commit = self.plans.commit
         found = commit.withheld if commit is not None else {}
         named = sorted((commit.machines[uuid].name, boots) for uuid, boots in found.items()) if commit else []
         for name, boots in named:
             state = self.plans.servers.get(name)
-            if state is not None and state.plan is not None:
+            if state is not None and state.plan is not None and state.plan.cause is Cause.WITHHELD:
                 boot = state.plan.boot
                 yield WithheldServer(
                     server=name,

@@ -554,6 +554,7 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
                 "rollout": stream.spec.rollout.image if stream.spec.rollout else None,
                 "percent": stream.spec.rollout.percent if stream.spec.rollout else None,
                 "follows": stream.spec.follow.source if stream.spec.follow else None,
+                "images": list(dict.fromkeys(list_stream_images(stream))),
                 "requires": stream.spec.require_provenance.value,
                 **_place(repository, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
             }

@@ -84,7 +84,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class WithheldServer(Struct, frozen=True, kw_only=True):
-    """A server whose install boot gitboot withholds, because a newer commit does not offer it."""
+    """A server that would get an install boot now, if gitboot did not withhold it because of a newer commit."""
 
     server: str
     by: tuple[str, ...]  # the newer commits that do not offer the boot, sorted
@@ -128,7 +128,7 @@ class Status(Struct, frozen=True, kw_only=True):
     attempted: str | None = None  # the newest commit that gitboot judged
     problems: tuple[Problem, ...] = ()  # the problems of the newest commit
     held: Held | None = None  # the newest commit, if a guard holds it
-    withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
+    withheld: tuple[WithheldServer, ...] = ()  # servers that lost their install boot of now, by name
     # The commits between the accepted and the newest commit, oldest first.
     passed_commits: tuple[PassedCommit, ...] = ()
     accepted: str | None = None  # the accepted commit, with which the next commit is compared

@@ -71,6 +71,14 @@ def test_a_kind_and_its_name_are_wrapped_between_the_two() -> None:
     assert shown[1].endswith(" two  BootPolicy/") and shown[2].strip() == "control-plane" * 4
 
 
+def test_no_phase_has_the_colour_of_a_warning() -> None:
+    shown = format_table(HEADER, [("Network", "Maintenance", "no plan"), ("web01", "Disk", "x")])
+    for phase, colour in (("Network", "cyan"), ("Maintenance", "magenta"), ("no plan", "bright_black")):
+        begin, _, _ = style("|", fg=colour).partition("|")
+        assert f"{begin}{phase}" in shown
+    assert style("|", fg="yellow").partition("|")[0] not in shown
+
+
 def test_a_wrapped_cell_keeps_its_colour() -> None:
     shown = format_table(HEADER, [("web01", style("red " * 40, fg="red"), "y")])
     assert shown.count(style("red " * 19 + "red", fg="red")) == 2

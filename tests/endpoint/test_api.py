@@ -49,11 +49,14 @@ from tests.helpers.endpoints import ONCE, Fleet, Site, get
 from tests.helpers.fleets import at, fleet, maintenance
 from tests.helpers.operators_page import (
     HOSTILE,
+    LOST,
     Browser,
     area,
     browser,
     browsers,
     changes,
+    held_fleet,
+    held_status,
     make_shown_fleet,
     say_history,
 )
@@ -523,7 +526,7 @@ def test_the_page_works_with_the_keyboard_alone_and_prints_its_whole_table(chrom
     chromium.run("document.querySelector('.skip').focus()")
     chromium.press("Enter")
     assert chromium.run("document.activeElement.id") == "main"
-    for _ in range(3 + 4 + 7 + 4 + 1 + 7 + 5 + 1):  # held, conditions, counters, filters, table, heads, terms, a server
+    for _ in range(4 + 4 + 7 + 4 + 1 + 7 + 5 + 1):  # held, conditions, counters, filters, table, heads, terms, a server
         chromium.press("Tab")
     assert chromium.run("document.activeElement.textContent") == "web000"
     assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True
@@ -715,6 +718,145 @@ def test_finding_r12_a_server_shows_the_commit_that_withholds_its_boot_and_the_r
     finally:
         made.say(SHOWN)
     assert chromium.faults == []
+
+
+@pytest.fixture(scope="module")
+def held_page() -> Iterator[str]:
+    with site(held_fleet()) as found:
+        found.say(held_status())
+        yield f"file://{found.root}/{FOLDER}index.html"
+
+
+# The text and the colour of an element, as a person sees it.
+_SEEN = "((each) => [each.innerText, getComputedStyle(each).color])"
+
+
+@browsers
+def test_a_held_commit_names_the_servers_that_lost_an_install_boot_and_a_review(
+    chromium: Browser, held_page: str
+) -> None:
+    chromium.open(held_page)
+    boxes = chromium.run("[...document.querySelectorAll('.note.bad')].map((each) => each.innerText)")
+    (box,) = (each for each in boxes if each.startswith("Held"))
+    assert "withholds the install boots of 2 servers, because this commit does not offer them: web01, web02." in box
+    review = "gitboot diff --accepted OUTPUT ..4f2ab9917c03 STATE/repository.git"
+    assert box.index("1. Review") < box.index(review) < box.index("2. To acknowledge") < box.index("gitboot approve")
+    links = "[...document.querySelectorAll('.note a')].map((each) => each.getAttribute('href'))"
+    assert "#/changes" in chromium.run(links)
+    chromium.run("location.hash = '#/changes'")
+    chromium.until("document.querySelector('#view table') !== null")
+    lost = "[...document.querySelector('#view tbody').rows].map((row) => [...row.cells].map((each) => each.innerText))"
+    assert chromium.run(lost) == [[name, "its disk", "4f2ab9917c03"] for name in LOST]
+    assert chromium.faults == []
+
+
+@browsers
+def test_only_what_waits_or_is_withheld_is_amber_in_the_table(chromium: Browser, held_page: str) -> None:
+    chromium.open(held_page)
+    cells = "[...document.querySelectorAll('#fleet tbody tr:not(.gap)')].map((row) => "
+    cells += f"[row.cells[0].innerText, ...[2, 3, 5].map((place) => {_SEEN}(row.cells[place].firstChild.nodeType === 1"
+    cells += " ? row.cells[place].firstChild : row.cells[place]))])"
+    rows = {name: rest for name, *rest in chromium.run(cells)}
+    words = {name: [text for text, _ in rest] for name, rest in rows.items()}
+    assert words == {
+        "parked01": ["no plan", "–", "–"],
+        **{name: ["Disk", "local disk", "waits: withheld"] for name in LOST},
+        **{name: ["Disk", "local disk", "–"] for name in ("web03", "web05")},
+        "web04": ["Network", words["web04"][1], "at its next boot"],
+        "web06": ["Maintenance", words["web06"][1], "–"],
+    }
+    amber = rows["web01"][2][1]
+    is_amber = {name: [colour == amber for _, colour in rest] for name, rest in rows.items()}
+    assert is_amber == {name: [name in LOST, False, name in LOST] for name in rows}
+    colours = {rows[name][0][1] for name in ("web01", "web03", "web04", "web06")}
+    assert len(colours) == 4  # withheld, disk, network, maintenance
+
+
+@browsers
+def test_a_server_whose_boot_is_withheld_is_not_to_be_installed_at_its_next_boot(
+    chromium: Browser, held_page: str
+) -> None:
+    expected = {
+        "web01": ("It boots its own disk for now", "Pending: waits until the newer commit is accepted"),
+        "web04": ("from the network", "Pending: the server will be installed at its next boot"),
+        "web05": ("by later; the maintenance will be active.",),
+        "parked01": ("no plan It has no plan.",),
+    }
+    chromium.open(held_page)
+    for name, texts in expected.items():
+        chromium.run(f"location.hash = '#/servers/{name}'")
+        chromium.until(f"document.querySelector('#view h2')?.textContent === '{name}'")
+        shown = " ".join(chromium.text.split())
+        assert [each for each in texts if each not in shown] == []
+    assert "installed at its next boot" not in shown
+    assert chromium.faults == []
+
+
+@browsers
+@pytest.mark.parametrize("width", [320, 420, 1280])
+def test_a_picture_has_labels_of_a_readable_size_and_dates_with_a_year(
+    chromium: Browser, held_page: str, made: Site, width: int
+) -> None:
+    chromium.sized(width, 900)
+    try:
+        for address in (held_page, f"file://{made.root}/{FOLDER}index.html"):
+            chromium.open(f"{address}#/timeline")
+            chromium.until("document.querySelector('#view svg') !== null")
+            box = "const box = each.getBoundingClientRect();"
+            facts = "[each.textContent, each.className.baseVal, box.height, box.left, box.right]"
+            texts = chromium.run(
+                f"[...document.querySelectorAll('#view svg text')].map((each) => {{ {box} return {facts}; }})"
+            )
+            assert [each for each in texts if each[2] < 12 or each[3] < 0 or each[4] > width] == []
+            dates = [text for text, kind, *_ in texts if kind == "axis" and "%" not in text]
+            assert dates and [each for each in dates if not re.fullmatch(r"20\d\d-\d\d-\d\d( \d\d:00)?", each)] == []
+        chromium.open(f"{held_page}#/timeline")
+        chromium.until("document.querySelector('#view table') !== null")
+        bench = "[...document.querySelectorAll('#view tbody tr')].find((each) => each.innerText.includes('bench'))"
+        assert chromium.run(f"[1, 2].map((place) => {bench}.cells[place].innerText)") == ["always", "no end"]
+        link = "document.querySelector('h1 a').getBoundingClientRect()"
+        assert chromium.run(f"{link}.top - document.querySelector('header').getBoundingClientRect().top") >= 8
+    finally:
+        chromium.call("Emulation.clearDeviceMetricsOverride")
+    assert chromium.faults == []
+
+
+@browsers
+def test_only_one_tab_is_current(chromium: Browser, made: Site) -> None:
+    address = f"file://{made.root}/{FOLDER}index.html"
+    current = "[...document.querySelectorAll('nav a[aria-current]')].map((each) => each.textContent)"
+    for view, tab in (("", "Servers"), ("#/", "Servers"), ("#/images", "Images")):
+        chromium.open(f"{address}{view}")
+        assert chromium.run(current) == [tab], view
+
+
+@browsers
+def test_images_and_streams_have_the_names_and_the_steps_of_gitboot_images(chromium: Browser, made: Site) -> None:
+    chromium.open(f"file://{made.root}/{FOLDER}index.html#/images")
+    chromium.until("document.querySelector('#view table') !== null")
+    heads = chromium.run("[...document.querySelector('#view table').tHead.rows[0].cells].map((each) => each.innerText)")
+    assert heads == ["Image", "Version", "Planned", "Installed", "Streams", "Claimed provenance"]
+    streams = (
+        "[...document.querySelector('#view tbody').rows].map((row) => [row.cells[0].innerText, row.cells[4].innerText])"
+    )
+    assert dict(chromium.run(streams)) == {
+        **{f"flatcar-{number}": "flatcar-stable" for number in (1, 2, 3)},  # flatcar-1 only for a hold
+        "memtest-7": "–",
+    }
+    chromium.run("location.hash = '#/timeline'")
+    chromium.until("document.body.innerText.includes('Next servers of')")
+    next_servers = "[...document.querySelectorAll('#view table')].at(-1)"
+    heads = chromium.run(f"[...{next_servers}.tHead.rows[0].cells].map((each) => each.innerText)")
+    assert heads == ["Percent", "Added", "Servers"]
+    rows = chromium.run(
+        f"[...{next_servers}.tBodies[0].rows].map((row) => [row.cells[0].innerText, row.cells[1].innerText])"
+    )
+    joining = chromium.run("joining(fleet.shared.streams[0]).map(([percent, names]) => [percent, names.length])")
+    assert len(joining) > 9
+    assert rows == [
+        *([f"{percent} %", str(number)] for percent, number in joining[:8]),
+        [f"{joining[8][0]}–{joining[-1][0]} %", str(sum(number for _, number in joining[8:]))],
+    ]
 
 
 def test_finding_r12_each_cause_of_waiting_has_words() -> None:

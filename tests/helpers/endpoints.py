@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
 from ipaddress import ip_network
@@ -44,6 +44,7 @@ from gitboot.render.server_files import RenderedState, build_server_state, rende
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import InstallStep, Record, StopScope
+from gitboot.resolve.server_decision import WithheldBoot
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
@@ -117,10 +118,16 @@ def planned(
     keys: TokenKeys = NO_KEYS,
     revision: str = "test",
     stop: StopScope = StopScope.NONE,
+    withheld: Mapping[str, WithheldBoot] | None = None,
 ) -> Fleet:
-    """Plan the fleet of these documents at a time; a server without one of the ``records`` has an empty record."""
+    """Plan the fleet of these documents at a time; a server without one of the ``records`` has an empty record.
+
+    The boots in ``withheld`` are withheld, by server.
+    """
     loaded = repository(*documents, files=templates, revision=revision)
     decisions = decide(loaded)
+    lost = {name: replace(decisions.servers[name], withheld=(boot,)) for name, boot in (withheld or {}).items()}
+    decisions = structs.replace(decisions, servers={**decisions.servers, **lost})
     about = describe_servers(loaded, decisions)
     known = records or {}
     servers = {

@@ -26,7 +26,9 @@ from gitboot.render.page import render_history
 from gitboot.render.paths import PAGE
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.provisioning_record import Record
-from tests.helpers.endpoints import Fleet, planned, site
+from gitboot.resolve.server_decision import WithheldBoot
+from gitboot.resolve.server_plan import Cause
+from tests.helpers.endpoints import ONCE, Fleet, planned, site
 from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, profile, server
 
 # A real Chromium without a window, controlled by pipes: one process for any number of pages.
@@ -278,6 +280,35 @@ def changes(*commits: tuple[str, str, str, str, tuple[str, ...]]) -> bytes:
 def say_history(root: Path, content: bytes) -> None:
     with OutputDirectory.open(root, ledger="test") as directory:
         directory.write_status(content, NOW, HISTORY)
+
+
+# A fleet under a hold: web01 and web02 lost their install boot, and web03 had none. parked01 has no plan.
+
+LOST: Final = ("web01", "web02")
+HELD_BY: Final = "4f2ab9917c03d5e1"
+
+
+def held_fleet() -> Fleet:
+    """web04 is to be installed. web05 has a maintenance in the future, and web06 one without a window."""
+    installed = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=at("18T13:20"))
+    boot = WithheldBoot(None, None, None, takes_image_back=True, by=HELD_BY)
+    return planned(
+        fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]"),
+        *ONCE[1:],
+        *(server(f"web0{number}", "role: web") for number in range(2, 7)),
+        server("parked01", "role: web", "lifecycle: Parked"),
+        maintenance("later", "25T22:00 26T04:00", select="{servers: [web05]}"),
+        maintenance("bench", select="{servers: [web06]}"),
+        now=NOW,
+        records={"web03": installed, "web05": installed, "web06": installed},
+        withheld=dict.fromkeys(LOST, boot),
+    )
+
+
+def held_status() -> dict[str, Any]:
+    lost = [{"server": name, "by": [HELD_BY], "boots": None, "why": Cause.WITHHELD} for name in LOST]
+    attempted: Any = STATUS["attempted"]
+    return {**STATUS, "attempted": {**attempted, "withheld": lost}}
 
 
 # The pictures of the page for docs/, of a fleet at night: `python -m tests.helpers.operators_page [FOLDER]`.

@@ -57,7 +57,7 @@ from gitboot.text import format_count, format_names
 if TYPE_CHECKING:
     from gitboot.review.rollout_progress import ImageReport, Joining, StreamUse
 
-_PERCENTAGES: Final = (10, 25, 50, 75, 100)  # common percentages for rollout steps
+_MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in page.js
 _MAX_NAMES: Final = 3  # maximum number of servers in a cell
 _MAX_REASON_LENGTH: Final = 34  # characters
 
@@ -191,12 +191,12 @@ def _format_stream(stream: StreamUse) -> tuple[str, ...]:
 
 
 def _format_next_servers(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
-    if not joining:
-        return
-    nearest = joining[0].percent
-    for percent in (nearest, *(step for step in _PERCENTAGES if step > nearest)):
-        reached = [server for each in joining if each.percent <= percent for server in each.servers]
-        yield f"{percent} %", str(len(reached)), format_names(reached, _MAX_NAMES) or "none"
+    rows = [(f"{each.percent} %", each.servers) for each in joining[:_MAX_STEPS]]
+    if later := joining[_MAX_STEPS:]:
+        last = f"–{later[-1].percent}" if len(later) > 1 else ""
+        rows.append((f"{later[0].percent}{last} %", tuple(server for each in later for server in each.servers)))
+    for percent, servers in rows:
+        yield percent, str(len(servers)), format_names(servers, _MAX_NAMES)
 
 
 _PREFIX: Final = "gitboot/update-"

@@ -90,72 +90,82 @@ function shape(tag, facts, text) {
   return made;
 }
 
-const WIDTH = 1000;
-const NAMES = 240; // the width of the names at the left
-const BAR = 30;
+// The sizes of a picture, which is as wide as its view: the names are at the left of the bars. In a narrow view, they
+// are above the bars.
+function layout() {
+  const width = Math.max(280, $("view").clientWidth);
+  return width < 700 ? { width, names: 0, row: 50, top: 24, narrow: true } : { width, names: 240, row: 30, top: 6, narrow: false };
+}
+const BAR = 18; // the height of a bar
+const DATE = 36; // half of the width of a date on an axis
+const TIME = 58; // half of the width of a date with a time
 
 // A picture with a label. A table beside it has the same data.
-function picture(says, height, shapes) {
-  const made = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": says });
+function picture(says, { width }, height, shapes) {
+  const made = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": says });
   made.append(...shapes);
   const box = element("div", undefined, "picture");
-  box.tabIndex = 0; // in a narrow window the picture scrolls in its box
-  box.setAttribute("role", "region");
-  box.setAttribute("aria-label", says);
   box.append(made);
   return box;
 }
 
-function name(text, row) {
+function name(text, number, { names, row, narrow }) {
   const shown = text.length > 30 ? `${text.slice(0, 29)}…` : text;
-  return shape("text", { x: NAMES - 12, y: row * BAR + 20, "text-anchor": "end" }, shown);
+  return narrow ? shape("text", { class: "name", x: 0, y: number * row + 18 }, shown)
+    : shape("text", { x: names - 12, y: number * row + 20, "text-anchor": "end" }, shown);
 }
 
 // Rows of bars side by side: [name, [[class, size], …], whole, words]. A row that is full is the whole, or all parts if they are more.
 function bars(says, rows) {
-  const full = WIDTH - NAMES - 160;
+  const size = layout();
+  const full = size.width - size.names - (size.narrow ? 100 : 160);
   const shapes = rows.flatMap(([text, parts, whole, words], row) => {
+    const y = row * size.row + size.top;
     const scale = full / Math.max(1, whole, parts.reduce((sum, [, size]) => sum + size, 0));
-    let x = NAMES;
+    let x = size.names;
     const drawn = parts.filter(([, size]) => size > 0).map(([kind, size]) => {
       const wide = Math.max(2, size * scale);
       x += wide;
-      return shape("rect", { class: kind, x: x - wide, y: row * BAR + 6, width: wide, height: BAR - 12, rx: 2 });
+      return shape("rect", { class: kind, x: x - wide, y, width: wide, height: BAR, rx: 2 });
     });
-    const track = shape("rect", { class: "track", x: NAMES, y: row * BAR + 6, width: full, height: BAR - 12, rx: 2 });
-    return [name(text, row), track, ...drawn, shape("text", { x: NAMES + full + 8, y: row * BAR + 20 }, words)];
+    const track = shape("rect", { class: "track", x: size.names, y, width: full, height: BAR, rx: 2 });
+    return [name(text, row, size), track, ...drawn, shape("text", { x: size.names + full + 8, y: y + 14 }, words)];
   });
-  return picture(says, rows.length * BAR, shapes);
+  return picture(says, size, rows.length * size.row, shapes);
 }
 
 // Windows on an axis of time, with a line for now. Ends that are open reach to the edge.
 function windows(says, rows) {
   const now = Date.now();
+  const size = layout();
   const known = rows.flatMap(({ start, end }) => [start, end]).filter(Boolean).map((each) => Date.parse(each));
   const first = Math.min(now, ...known);
   const last = Math.max(now, ...known);
   const margin = Math.max(3600000, (last - first) * 0.05);
   const [begin, end] = [first - margin, last + margin];
-  const place = (at) => NAMES + ((at - begin) / (end - begin)) * (WIDTH - NAMES);
-  const bottom = rows.length * BAR + 8;
-  const ticks = days(begin, end).flatMap((at) => [
+  const place = (at) => size.names + ((at - begin) / (end - begin)) * (size.width - size.names);
+  const bottom = rows.length * size.row + 8;
+  const days = times(begin, end, size.narrow ? 3 : 6);
+  const dates = days.every((at) => at % DAY_MS === 0);
+  const fits = (at) => Math.abs(place(at) - size.width / 2) <= size.width / 2 - (dates ? DATE : TIME);
+  const ticks = days.flatMap((at) => [
     shape("line", { class: "grid", x1: place(at), x2: place(at), y1: 0, y2: bottom }),
-    shape("text", { x: place(at), y: bottom + 16, "text-anchor": "middle", class: "axis" }, new Date(at).toISOString().slice(5, 16).replace("T", " ")),
+    ...(fits(at) ? [shape("text", { x: place(at), y: bottom + 16, "text-anchor": "middle", class: "axis" }, new Date(at).toISOString().slice(0, dates ? 10 : 16).replace("T", " "))] : []),
   ]);
   const shapes = rows.flatMap((each, row) => {
-    const from = each.start ? place(Date.parse(each.start)) : NAMES;
-    const to = each.end ? place(Date.parse(each.end)) : WIDTH;
+    const from = each.start ? place(Date.parse(each.start)) : size.names;
+    const to = each.end ? place(Date.parse(each.end)) : size.width;
     const open = (!each.start || Date.parse(each.start) <= now) && (!each.end || now < Date.parse(each.end));
-    return [name(each.name, row), shape("rect", { class: open ? "open" : "window", x: from, y: row * BAR + 6, width: Math.max(4, to - from), height: BAR - 12, rx: 4 })];
+    return [shape("rect", { class: open ? "open" : "window", x: from, y: row * size.row + size.top, width: Math.max(4, to - from), height: BAR, rx: 4 })];
   });
   const line = shape("line", { class: "now", x1: place(now), x2: place(now), y1: 0, y2: bottom });
-  return picture(says, bottom + 38, [...ticks, ...shapes, line, shape("text", { x: place(now), y: bottom + 34, "text-anchor": "middle" }, "now")]);
+  return picture(says, size, bottom + 38, [...ticks, ...shapes, line, ...rows.map((each, row) => name(each.name, row, size)), shape("text", { x: place(now), y: bottom + 34, "text-anchor": "middle" }, "now")]);
 }
 
-// The times on an axis: whole days of UTC or parts of them, at most six.
-function days(begin, end) {
+// The times on an axis: whole days of UTC or parts of them, at most so many.
+function times(begin, end, most) {
   const steps = [1, 2, 3, 6, 12, 24, 48, 168, 720, 2160, 8760].map((hours) => hours * 3600000);
-  const step = steps.find((each) => (end - begin) / each <= 6) ?? (end - begin) / 4;
+  const step = steps.find((each) => (end - begin) / each <= most) ?? (end - begin) / most;
   const found = [];
   for (let at = Math.ceil(begin / step) * step; at < end; at += step) found.push(at);
   return found;
@@ -163,10 +173,11 @@ function days(begin, end) {
 
 // The progress of a rollout, and the percentages at which servers join: [[percent, servers], …].
 function ladder(says, percent, joining) {
-  const place = (at) => 24 + (at / 100) * (WIDTH - 48);
+  const size = layout();
+  const place = (at) => 24 + (at / 100) * (size.width - 48);
   const most = Math.max(1, ...joining.map(([, servers]) => servers.length));
-  const rest = [0, 25, 50, 75, 100].filter((at) => Math.abs(at - percent) > 4);
-  return picture(says, 96, [
+  const rest = [0, 25, 50, 75, 100].filter((at) => Math.abs(place(at) - place(percent)) > 40);
+  return picture(says, size, 96, [
     shape("rect", { class: "track", x: place(0), y: 60, width: place(100) - place(0), height: 10, rx: 5 }),
     shape("rect", { class: "open", x: place(0), y: 60, width: place(percent) - place(0), height: 10, rx: 5 }),
     ...joining.map(([at, servers]) => {

@@ -60,21 +60,30 @@ function typed(text) {
 
 // The servers whose install boots are withheld, and what each boots instead.
 function withheld(servers) {
-  return table("Servers whose install boot is withheld, because newer commits do not offer it", ["Server", "Boots", "Not offered by", "Why"],
-    servers.map(({ server, boots, by, why }) => [server, boots ?? "its disk", by.map((each) => each.slice(0, 12)).join(", "), why]));
+  return table("Servers whose install boot is withheld, because newer commits do not offer it", ["Server", "Boots", "Not offered by"],
+    servers.map(({ server, boots, by }) => [toServer(server), boots ?? "its disk", by.map((each) => each.slice(0, 12)).join(", ")]));
 }
 
-function held({ commit: revision, held: { digest, guards, lines, reinstalls } }) {
+// A held commit: which servers it affects now, and how to review and to approve it.
+function held({ commit: revision, held: { digest, guards, lines, reinstalls }, withheld: lost }) {
   const what = element("p");
   if (reinstalls?.length) what.append(`It may reinstall ${reinstalls.join(", ")}. `);
-  what.append("gitboot waits for an approval. It withholds install boots that this commit does not offer. All other machines boot as before.");
+  what.append("gitboot waits for an approval. ");
+  if (lost?.length) {
+    const servers = lost.length === 1 ? "1 server" : `${lost.length} servers`;
+    what.append(link(`It withholds the install ${lost.length === 1 ? "boot" : "boots"} of ${servers}`, "#/changes"),
+      `, because this commit does not offer ${lost.length === 1 ? "it" : "them"}: ${some(lost.map((each) => each.server))}. `);
+  }
+  what.append(`All ${lost?.length ? "other " : ""}machines boot as before.`);
   const review = forge("commit", { commit: revision });
   if (review) what.append(" · ", link("show the commit", review));
   const ways = lines?.length
-    ? ["To acknowledge the changes, add this to the message of a new commit:", typed(lines.join("\n")), "Or approve the changes on the host of the instance:"]
-    : ["A commit message cannot acknowledge these changes. To approve them, run this on the host of the instance:"];
-  return note("bad", "Held", `commit ${(revision ?? "").slice(0, 12)}, by ${guards.join(", ")}`, what, ...ways,
-    typed(`gitboot approve ${digest.slice(0, 16)} --all-guards --reason '…' --state DIRECTORY`));
+    ? ["2. To acknowledge the changes, add this to the message of a new commit:", typed(lines.join("\n")), "Or approve the changes on the host of the instance:"]
+    : ["2. A commit message cannot acknowledge these changes. To approve them, run this on the host of the instance:"];
+  return note("bad", "Held", `commit ${(revision ?? "").slice(0, 12)}, by ${guards.join(", ")}`, what,
+    "1. Review the changes on the host of the instance:",
+    typed(`gitboot diff --accepted OUTPUT ..${(revision ?? "").slice(0, 12)} STATE/repository.git`), ...ways,
+    typed(`gitboot approve ${digest.slice(0, 16)} --all-guards --reason '…' --state STATE`));
 }
 
 // If the status is stale, all data on the page may be old. A live endpoint compares with its own clock (StatusCurrent).
@@ -97,7 +106,7 @@ function notes(status) {
   const found = stale(status.at);
   if (attempted?.held) found.push(held(attempted));
   for (const each of attempted?.problems ?? []) {
-    found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, each.hint));
+    found.push(note(each.severity === "error" ? "bad" : "plain", each.code, `${each.path}:${each.line}: ${each.message}`, each.hint));
   }
   // The note of a held commit shows its condition.
   found.push(...failing((conditions ?? []).filter((each) => !(attempted?.held && each.type === "CommitAccepted"))));
@@ -105,12 +114,12 @@ function notes(status) {
   const count = Object.values(installing).reduce((sum, each) => sum + each, 0);
   if (count) {
     const first = installations.slice(0, 5).map((each) => element("p", `${each.server}: ${each.message}`));
-    found.push(note("busy", "Installing", `${count} ${count === 1 ? "server" : "servers"} without evidence of completion`, ...first));
+    found.push(note("active", "Installing", `${count} ${count === 1 ? "server" : "servers"} without evidence of completion`, ...first));
   }
-  if (progress) found.push(note("busy", progress.work, progress.message));
+  if (progress) found.push(note("active", progress.work, progress.message));
   if (!found.length) {
     const isHealthy = conditions?.length > 0 && status.applied?.commit;
-    found.push(isHealthy ? note("good", "Healthy:", "all conditions are true") : note("busy", "Unknown", "no instance has written a status yet"));
+    found.push(isHealthy ? note("good", "Healthy:", "all conditions are true") : note("plain", "Unknown", "no instance has written a status yet"));
   }
   return found;
 }
@@ -155,7 +164,7 @@ function showStatus() {
   const applied = status?.applied?.commit ?? shared?.commit;
   $("commit").replaceChildren(...(applied ? ["published commit ", commit(applied), ...branch(status)] : ["no commit is published"]));
   $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
-  const known = status ? notes(status) : [note("busy", "No status", "the page shows published files; no instance has written a status")];
+  const known = status ? notes(status) : [note("plain", "No status", "the page shows published files; no instance has written a status")];
   const shown = [...lacking(), ...known];
   const wrong = shown.filter((each) => each.classList.contains("bad")).length;
   $("state").replaceChildren(...(asked().title === null ? shown : wrong ? [brief(wrong)] : []));
@@ -164,8 +173,8 @@ function showStatus() {
 // A value that changes when boots may have changed. null: there is no status, so the page reads the fleet each time.
 function version(status) {
   if (!status?.at) return null;
-  const { applied, changes, installing, installs, nextTransition, phases, records } = status;
-  return JSON.stringify([applied, changes, installing, installs, nextTransition, phases, records]);
+  const { applied, attempted, changes, installing, installs, nextTransition, phases, records } = status;
+  return JSON.stringify([applied, attempted?.withheld, changes, installing, installs, nextTransition, phases, records]);
 }
 
 async function readFleet() {
@@ -186,10 +195,10 @@ async function readFleet() {
 function lead(server) {
   const made = element("p", undefined, "lead");
   const image = imageOf(server);
-  const boots = image ? `boots ${image} from the network` : server.phase ? "boots its own disk" : "has no plan";
+  const boots = image ? `boots ${image} from the network` : server.phase ? `boots its own disk${server.cause === WITHHELD ? " for now" : ""}` : "has no plan";
   made.append(phase(server), " It ", element("strong", boots), server.cause ? `: ${server.cause}.` : ".");
   const [then] = server.later ?? [];
-  if (then) made.append(` Next, ${away(then.from)}: ${then.image ?? "its own disk"}${then.by ? ` by ${then.by}` : ""}; ${then.cause ?? "no plan"}.`);
+  if (then) made.append(` Next, ${away(then.from)}: ${then.image ?? "its own disk"}${then.by ? ` by ${then.by}` : ""}; ${then.cause ? future(then.cause) : "it will have no plan"}.`);
   return made;
 }
 
@@ -199,15 +208,15 @@ function waits(server) {
   const [text, section] = WAITS[server.cause] ?? [];
   const withheldBoot = fleet.status?.attempted?.withheld?.find((each) => each.server === server.name);
   if (text) {
-    const made = note("busy", "Waits:", text);
-    if (withheldBoot) made.append(element("p", `Not offered by commit ${withheldBoot.by.map((each) => each.slice(0, 12)).join(", ")}: ${withheldBoot.why}.`));
+    const made = note("waits", "Waits:", text);
+    if (withheldBoot) made.append(element("p", `Not offered by commit ${withheldBoot.by.map((each) => each.slice(0, 12)).join(", ")}${withheldBoot.why === server.cause ? "" : `: ${withheldBoot.why}`}.`));
     if (section) made.append(" ", help(`help.html#${section}`));
     found.push(made);
   }
   const row = fleet.all.find((each) => each.name === server.name);
   const stream = fleet.shared?.streams?.find((each) => each.name === row?.stream);
   if (row?.joins && stream?.rollout && row.joins > stream.percent) {
-    found.push(note("busy", "Waits:", `the rollout of ${stream.rollout} is at ${stream.percent} %, and the server joins at ${row.joins} %.`));
+    found.push(note("waits", "Waits:", `the rollout of ${stream.rollout} is at ${stream.percent} %, and the server joins at ${row.joins} %.`));
   }
   return found;
 }
@@ -236,7 +245,8 @@ function installed(known) {
   return made;
 }
 
-function installation({ installing, step }) {
+function installation({ installing, step, cause, phase: now }) {
+  if (!installing && step === "Pending" && now !== "Network") return cause === WITHHELD ? STATES.Withheld : STATES.Waiting;
   if (!installing) return STATES[step] ?? step;
   const { state, since, step: last, at, maintenance } = installing;
   const begun = `Installing since ${inUtc(since)}${maintenance ? ` by the maintenance ${maintenance}` : ""}`;
@@ -377,7 +387,7 @@ async function showServer(asked) {
 // Views that need published data
 
 function unpublished() {
-  return [note("busy", "Not published", "this view needs the output pages; add it to the Fleet: outputs: [ipxe, grub, pages]")];
+  return [note("plain", "Not published", "this view needs the output pages; add it to the Fleet: outputs: [ipxe, grub, pages]")];
 }
 
 function count(name) {
@@ -396,6 +406,16 @@ function joining(stream) {
   return [...found].sort(([a], [b]) => a - b);
 }
 
+const MOST_STEPS = 8; // rows for the percentages at which servers join, as in gitboot.cli.commands.images
+
+// The percentages at which servers join, each with these servers. One row has all that come later.
+function steps(waits) {
+  const rows = waits.slice(0, MOST_STEPS).map(([percent, names]) => [`${percent} %`, names]);
+  const later = waits.slice(MOST_STEPS);
+  if (later.length) rows.push([`${later[0][0]}${later.length > 1 ? `–${later.at(-1)[0]}` : ""} %`, later.flatMap(([, names]) => names)]);
+  return rows;
+}
+
 function next(stream) {
   const [first] = joining(stream);
   return first ? `at ${first[0]} %: ${some(first[1])}` : "no server waits";
@@ -405,7 +425,7 @@ async function showImages() {
   const { shared } = fleet;
   if (shared === null) return unpublished();
   const [decided, provisioned, kept] = ["decided", "provisioned", "kept"].map(count);
-  const streams = (image) => shared.streams.filter((each) => [each.current, each.rollout].includes(image)).map((each) => each.name).join(", ");
+  const streams = (image) => shared.streams.filter((each) => (each.images ?? [each.current, each.rollout]).includes(image)).map((each) => each.name).join(", ");
   const images = Object.entries(shared.images).map(([image, version]) =>
     [image, version, String(decided.get(image) ?? 0), String(provisioned.get(image) ?? 0), streams(image) || null,
       shared.provenance?.[image]?.join(", ")]);
@@ -416,11 +436,11 @@ async function showImages() {
     return [each.what, each.image, until, String(kept.get(each.id) ?? 0), each.reason];
   });
   return [
-    part("Images", table("Servers by image", ["Image", "Version", "Decided for", "Provisioned with", "In streams", "Claimed provenance"], images)),
+    part("Images", table("Servers by image", ["Image", "Version", "Planned", "Installed", "Streams", "Claimed provenance"], images)),
     part("Streams", shared.streams.length ? table("Images of each stream", ["Stream", "Current", "Rollout", "Percent", "Next", "Follows", "Required provenance", "Source"],
       shared.streams.map((each) => [each.name, each.current, each.rollout, each.rollout && `${each.percent} %`, each.rollout && next(each), each.follows, each.requires, line(shared.commit, each.path, each.line)]))
       : element("p", "There are no streams.")),
-    part("Pins and holds", behind.length ? table("Servers that keep an image", ["Pin or hold", "Image", "Until", "Servers", "Reason"], behind)
+    part("Pins and holds", behind.length ? table("Servers that keep an image", ["Pin or hold", "Image", "Deadline", "Servers", "Reason"], behind)
       : element("p", "There are no pins or holds.")),
   ];
 }
@@ -432,17 +452,17 @@ async function showTimeline() {
   const rows = [...shared.maintenances].sort((a, b) => ((a.start ?? "") < (b.start ?? "") ? -1 : 1));
   const rollouts = shared.streams.filter((each) => each.rollout).flatMap((each) => {
     const waits = joining(each);
-    const upcoming = waits.slice(0, 8).map(([percent, names]) => [`${percent} %`, String(names.length), some(names)]);
+    const upcoming = steps(waits).map(([percent, names]) => [percent, String(names.length), some(names)]);
     return [
       element("h4", `${each.name}: ${each.rollout} at ${each.percent} %`),
       ladder(`${each.name} is at ${each.percent} percent; ${next(each)}`, each.percent, waits),
-      upcoming.length ? table(`Next servers of ${each.name}`, ["From", "Servers", "Names"], upcoming) : element("p", "No server waits for this rollout."),
+      upcoming.length ? table(`Next servers of ${each.name}`, ["Percent", "Added", "Servers"], upcoming) : element("p", "No server waits for this rollout."),
     ];
   });
   return [
     part("Windows", ...(rows.length ? [windows("Maintenance windows on a time axis; the table below has the same data", rows),
       table("Maintenance windows", ["Maintenance", "From", "Until", "Servers", "Profile", "Priority", "Source"], rows.map((each) =>
-        [each.name, instant(each.start), instant(each.end), String(servers.get(each.name) ?? 0), each.profile, String(each.priority), line(shared.commit, each.path, each.line)]))]
+        [each.name, each.start ? instant(each.start) : "always", each.end ? instant(each.end) : "no end", String(servers.get(each.name) ?? 0), each.profile, String(each.priority), line(shared.commit, each.path, each.line)]))]
       : [element("p", "There are no maintenances.")])),
     part("Rollouts", ...(rollouts.length ? rollouts : [element("p", "There are no rollouts.")])),
   ];
@@ -458,7 +478,7 @@ function key(kind, words) {
 
 async function showChanges() {
   const { status } = fleet;
-  if (!status) return [note("busy", "No status", "no instance has written a status")];
+  if (!status) return [note("plain", "No status", "no instance has written a status")];
   const areas = status.accepted?.changed ?? [];
   const commits = [...new Set(areas.map((each) => each.commit))];
   const legend = element("p", undefined, "legend");
@@ -546,7 +566,8 @@ async function show() {
   $("view").hidden = title === null;
   document.title = title === null ? "gitboot" : `${title} – gitboot`;
   for (const each of document.querySelectorAll("nav a")) {
-    each.toggleAttribute("aria-current", each.hash === wanted || (each.hash === "#/" && title === null));
+    const isHere = each.getAttribute("href").startsWith("#"); // the help is another page
+    each.toggleAttribute("aria-current", isHere && (each.hash === wanted || (each.hash === "#/" && title === null)));
     if (each.hasAttribute("aria-current")) each.setAttribute("aria-current", "page");
   }
   showStatus();
@@ -617,7 +638,10 @@ addEventListener("keydown", (event) => {
 });
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("window").addEventListener("scroll", drawRows, { passive: true });
-addEventListener("resize", drawRows);
+addEventListener("resize", () => {
+  drawRows();
+  if ($("view").querySelector("svg")) show(); // a picture is as wide as its view
+});
 addEventListener("hashchange", go);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
 addEventListener("beforeprint", () => { fleet.printing = true; drawRows(); });

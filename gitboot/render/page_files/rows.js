@@ -10,15 +10,15 @@ const order = { by: "name", down: false };
 const drawn = new Map(); // the row of each server that has one
 let narrowed = ""; // the search text of `fleet.chosen`
 
-// The colour of each phase. It is always shown with the word.
-const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
+// The colour of each phase. It is always shown with the word. Amber is only for what waits or is withheld.
+const TONES = { Network: "active", Maintenance: "maintenance", Disk: "plain" };
 
 // Each column: title, sort key and content.
 const COLUMNS = [
   ["Server", "name", (server) => toServer(server.name)],
   ["Site", "site", (server) => server.site ?? "–"],
   ["Phase", "phase", (server) => phase(server)],
-  ["Image", "image", (server) => imageOf(server) ?? "local disk"],
+  ["Image", "image", (server) => imageOf(server) ?? (server.phase ? "local disk" : "–")],
   ["By", "by", (server) => by(server) ?? "–"],
   ["Installs", "installs", (server) => installs(server)],
   ["Next change", "nextTransition", (server) => nextBoot(server)],
@@ -39,10 +39,15 @@ function isInstalling(server) {
   return Boolean(server.installing);
 }
 
+// Whether gitboot withholds the install boot that the server would get now.
+function isWithheld({ name }) {
+  return Boolean(fleet.status?.attempted?.withheld?.some((each) => each.server === name));
+}
+
 function phase(server) {
-  if (!isInstalling(server)) return element("span", server.phase ?? "undecided", `word pill ${TONES[server.phase] ?? "busy"}`);
+  if (!isInstalling(server)) return element("span", server.phase ?? "no plan", `word pill ${isWithheld(server) ? "waits" : TONES[server.phase] ?? "plain"}`);
   const { state, since, message } = server.installing;
-  const made = element("span", state, "word pill busy");
+  const made = element("span", state, "word pill active");
   const isToday = since.slice(0, 10) === new Date().toISOString().slice(0, 10);
   made.append(` since ${isToday ? since.slice(11, 16) : since.slice(0, 16).replace("T", " ")}Z`);
   made.title = message;
@@ -51,6 +56,7 @@ function phase(server) {
 
 // The API alone does not show when a server installs. "–" means never.
 function installs(server) {
+  if (isWithheld(server)) return element("span", "waits: withheld", "word waits");
   if (isInstalling(server)) return `${STEPS[server.installing.step]} ${server.installing.at.slice(11, 16)}Z`;
   if (!("installs" in server)) return element("span", "not published", "quiet");
   if (!server.installs) return element("span", "–", "quiet");
@@ -65,12 +71,12 @@ function nextBoot(server) {
 
 // The counters above the table: label, predicate of the servers that it counts, and colour.
 const AHEAD = {
-  installing: ["installing now", isInstalling, "busy"],
+  installing: ["installing now", isInstalling, "active"],
   reinstall: ["may install at their next boot", (server) => server.installs === "now", "bad"],
   tonight: ["more may install within 24 h", (server) => server.installs && server.installs !== "now" && isSoon(server.installs), "bad"],
-  changes: ["change within 24 h", (server) => isSoon(server.nextTransition), "busy"],
-  maintenance: ["in maintenance", (server) => server.maintenance, "busy"],
-  waiting: ["wait for a rollout", (server) => server.joins, ""],
+  changes: ["change within 24 h", (server) => isSoon(server.nextTransition), ""],
+  maintenance: ["in maintenance", (server) => server.maintenance, "maintenance"],
+  waiting: ["wait for a rollout", (server) => server.joins, "waits"],
   kept: ["pinned or on hold", (server) => server.kept, ""],
 };
 let ahead = null; // the chosen counter

@@ -18,6 +18,7 @@ const STEPS = { Attempted: "boot served", Started: "installer started", Failed: 
 const ATTEMPT_STEPS = { Attempted: "Served", Started: "Started", Failed: "Failed", Provisioned: "Provisioned" };
 const STATES = {
   Unknown: "Not known: the server has no verified record", Pending: "Pending: the server will be installed at its next boot", Provisioned: "Provisioned",
+  Withheld: "Pending: waits until the newer commit is accepted", Waiting: "Pending: not at its next boot",
   Attempted: "The boot was served", Started: "The installer has started", Failed: "The installer has failed",
 };
 const EVIDENCE = {
@@ -35,6 +36,14 @@ function overrideOf({ enabled, target, reason }) {
   }[kind];
   return `boot by ${target} ${often}${what ? `, for ${what}` : ""}`;
 }
+
+// Why a server will boot something else, in the future tense where a maintenance causes it.
+function future(cause) {
+  const words = { is: "will be", boots: "will boot", waits: "will wait" };
+  return cause.replace(/^the maintenance (is|boots|waits)\b/, (_, verb) => `the maintenance ${words[verb]}`);
+}
+
+const WITHHELD = "a newer commit, which is not accepted yet, does not offer this install boot";
 
 // What a server waits for, by the cause of its plan (gitboot.resolve.server_plan), and the section of the help.
 const WAITS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +18,7 @@ from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, encode_records
+from gitboot.text import format_names
 from tests.helpers.fleets import (
     SEED,
     SHA,
@@ -410,7 +412,7 @@ def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typ
             **{f"i{number}.yaml": image(f"flatcar-{number}") for number in (0, 2)},
             **{
                 f"web{number}.yaml": server(f"web{number}", "role: web", pin if number == 10 else "")
-                for number in range(10, 16)
+                for number in range(10, 24)
             },
         }
     )
@@ -422,15 +424,22 @@ def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typ
     assert max(map(len, out.splitlines())) <= 100
     tables = {table.split()[0]: table.splitlines() for table in out.split("\n\n")}
     assert tables["IMAGE"][1].split() == ["flatcar-0", "0", "1", "1", "0", "-"]  # the file has no record of web10
-    assert tables["STREAM"][1].split() == ["stable", "7", "flatcar-1", "(6)", "flatcar-2", "at", "1", "%", "(0)"]
+    assert tables["STREAM"][1].split() == ["stable", "15", "flatcar-1", "(14)", "flatcar-2", "at", "1", "%", "(0)"]
     assert tables["PIN"][1].split()[:7] == ["the", "pin", "of", "web10", "flatcar-0", "2026-11-01", "overdue"]
     assert tables["SERVER"][1].split() == ["web10", "flatcar-0", "0", "1", "stable"]
-    assert tables["ROLLOUT"][-1].split()[:4] == ["stable", "100", "%", "6"]
-    assert tables["ROLLOUT"][-1].endswith("and 3 more")
     facts = json.loads(gitboot("images", work.path, "-o", "json")[1])
+    joining = facts["streams"][0]["joining"]
+    assert len(joining) > 9  # the last row has all that join later
+    rows = [(f"{each['percent']} %", each["servers"]) for each in joining[:8]]
+    later = [name for each in joining[8:] for name in each["servers"]]
+    rows.append((f"{joining[8]['percent']}–{joining[-1]['percent']} %", later))
+    assert [re.split(r" {2,}", row)[1:] for row in tables["ROLLOUT"][1:]] == [
+        [percent, str(len(names)), format_names(names, 3)] for percent, names in rows
+    ]
     assert facts["items"][0]["provisioned"] is None and facts["revision"] == "WORKTREE"
     assert sorted(name for each in facts["streams"][0]["joining"] for name in each["servers"]) == [
-        *("web01", "web11", "web12", "web13", "web14", "web15")
+        "web01",
+        *(f"web{number}" for number in range(11, 24)),
     ]
 
 

@@ -191,6 +191,18 @@ def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_a
     assert instance_tables.read_facts(parts.ledger).withheld is None
 
 
+def test_only_servers_that_lost_an_install_boot_are_listed_as_withheld(parts: Parts, repository: Repository) -> None:
+    fetch(parts, planned(parts, "web03"), 1)
+    reconcile_at(parts, 2, 7200)
+    assert boot(parts, "web03") == (Cause.PROVISIONED, None)
+    repository.push(documents())
+    reconcile_at(parts, 7201, 7202)
+    status, stored = parts.reconciler.status, instance_tables.read_facts(parts.ledger).withheld
+    assert status.held is not None and stored is not None and len(stored.servers) == len(SERVERS)
+    assert [each.server for each in status.withheld] == [each for each in SERVERS if each != "web03"]
+    assert {each.why for each in status.withheld} == {Cause.WITHHELD}
+
+
 def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are_not_offered_it(
     parts: Parts, repository: Repository
 ) -> None:
