@@ -135,12 +135,8 @@ class RequestLimits:
         """Count received bytes and the time spent waiting for them. Raises OSError if a limit is exceeded."""
         self._allowance -= size_bytes
         if self._allowance < 0:
-            what = (
-                ("the host sends too many bytes for the framing of its body")
-                if self._is_body
-                else "the host sends too many headers"
-            )
-            raise _AnswerTooLarge(f"it {what}")
+            what = "bytes for the framing of its body" if self._is_body else "headers"
+            raise _AnswerTooLarge(f"the host sends too many {what}")
         self._waited_s += waited_s
         self._arrived += size_bytes
         if self._rate is not None and self._arrived >= self._rate.size_bytes:

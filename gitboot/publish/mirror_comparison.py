@@ -68,7 +68,7 @@ class MirrorReport(Struct, frozen=True, kw_only=True):
 
 
 def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
-    """Return the files that a mirror of the tree at ``root`` must contain, sorted by their path path below boot/.
+    """Return the files that a mirror of the tree at ``root`` must contain, sorted by their path below boot/.
 
     With ``as_target``, gitboot does not compare modification times, because a target does not keep the modification
     times of the tree. Raises `PublishError` if the tree cannot be read.

@@ -430,7 +430,10 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
 
 
 def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
-    """Return the digest and size of each server's listing, targets by name, from the states in the manifest."""
+    """Read the digest and the size of each server's listing from the states in the manifest.
+
+    Return them by target name.
+    """
     found: dict[str, ListedFile | None] = {}
     for server, digest in tree.iter_servers():
         data, path = disk.read(state_path(server)), listing_path(server)

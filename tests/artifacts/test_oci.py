@@ -231,7 +231,7 @@ def test_t3_credentials_are_not_sent_to_a_host_that_an_unencrypted_answer_names(
             asked.url.replace("127.0.0.1", "127.0.0.2"),
         ):
             asked.answers[MANIFEST_PATH] = bearer(realm)
-            with pytest.raises(RegistryRefused, match="gitboot does not send credentials to another machine"):
+            with pytest.raises(RegistryRefused, match="gitboot does not send credentials there"):
                 asking(asked, credentials(tmp_path, asked.host), rack.tls).manifest(image(asked))
         assert thief.asked == []
 
@@ -239,7 +239,7 @@ def test_t3_credentials_are_not_sent_to_a_host_that_an_unencrypted_answer_names(
 def test_t3_credentials_are_not_sent_unencrypted_after_an_encrypted_answer(tmp_path: Path, rack: Rack) -> None:
     with hostile({}) as thief, hostile({MANIFEST_PATH: bearer(f"{thief.url}/token")}, rack.tls) as asked:
         asked.answers[MANIFEST_PATH] = bearer(f"{thief.url}/token")
-        with pytest.raises(RegistryRefused, match="gitboot does not send credentials to another machine"):
+        with pytest.raises(RegistryRefused, match="gitboot does not send credentials there"):
             asking(asked, credentials(tmp_path, asked.host), rack.tls).manifest(image(asked))
         assert thief.asked == []
 

@@ -115,7 +115,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['a={{arch}}']}}",
-            "GB1049 spec.image.kernelArguments[0]: there is no placeho",
+            "GB1049 spec.image.kernelArguments[0]: this template can",
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['initrd=x']}}",
