@@ -51,7 +51,8 @@ def test_a_declaration(spec: str) -> None:
         (f"{SMALL}, keys: [{KEY}]", "GB1044 spec: keys has no effect, because the source has no signature"),
         (
             SMALL.replace("/versions", "/{version}"),
-            'GB1049 spec.releases.url: this template cannot use the placeholder "{version}"; use {channel}, {arch}, {base}',
+            'GB1049 spec.releases.url: this template cannot use the placeholder "{version}"; use {channel}, {arch}, '
+            "{base}",
         ),
         (
             SMALL.replace("https://a.test/versions", "assets:versions"),

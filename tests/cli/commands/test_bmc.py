@@ -592,7 +592,7 @@ def test_errors_of_one_bmc_are_reported_and_the_other_machines_are_reset(pair: R
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("on --reason x", "pass the names of servers, or select them by their labels"),
+        ("on --reason x", "pass the names of servers, or select servers by their labels"),
         ("reset wbe01 --reason x", "did you mean web01?"),
         ("reset web01", "Missing option '--reason'"),
         ("on web01 --force --reason x", "No such option"),

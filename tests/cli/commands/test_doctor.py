@@ -219,7 +219,8 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
             "compressed": {f"{kernel_url} is not an EFI program, so {of_server}": "warning"},
             "missing": {
                 f"{kernel_url} {absent}1 server (web01) with Secure Boot needs it": "warning",
-                f"URL/grub/grub.cfg {absent}GRUB needs this file if machines load shim by HTTP (1 server (web01))": "warning",
+                f"URL/grub/grub.cfg {absent}GRUB needs this file if machines load shim by HTTP (1 server "
+                "(web01))": "warning",
             },
         }[kernel]
     )
