@@ -17,17 +17,18 @@ from gitboot.text import printable
 
 FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 300.0
-_STEADY_S: Final = 60.0  # after this time without an error, a thread counts as healthy again
+_STEADY_S: Final = 60.0  # gitboot considers a thread healthy again after this time without an error
 _LONGEST_MESSAGE: Final = 200
-Failure = tuple[str, str, int]  # name of the thread, error on one line, number of errors since its first start
+# called with the name of the thread, the error on one line, and the number of errors since the first start
+Failure = tuple[str, str, int]
 FIRST_RETRY_S: Final = 5.0  # the first pause after a failed delivery
 _LONGEST_RETRY_S: Final = 600.0
 
 
 class BackgroundThread:
-    """A daemon thread that runs a function, and restarts the function if it raises an exception.
+    """A daemon thread that runs a function.
 
-    The thread ends when the function returns.
+    If the function raises an exception, the thread runs the function again. The thread ends when the function returns.
     """
 
     def __init__(
@@ -38,7 +39,10 @@ class BackgroundThread:
         on_death: Callable[[str], None] | None = None,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """Prepare the thread. After an error, the thread calls ``on_death`` with the error on one line, then pauses."""
+        """Prepare the thread.
+
+        After an error, the thread calls ``on_death`` with the error on one line, and then pauses.
+        """
         self._run, self._on_death, self._first_pause_s = run, on_death, first_pause_s
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_running, name=name, daemon=True)
@@ -47,7 +51,7 @@ class BackgroundThread:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Stop restarting the function, and wait until it has returned or until the timeout."""
+        """Prevent further restarts of the function. Wait until the function has returned or the timeout has passed."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -66,7 +70,7 @@ class BackgroundThread:
                     return
                 except BaseException as error:  # noqa: BLE001 - whatever it is, the work has to go on
                     if self._ending.is_set() and isinstance(error, RuntimeError):
-                        return  # the process is ending, and thread pools accept no more work (concurrent.futures)
+                        return  # the process is ending, so thread pools no longer accept work (concurrent.futures)
                     deaths += 1
                     if time.monotonic() - began_s > _STEADY_S:
                         pause_s = self._first_pause_s
@@ -89,7 +93,7 @@ class BackgroundThread:
 
 
 class RetryingSender(ABC):
-    """A thread that sends to one service, and retries with growing pauses."""
+    """A thread that sends items to one service. After a failure, it retries with increasing pauses."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, label: str = "", first_retry_s: float) -> None:
         """Prepare the thread. ``wake`` is called, from any thread, when `failure` changes.
@@ -97,8 +101,8 @@ class RetryingSender(ABC):
         ``label`` is a prefix of each failure message.
         """
         self.wake, self._label, self._first_retry_s = wake, label, first_retry_s
-        self.changed = threading.Condition()  # guards everything that the thread waits for
-        self.failure: tuple[str, str] | None = None  # the kind and the message of the last attempt's error
+        self.changed = threading.Condition()  # the lock of everything for which the thread waits
+        self.failure: tuple[str, str] | None = None  # the kind and the message of the error at the last attempt
         self.is_ending = False
         note_death = partial(self.note_failure, "ThreadDied")
         self._thread = BackgroundThread(self._keep_sending, name=name, on_death=note_death)
@@ -110,7 +114,7 @@ class RetryingSender(ABC):
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """Return whether the thread has sent all items."""
+        """Whether all items were sent."""
 
     def start(self) -> None:
         self._thread.start()
@@ -121,7 +125,7 @@ class RetryingSender(ABC):
             self.changed.wait_for(lambda: self.is_done or self.failure is not None, patience_s)
             self.is_ending = True
             self.changed.notify_all()
-        self._thread.join(timeout_s=0.1)  # a thread that hangs in the network ends with the process
+        self._thread.join(timeout_s=0.1)  # a thread that still waits for the network ends with the process
 
     def note_failure(self, kind: str | None, message: str = "") -> None:
         """Store the error of the last attempt. ``kind`` is None if the attempt succeeded."""
@@ -148,9 +152,10 @@ class RetryingSender(ABC):
                 self.note_failure(None)
 
 
-# Failures belong to the process, because its threads do.
+# The failures belong to the process, because its threads belong to the process.
 _noting: Final = threading.Lock()
-_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # with the time until which it counts
+# failures, each with the time until which gitboot reports it
+_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}
 _listeners: Final[list[Callable[[], None]]] = []
 
 
@@ -175,7 +180,10 @@ def list_failures() -> list[Failure]:
 
 @contextmanager
 def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
-    """Until the block ends, call the listener from each background thread that dies."""
+    """Until the block ends, call the listener each time a background thread dies.
+
+    The thread that dies calls the listener.
+    """
     with _noting:
         _listeners.append(listener)
     try:
@@ -187,17 +195,16 @@ def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
 
 Item = TypeVar("Item")
 # The longest time that one call waits in the operating system. Python runs a signal handler in the main thread, between
-# two bytecode instructions. A signal that arrives after the last instruction and before the thread sleeps does not end
-# that sleep. (This happened to 21 of 958,000 signals in a loop that aims at this moment.)
+# two bytecode instructions. If a signal arrives after the last instruction and before the thread sleeps, the thread
+# sleeps anyway. (This happened to 21 of 958,000 signals in a test loop for this case.)
 _LONGEST_WAIT_S: Final = 1.0
 
 
 class SignalQueue(Generic[Item]):
-    """A first-in, first-out queue to which a signal handler can add items at any time, because the queue uses no Python
-    lock.
+    """A first-in, first-out queue to which a signal handler can add items at any time.
 
-    A `threading.Event` uses a lock. If a handler interrupts the thread that holds the lock and sets the Event, the
-    process hangs.
+    The queue does not use a Python lock. In contrast, a `threading.Event` uses a lock: if a handler interrupts the
+    thread that holds the lock and then sets the Event, the process hangs.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Child processes: start, limits, message frames and orphans."""
+"""Child processes: start processes, limit their resources, exchange messages with them, and reap orphans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # child processes inherit this variabl
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
 _spawning: Final = threading.Lock()
-_own_processes: Final[set[subprocess.Popen[bytes]]] = set()  # only their callers may wait for these
+# only the callers that started these processes may wait for them
+_own_processes: Final[set[subprocess.Popen[bytes]]] = set()
 
 
 def spawn(
@@ -45,10 +46,10 @@ def spawn(
     process_group: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process that ends no later than the calling thread. The process must first call `end_with_parent`.
+    """Start a process that ends no later than the calling thread.
 
-    The process inherits LOG_FORMAT, but no other GITBOOT_ variable, because those belong to the command that a user
-    typed.
+    The process must first call `end_with_parent`. The process inherits the variable `LOG_FORMAT`. It does not inherit
+    other GITBOOT_ variables, because they are settings for the command of the user.
     """
     return _start(
         command,
@@ -90,11 +91,11 @@ def run_with_input(
     patience_s: float,
     pass_fds: Sequence[int] = (),
 ) -> ProcessResult:
-    """Run a program to completion, with ``input_data`` as standard input and exactly this environment.
+    """Run a program until it ends, with ``input_data`` as standard input and exactly this environment.
 
-    Use this instead of `subprocess.run`: if `reap_orphans` reaps a process first, `subprocess` reports exit status 0.
-
-    Raises OSError if the program cannot be started, and TimeoutError if it does not end in time.
+    Use this function instead of `subprocess.run`, because `subprocess` reports exit status 0 if `reap_orphans` reaps
+    the process first. Raises OSError if the program cannot be started, and TimeoutError if the program does not end in
+    time.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = _start(command, environment=environment, pass_fds=pass_fds, **pipes)
@@ -110,9 +111,9 @@ def run_with_input(
 def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
     """Run a program without a shell, and return its exit status and its standard output.
 
-    The program inherits no GITBOOT_ variables. Its process group is killed at the end.
-
-    Raises OSError if the program cannot be started or writes more than ``most_bytes``, and TimeoutError.
+    The program does not inherit GITBOOT_ variables. At the end, the function kills the process group of the program.
+    Raises OSError if the program cannot be started or writes more than ``most_bytes``. Raises TimeoutError if the
+    program does not end in time.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = _start(command, environment=_environment(), process_group=0, **pipes)
@@ -135,7 +136,7 @@ def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int
     finally:
         late.cancel()
         late.join()
-        _kill_group(process)  # also kills processes that the program left behind
+        _kill_group(process)  # also kill processes that the program started and that still run
         status = process.wait()
     if is_late.is_set():
         raise TimeoutError(f"{command[0]} was still running after {patience_s:.0f} s")
@@ -143,7 +144,10 @@ def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its process group. The process must not have been reaped, so that its PID is not reused."""
+    """Kill a process and its process group.
+
+    Call this before the process is reaped, because another process could get its PID afterwards.
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -151,12 +155,15 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 def raise_limits() -> None:
     """Raise the limit on open files to its maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # more than the kernel allows
+    with suppress(OSError, ValueError):  # the new limit is higher than the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of this gitboot, with the current directory off the import path."""
+    """Return the command line that runs a module of this gitboot.
+
+    Python does not import modules from the current directory then.
+    """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
@@ -170,11 +177,11 @@ def end_with_parent(parent: int) -> None:
 
 
 def reap_orphans(wait: Callable[[float], bool]) -> None:
-    """If this process has PID 1, as in a container, reap orphans in a thread until ``wait`` returns True."""
+    """If this process has PID 1, for example in a container, reap orphans in a thread until ``wait`` returns True."""
 
     def keep_reaping() -> None:
         while not wait(_REAP_S):
-            with _spawning:  # so that each own child is in _own_processes
+            with _spawning:  # with this lock, all child processes of gitboot are in _own_processes
                 own = {each.pid for each in _own_processes if each.returncode is None}
                 # The kernel lists children by the thread that started them.
                 for task in Path("/proc/self/task").iterdir():
@@ -187,19 +194,20 @@ def reap_orphans(wait: Callable[[float], bool]) -> None:
         BackgroundThread(keep_reaping, name="reaper").start()
 
 
-OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory; errno(3), ENOMEM
-MAX_FRAME: Final = 2**30  # bytes; a larger frame is a bug
+OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory limit; errno(3), ENOMEM
+MAX_FRAME: Final = 2**30  # maximum size of a frame in bytes; a larger frame is a bug
 _LENGTH: Final = struct.Struct(">I")
 _PIECE: Final = 2**20  # bytes
-_END_S: Final = 10.0  # how long to wait for a killed process
-_NICE: Final = 10  # the processes that serve machines have precedence
+_END_S: Final = 10.0  # maximum wait for a killed process
+_NICE: Final = 10  # lower priority than the processes that serve machines
 
 
 @cache
 def _encoder() -> Encoder:
-    from msgspec.msgpack import Encoder  # imported here because an endpoint sends no frames
+    from msgspec.msgpack import Encoder  # imported here, because an endpoint does not send frames
 
-    return Encoder(enc_hook=os.fspath)  # paths are encoded as text; other types that msgpack lacks raise TypeError
+    # msgpack has no type for paths, so they become text; other unsupported types raise TypeError
+    return Encoder(enc_hook=os.fspath)
 
 
 def encode(value: object) -> bytes:
@@ -213,7 +221,7 @@ def write_frame(stream: IO[bytes], message: Struct) -> None:
 
 
 def build_frame(data: bytes) -> bytes:
-    """Return data with its length as a prefix."""
+    """Return a frame: the length of the data, and then the data."""
     return _LENGTH.pack(len(data)) + data
 
 
@@ -243,7 +251,7 @@ class FrameBuffer:
         while len(self._held) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._held, start)
             if length > MAX_FRAME:
-                raise ValueError(f"a frame of {length:,} bytes")
+                raise ValueError(f"received a frame of {length:,} bytes, which is too long")
             end = start + _LENGTH.size + length
             if len(self._held) < end:
                 break
@@ -268,14 +276,15 @@ class Child:
             process_group=0,
         )
         assert self._process.stdin is not None  # noqa: S101
-        os.set_blocking(self._process.stdin.fileno(), False)  # a child that does not read must not block this process
+        # non-blocking, so that a child that does not read cannot block this process
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def send(self, question: Struct, remaining_s: Callable[[], float] | None = None) -> None:
-        """Send a frame. Raises BrokenPipeError if the child has ended, and TimeoutError if no time remains."""
+        """Send a frame. Raises BrokenPipeError if the child has ended, and TimeoutError if the time is over."""
         assert self._process.stdin is not None  # noqa: S101
         pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(question)))
         poll = select.poll()
@@ -289,9 +298,9 @@ class Child:
                     unsent = unsent[os.write(pipe, unsent[:_PIECE]) :]
 
     def read_answers(self, remaining_s: Callable[[], float] | None = None) -> Iterator[bytes]:
-        """Yield the child's answers until it ends.
+        """Yield the child's answers until the child ends.
 
-        Raises TimeoutError if no time remains and no answer has arrived.
+        Raises TimeoutError if the time is over before an answer arrives.
         """
         assert self._process.stdout is not None  # noqa: S101
         pipe = self._process.stdout.fileno()
@@ -306,7 +315,7 @@ class Child:
             yield from buffer.add(data)
 
     def kill(self) -> None:
-        """Kill the child. Any thread may call this."""
+        """Kill the child. Any thread may call this method."""
         self._process.kill()
 
     def wait(self) -> int:
@@ -314,10 +323,10 @@ class Child:
         return self._process.wait()
 
     def reap(self) -> None:
-        """Wait until the child ends, and close its pipes. Call this from the thread that sends and reads.
+        """Wait until the child ends, and close its pipes.
 
-        The kernel cannot kill a process that waits for a disk. In that case, another thread reaps the child when the
-        disk responds.
+        Call this method from the thread that sends and reads. The kernel cannot kill a process that waits for a disk.
+        For such a child, the method starts a thread that reaps the child when the disk responds.
         """
         try:
             self._process.wait(_END_S)
@@ -341,14 +350,17 @@ def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # other output must not come between the frames
+    os.dup2(2, 1)  # redirect other output, which must not come between the frames
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    guard_output()  # a traceback may quote text from a commit
+    guard_output()  # escape output, because a traceback may contain text from a commit
     return questions, answers
 
 
 class ProcessUsage(Struct, frozen=True, kw_only=True):
-    """The processor time and the memory that a process has used, as a baseline for its limits."""
+    """The processor time and the memory that a process has used so far.
+
+    The limits of the process are relative to these values.
+    """
 
     processor_s: float
     memory: int | None  # bytes; None: unknown
@@ -356,7 +368,7 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
     @classmethod
     def measure(cls) -> ProcessUsage:
         memory = None
-        with suppress(OSError):  # RLIMIT_DATA counts VmData: proc_pid_status(5)
+        with suppress(OSError):  # RLIMIT_DATA limits VmData: proc_pid_status(5)
             lines = Path("/proc/self/status").read_text().splitlines()
             memory = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
         return cls(processor_s=time.process_time(), memory=memory)
@@ -364,7 +376,8 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
     def limit(self, *, memory: int, processor_s: float | None = None) -> None:
         """Limit the additional memory (in bytes) and the additional processor time of this process.
 
-        An excess raises MemoryError or sends SIGXCPU.
+        If the process exceeds the memory limit, Python raises MemoryError. If it exceeds the time limit, the kernel
+        sends SIGXCPU.
         """
         _set_soft_limit(resource.RLIMIT_CORE, 0)
         if processor_s is not None:
@@ -390,8 +403,8 @@ class ProcessLimits(NamedTuple):
 def divide_limits(parts: int) -> ProcessLimits:
     """Divide the remaining resources of this process among ``parts`` forks. Return the limits of each fork.
 
-    Each fork gets an equal share of the memory, but all of the remaining processor time, because forks count their own
-    time.
+    Each fork gets an equal share of the memory. Each fork also gets all of the remaining processor time, because the
+    kernel counts the time of each fork separately.
     """
     usage = ProcessUsage.measure()
     processor_s, memory = (_find_soft_limit(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
@@ -404,7 +417,7 @@ def divide_limits(parts: int) -> ProcessLimits:
 
 
 def deduct_processor_time(processor_s: float) -> None:
-    """Subtract the processor time of forks from what this process may use."""
+    """Subtract the processor time of forks from the remaining processor time of this process."""
     if (limit := _find_soft_limit(resource.RLIMIT_CPU)) is not None:
         _set_soft_limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
 
@@ -416,9 +429,9 @@ def _find_soft_limit(kind: int) -> int | None:
 
 @contextmanager
 def limit_file_size(size_bytes: int | None) -> Iterator[None]:
-    """Limit the size of files that this process writes, until the block ends. None changes nothing.
+    """Limit the size of files that this process writes until the block ends.
 
-    A larger write fails with EFBIG, because Python ignores SIGXFSZ.
+    If the size is None, there is no limit. A larger write fails with EFBIG, because Python ignores SIGXFSZ.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size_bytes is not None:
@@ -436,7 +449,7 @@ def lift_memory_limit() -> None:
 
 
 def lift_processor_limit() -> None:
-    """Remove the limit on processor time, for work that reads no commit, such as downloads."""
+    """Remove the limit on processor time, for work that does not read a commit, such as downloads."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
@@ -449,7 +462,10 @@ def _set_soft_limit(kind: int, limit: int) -> None:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Turn off the garbage collector within the block, for work whose results stay and contain no reference cycles."""
+    """Turn off the garbage collector within the block.
+
+    Use this for work whose results stay in memory and do not contain reference cycles.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A cache of results in one SQLite file, which may be deleted or damaged at any time."""
+"""A cache of results in one SQLite file. The file may be deleted or damaged at any time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from typing import Any, Final, Self, TypeVar
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
-MAX_BYTES: Final = 2**30  # size of the file; gitboot deletes the least recently used entries beyond it
-MAX_VALUE_BYTES: Final = 2**26  # size of one value, so that a damaged length cannot use up the memory
+# maximum size of the file; if the file is larger, gitboot deletes the least recently used entries
+MAX_BYTES: Final = 2**30
+MAX_VALUE_BYTES: Final = 2**26  # maximum size of one value, so that a damaged length cannot use up the memory
 
-_BUSY_MS: Final = 200  # how long to wait for a lock; waiting longer costs more than computing the results again
+_BUSY_MS: Final = 200  # maximum wait for a lock; a longer wait costs more time than a new computation of the results
 _FRESH: Final = 8  # a read updates the time of use only after this many insertions, so that reads rarely write
 _BATCH: Final = 500
-_OVERHEAD_BYTES: Final = 100  # per entry, in addition to its value
+_OVERHEAD_BYTES: Final = 100  # space for each entry in addition to its value
 
 _SCHEMA: Final = (
     "CREATE TABLE entry (id BLOB PRIMARY KEY, checksum BLOB NOT NULL, used INTEGER NOT NULL, value BLOB NOT NULL)",
@@ -33,41 +34,46 @@ _SCHEMA: Final = (
 )
 _PRAGMAS: Final = (
     "mmap_size = 0",  # if a mapped file is truncated, SIGBUS kills the process
-    "synchronous = OFF",  # a power failure may damage the file; then gitboot replaces it
+    "synchronous = OFF",  # a power failure may damage the file, and gitboot then replaces the file
     "trusted_schema = OFF",
     "cell_size_check = ON",
     "temp_store = MEMORY",
     "cache_size = -8192",  # KiB
 )
-_ROLLBACK_JOURNAL: Final = b"\1\1"  # https://sqlite.org/fileformat2.html, 1.3.3; 2 is WAL, whose -shm file is mapped
+# https://sqlite.org/fileformat2.html, 1.3.3; 2 means WAL, for which SQLite maps the -shm file
+_ROLLBACK_JOURNAL: Final = b"\1\1"
 _JOURNAL_AT: Final = 18
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_REFUSED: Final = _BUSY | {  # errors of the system; every other error of SQLite means a damaged file
+# errors of the operating system; every other error of SQLite means that the file is damaged
+_REFUSED: Final = _BUSY | {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_NOLFS),
 }
 
 
 class DiskCache:
-    """A cache of values by kind and key. Damaged entries, and entries of other versions of gitboot, count as missing.
+    """A cache of values by kind and key.
 
-    Methods do not raise exceptions for problems with the file. If the file cannot be used, each lookup is a miss, and
-    ``warn`` is called once with the reason. Each call is one transaction. Several threads may use one object, and
-    several processes one file. Use only one object per file in a process, because closing a file releases all locks of
-    the process on it (fcntl(2)).
+    The cache treats damaged entries, and entries of other versions of gitboot, as missing. Methods do not raise
+    exceptions for problems with the file. If the file cannot be used, each lookup is a miss, and the cache calls
+    ``warn`` once with the reason. Each call is one transaction. Several threads may use one object, and several
+    processes may use one file. In each process, use only one object for a file, because a process loses all of its
+    locks on a file when it closes the file (fcntl(2)).
     """
 
     def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:
-        """Use the file at ``path``, creating it if necessary. If ``path`` is None, each lookup is a miss.
+        """Use the file at ``path``, and create the file if it does not exist.
+
+        If ``path`` is None, each lookup is a miss.
 
         Without ``writes``, the cache ignores insertions and deletions, and does not change the file or its folder.
         """
         self.max_bytes = max_bytes
         self._path, self._warn, self._writes = path, warn, writes
-        # Read at the start, because an upgrade may replace the sources.
+        # Read the sources at the start, because an upgrade may replace them later.
         self._program = this_program() if path is not None else b""
         self._connection: sqlite3.Connection | None = None
-        self._fd = -1  # a second descriptor of the same file
+        self._fd = -1  # a second file descriptor of the same file
         self._warnings: set[str] = set()
         self._busy_ms = _BUSY_MS
         self._lock = RLock()
@@ -86,7 +92,7 @@ class DiskCache:
                     self._connection.close()
                 self._connection = None
             if self._fd >= 0:
-                os.close(self._fd)  # after the connection, because this releases its locks
+                os.close(self._fd)  # close this after the connection, because this releases the locks of the connection
                 self._fd = -1
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -105,15 +111,16 @@ class DiskCache:
         return {wanted[entry]: value for entry, value in values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
-        """Return those keys that are in the cache, without checking their values."""
+        """Return the keys that are in the cache, without checking their values."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
         return frozenset(wanted[entry] for entry in found if entry in wanted)
 
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
-        """Store values for keys that are not in the cache yet. Existing values are never replaced.
+        """Store values for keys that are not in the cache yet.
 
-        Once the new values exceed half of the cache's size, the rest of them are ignored.
+        The method never replaces existing values. If the new values exceed half of the cache's size, the method ignores
+        the remaining values.
         """
         if not self._writes:
             return
@@ -140,7 +147,7 @@ class DiskCache:
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
         """Run ``work`` in one transaction and return its result. Return None if the file cannot be used now."""
         with self._lock:
-            for _ in range(2):  # the second time with a new file
+            for _ in range(2):  # the second attempt uses a new file
                 try:
                     connection = self._usable_connection()
                     return None if connection is None else self._run_transaction(connection, work, begin)
@@ -151,12 +158,12 @@ class DiskCache:
                 except sqlite3.Error as error:
                     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
                     if code in _BUSY:
-                        self._set_busy_ms(0)  # do not wait for locks until a transaction succeeds
+                        self._set_busy_ms(0)  # after a failure, do not wait for locks until a transaction succeeds
                         return None
                     if code in _REFUSED:
                         self._warn_once("is not used", error)
                         return None
-                    if not self._writes:  # the process that writes the file replaces it
+                    if not self._writes:  # the process that writes the file replaces a damaged file
                         self.close()
                         return None
                     self._warn_once("is rebuilt", error)
@@ -191,9 +198,9 @@ class DiskCache:
             return self._read_only_connection(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._path.is_symlink():
-            raise OSError(errno.ELOOP, "it is a symlink; remove it")
+            raise OSError(errno.ELOOP, "the file is a symlink; remove the symlink")
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        for _ in range(2):  # the second time after removal of an unusable file
+        for _ in range(2):  # the second attempt follows the removal of an unusable file
             self._fd = os.open(self._path, flags, 0o600)
             if (fault := self._find_fault(self._path)) is None:
                 self._connection = _connect(self._path, self._busy_ms)
@@ -224,16 +231,19 @@ class DiskCache:
         except OSError as error:
             return error.strerror
         if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
-            raise OSError(errno.EPERM, "its folder belongs to another user, or every user may write there")
+            raise OSError(
+                errno.EPERM, "the folder of the file belongs to another user, or every user may write to the folder"
+            )
         if not stat.S_ISREG(here.st_mode):
-            raise OSError(errno.EPERM, "it is not a regular file; remove it")
+            raise OSError(errno.EPERM, "the path is not a regular file; remove it")
         if not os.path.samestat(there, here):
             return "another file is in its place"
         if here.st_uid != os.geteuid() or here.st_mode & 0o077:
-            return "it belongs to another user, or other users may read or write it"
-        if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):  # with either, SQLite uses WAL
-            return "it has a write-ahead log"
-        return "it is too large" if here.st_size > 2 * self.max_bytes else None
+            return "the file belongs to another user, or other users may read or write the file"
+        # with one of these, SQLite uses WAL
+        if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):
+            return "the file has a write-ahead log"
+        return "the file is too large" if here.st_size > 2 * self.max_bytes else None
 
     def _remove(self) -> None:
         self.close()
@@ -260,22 +270,25 @@ def _checksum(entry: bytes, value: bytes) -> bytes:
 
 
 def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connection:
-    """Connect to a file, which may be empty. Raises `sqlite3.Error`, also if the schema differs."""
+    """Connect to a file, which may be empty.
+
+    Raises `sqlite3.Error` if the file cannot be used or has another schema.
+    """
     uri = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
     connection = sqlite3.connect(uri, busy_ms / 1000, isolation_level=None, check_same_thread=False, uri=True)
     try:
-        connection.text_factory = bytes  # text in the file means damage, and must not be decoded
+        connection.text_factory = bytes  # do not decode text, because text in the file is damage
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES + 2**16)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
         if writes and not _read_statements(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if not _read_statements(connection):  # if no other process has created the tables in the meantime
+            if not _read_statements(connection):  # only if no other process has created the tables in the meantime
                 for statement in _SCHEMA:
                     connection.execute(statement)
             connection.execute("COMMIT")
         if _read_statements(connection) != [each.encode() for each in _SCHEMA]:
-            raise sqlite3.DatabaseError("it has another schema")
+            raise sqlite3.DatabaseError("the file has another schema")
     except BaseException:
         connection.close()
         raise
@@ -287,10 +300,13 @@ def _read_statements(connection: sqlite3.Connection) -> list[object]:
 
 
 def _read_newest(connection: sqlite3.Connection) -> int:
-    """Return the number of the last insertion. The age of an entry is counted in insertions."""
+    """Return the number of the last insertion.
+
+    The age of an entry is the number of insertions since the entry was used.
+    """
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
-        raise sqlite3.DatabaseError("it has an entry from the future")
+        raise sqlite3.DatabaseError("the file has an entry with a future insertion number")
     return found
 
 
@@ -352,7 +368,7 @@ def _bytes_in_use(connection: sqlite3.Connection) -> int:
     return int((pages - unused) * size)
 
 
-# Libraries that read, check and encode documents and templates, so that cached results depend on them.
+# Libraries that read, check and encode documents and templates. Cached results depend on these libraries.
 _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
 
@@ -371,7 +387,7 @@ def this_program() -> bytes:
             with open(os.path.join(folder, name), "rb") as file:
                 content = file.read()
             program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
-    # All distributions in the libraries' folders count, by their names, which include the versions.
+    # Include the names of all distributions in the libraries' folders. The names contain the versions.
     specs = filter(None, map(find_spec, _LIBRARIES))
     beside = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
     for name in sorted({each for folder in beside for each in os.listdir(folder)}):

@@ -1,4 +1,4 @@
-"""Every error that gitboot raises on purpose, grouped by who must act.
+"""All errors that gitboot raises on purpose, grouped by the person who must act.
 
 ::
 
@@ -90,7 +90,7 @@ class BmcBusy(TryAgain):
     """A BMC temporarily rejected a request: it is in POST, busy, or has changed since the last read."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
-        self.retry_after_s = retry_after_s  # the value of the BMC's Retry-After header
+        self.retry_after_s = retry_after_s  # the Retry-After header of the BMC's response
         super().__init__(message)
 
 
@@ -102,15 +102,15 @@ class HostUnreachable(TryAgain):
     """A web server sent no usable response."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
-        self.retry_after_s = retry_after_s  # the value of the server's Retry-After header
+        self.retry_after_s = retry_after_s  # the Retry-After header of the server's response
         super().__init__(message)
 
 
 class Orders(NamedTuple):
     """The settings of a Fleet document that apply immediately, even if the commit is held or rejected."""
 
-    stopped: str | None  # why gitboot must not offer install boots; None: it may
-    ledger: str | None  # identifier of the ledger whose instance may act; None: any instance may
+    stopped: str | None  # the reason why gitboot must not offer install boots; None: gitboot may offer them
+    ledger: str | None  # identifier of the ledger whose instance may act; None: any instance may act
 
 
 class Ordering(Protocol):
@@ -132,7 +132,7 @@ class InvalidRepository(GitbootError):
         super().__init__("\n".join(map(str, self.problems)))
 
     def at(self, now: datetime) -> InvalidRepository:
-        """Return this error with more problems: the dated problems that hold at an instant."""
+        """Return this error together with the dated problems that exist at an instant."""
         if not (found := find_problems_at(self.dated, now)):
             return self
         return InvalidRepository((*self.problems, *found), fleet=self.fleet)
@@ -154,15 +154,15 @@ class UsageError(OperatorError):
 
 
 class BranchNotNamed(UsageError):
-    """gitboot cannot determine which branch to follow, so --rev has to name the branch."""
+    """gitboot cannot determine which branch to follow, so the operator must set --rev."""
 
 
 class BmcNotTrusted(UsageError):
-    """The settings of the instance do not allow it to send credentials to the BMC that a document names."""
+    """The settings of the instance do not allow gitboot to send credentials to a BMC in a document."""
 
 
 class StaleDigest(OperatorError):
-    """An acknowledgement names changes that gitboot does not hold, or no longer holds."""
+    """An acknowledgement refers to changes that no guard holds, or that no guard holds any longer."""
 
 
 class SourceRefused(OperatorError):
@@ -214,16 +214,18 @@ class LedgerUnfinished(LedgerError):
 
 
 class LeaseLost(LedgerError):
-    """Another instance uses this ledger or may use it, so this instance does not write to the ledger or set
-    overrides."""
+    """Another instance uses or may use this ledger.
+
+    Therefore this instance does not write to the ledger and does not set boot overrides.
+    """
 
 
 class BmcRejected(OperatorError):
-    """A BMC rejected a request, and would reject it again, such as a request with wrong credentials."""
+    """A BMC rejected a request and would reject the same request again, for example because of wrong credentials."""
 
 
 class ForgeRefused(OperatorError):
-    """A forge permanently rejected a request: the token, its rights, or the project."""
+    """A forge permanently rejected a request, because of the token, the rights of the token, or the project."""
 
 
 class RegistryRefused(OperatorError):
@@ -251,7 +253,7 @@ class UnusableSource(OperatorError):
 
 
 class MalformedIndex(UnusableSource):
-    """An index of an image source, or a list of digests, is not in its format."""
+    """An index of an image source, or a list of digests, does not have the expected format."""
 
 
 class UntrustedIndex(UnusableSource):

@@ -22,17 +22,20 @@ from gitboot.text import quote_words
 # The errors of open(2) for a path at which there is no file.
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
-# How many times to try a lock, with a pause after each try; `find_lock_holder` holds the lock for a shorter time.
+# The number of attempts to lock a file, with a pause after each attempt. `find_lock_holder` holds the lock for a
+# shorter time.
 _PROBES: Final = 10
 _PAUSE_S: Final = 0.02
 _NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
-NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW  # never an existing file, and never a symlink
+# flags for a new file, so that open(2) never opens an existing file or a symlink
+NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace the file at ``path`` atomically, and sync it to disk. Raises OSError.
 
-    The umask does not apply to ``mode``. A symlink at ``path`` is replaced, not followed.
+    The umask does not apply to ``mode``. If ``path`` is a symlink, the function replaces the symlink and does not
+    follow it.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -48,9 +51,9 @@ def _new_version(
 ) -> Iterator[IO[bytes]]:
     """Yield an open file that replaces ``name`` in a folder if the block ends without an error.
 
-    Readers see either the old or the new content. A crash leaves one of the two, and perhaps a file ``.gitboot-….new``
-    beside it. The new file has exactly ``mode``. Without ``mode``, it has the permissions of ``old``, or those that the
-    umask leaves.
+    Readers see either the old or the new content. After a crash, the file has the old or the new content, and there may
+    be a file ``.gitboot-….new`` beside the file. The new file has exactly the permissions ``mode``. Without ``mode``,
+    it has the permissions of ``old``. Without both, the umask applies.
     """
     new = f".gitboot-{secrets.token_hex(8)}.new"
     fd = os.open(new, NEW_FILE, 0o666 if mode is None else 0o600, dir_fd=folder)
@@ -68,7 +71,7 @@ def _new_version(
                 os.fsync(fd)
         os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        with suppress(OSError):  # report the first error
+        with suppress(OSError):  # keep the first error, which the caller must see
             os.unlink(new, dir_fd=folder)
         raise
     if sync:
@@ -76,7 +79,10 @@ def _new_version(
 
 
 def sync_folder(path: Path | str, above: int | None = None) -> None:
-    """Sync the names in a folder to disk. ``path`` may be relative to an open folder. Raises OSError."""
+    """Sync the entries of a folder to disk.
+
+    ``path`` may be relative to an open folder. Raises OSError if this fails.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
     try:
         os.fsync(fd)
@@ -85,17 +91,18 @@ def sync_folder(path: Path | str, above: int | None = None) -> None:
 
 
 def open_lock(path: Path | str, folder: int | None = None, *, mode: int = 0o600) -> int:
-    """Open a lock file, creating it if necessary.
+    """Open a lock file, and create the file if it does not exist.
 
-    ``path`` may be relative to an open folder, and must not be a symlink. Raises OSError.
+    ``path`` may be relative to an open folder, and must not be a symlink. Raises OSError if the file cannot be opened.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, mode, dir_fd=folder)
 
 
 def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
-    """Lock an open file until it is closed. Return False if another process has locked the file. Raises OSError.
+    """Lock an open file until it is closed.
 
-    With ``waits``, wait until no other process has locked the file.
+    Return False if another process has locked the file. With ``waits``, wait until no other process has locked the
+    file. Raises OSError if the file cannot be locked.
     """
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
@@ -108,11 +115,10 @@ def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
 def hold_lock(path: Path, in_use_message: str) -> Iterator[None]:
     """Hold a lock on the file at ``path`` until the block ends, so that other processes cannot enter the block.
 
-    The lock ends with its process in any case. The lock file is never removed. Otherwise one process could lock the
-    removed file and another process a new one.
-
-    Raises OSError. Raises `LockedByAnother` with ``in_use_message`` (such as "DIR is in use") and the process that
-    holds the lock.
+    The lock also ends when the process ends. The function never removes the lock file. Otherwise one process could lock
+    the removed file while another process locks a new file. Raises `LockedByAnother` if another process holds the lock.
+    The message is ``in_use_message`` (such as "DIR is in use") and the name of that process. Raises OSError if the file
+    cannot be locked.
     """
     fd = open_lock(path)
     try:
@@ -141,7 +147,10 @@ def take_lock(fd: int) -> str | None:
 
 
 def find_lock_holder(path: Path) -> int | None:
-    """Return the PID of the process on this machine that holds a lock on a file, or None. Raises OSError."""
+    """Return the PID of the process on this machine that holds a lock on a file, or None if no process holds it.
+
+    Raises OSError if the file cannot be opened.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
     except FileNotFoundError:
@@ -165,16 +174,18 @@ def read_private(file: Path) -> bytes:
         mode = file.stat().st_mode
         content = file.read_bytes()
     if mode & _FOR_OTHERS:
-        raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {quote_words(file)}")
+        raise UsageError(
+            f"{file} contains secrets, but other users may read or write the file; run: chmod 600 {quote_words(file)}"
+        )
     return content
 
 
-# Output files and folders, and fleets that users name. A checkout can contain symlinks from an untrusted commit.
+# Output files and folders, and fleets that users specify. A checkout can contain symlinks from an untrusted commit.
 
 _STREAMS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
 # Bash passes process substitutions as /dev/fd/63.
 _DESCRIPTOR: Final = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")
-_MAX_SYMLINKS: Final = 40  # symlinks in one path, as in Linux (path_resolution(7))
+_MAX_SYMLINKS: Final = 40  # the maximum number of symlinks in one path, as in Linux (path_resolution(7))
 _FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NO_FOLLOW  # only Linux has O_PATH
 _NOT_REGULAR: Final = {
     stat.S_IFDIR: "a directory",
@@ -188,21 +199,20 @@ _NOT_REGULAR: Final = {
 def write_output_file(
     path: Path, content: Iterable[bytes], *, mode: int | None = None, make_folders: bool = False, sync: bool = False
 ) -> None:
-    """Write a user-specified file, replacing it if it exists.
+    """Write a file that the user specified, and replace an existing file.
 
     If ``content`` or the system raises an error, the old file stays. The umask does not apply to ``mode``. Without
-    ``mode``, an existing file keeps its permissions, and a new file gets 0666 less the umask. With ``sync``, the file
-    is synced to disk. If the path names a descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr,
-    /dev/fd/N, /proc/self/fd/N), the content is written to that descriptor.
-
-    Raises `UsageError` if the path leads through a symlink that `open_output_folder` does not follow, if the path names
-    a symlink, a directory, a device, a named pipe or a socket, or if the system refuses to write.
+    ``mode``, an existing file keeps its permissions, and a new file gets 0666 less the umask. With ``sync``, sync the
+    file to disk. If the path is a file descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr,
+    /dev/fd/N, /proc/self/fd/N), write to that descriptor. Raises `UsageError` if a part of the path is a symlink that
+    `open_output_folder` does not follow, if the path is a symlink, a directory, a device, a named pipe or a socket, or
+    if the system does not allow the write.
     """
     with convert_os_errors(path):
         if (descriptor := _find_caller_descriptor(path)) is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            # A reader may close its pipe early.
+            # The reader of a pipe may close the pipe early.
             with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:
                 file.writelines(content)
             return
@@ -213,7 +223,7 @@ def write_output_file(
 
 
 def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_folders: bool = False) -> bool:
-    """Create a user-specified file, and sync it to disk. Return False if the path already exists.
+    """Create a file that the user specified, and sync the file to disk. Return False if the path already exists.
 
     The umask applies to ``mode``. Raises `UsageError` for the same paths as `write_output_file`.
     """
@@ -248,15 +258,19 @@ def read_output_file(path: Path) -> bytes | None:
 
 
 def remove_output_file(path: Path) -> None:
-    """Remove a file below an output folder, if it exists. Raises `UsageError`."""
+    """Remove a file below an output folder if the file exists.
+
+    Raises `UsageError` for the same paths as `write_output_file`.
+    """
     with convert_os_errors(path, "removed"), suppress(FileNotFoundError), open_output_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 def check_output_folder(path: Path) -> None:
-    """Raise `UsageError` if an output folder leads through a symlink that `open_output_folder` does not follow.
+    """Raise `UsageError` if the path of an output folder contains a symlink that `open_output_folder` does not follow.
 
-    The folder may be missing. Errors of the system are ignored, because the code that creates the folder reports them.
+    The folder does not have to exist. The function ignores errors of the system, because the code that creates the
+    folder reports them.
     """
     with suppress(OSError), open_output_folder(path):
         pass
@@ -267,7 +281,7 @@ def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
     """Open an output folder, and yield its descriptor for `dir_fd`. With ``make``, create missing folders.
 
     A symlink is followed only if it is outside of the current directory and outside of every Git work tree. Raises
-    `UsageError` for other symlinks, and OSError.
+    `UsageError` for other symlinks, and OSError if the folder cannot be opened.
     """
     with _Walk(path, guards_current=True) as walk:
         walk.enter_all(make=make)
@@ -277,8 +291,8 @@ def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
 def resolve_fleet_root(path: Path) -> Path:
     """Return the absolute path of a fleet, with symlinks resolved.
 
-    Raises `UsageError` if the path leads through a symlink in a Git work tree: an instance reads folders from commits,
-    and a symlink in a commit is not a folder.
+    Raises `UsageError` if the path contains a symlink in a Git work tree. An instance reads folders from commits, and a
+    symlink in a commit is not a folder.
     """
     with _Walk(path, guards_current=False) as walk:
         try:
@@ -286,29 +300,30 @@ def resolve_fleet_root(path: Path) -> Path:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-            # The code that reads the fleet reports a path that is missing or that this user may not enter.
+            # If the path is missing or this user may not enter it, the code that reads the fleet reports the error.
         return walk.resolve_reached()
 
 
 class _Folder(NamedTuple):
     path: str
     fd: int
-    is_guarded: bool  # whether an untrusted commit may contain the folder's symlinks
+    is_guarded: bool  # whether the symlinks in the folder may come from an untrusted commit
 
 
 class _Walk:
     """A walk from / to a path.
 
-    Each folder is opened below its parent, so that a symlink is found before it is followed. With ``guards_current``,
-    symlinks below the current directory are untrusted even without Git, because a CI system may unpack a commit as an
-    archive. This does not apply if the current directory is the root directory, because every path is below it.
+    It opens each folder relative to its parent, so that it finds each symlink before the system follows the symlink.
+    With ``guards_current``, it does not trust symlinks below the current directory even without Git, because a CI
+    system may unpack a commit as an archive. If the current directory is the root directory, this does not apply,
+    because every path is below the root directory.
     """
 
     def __init__(self, path: Path, *, guards_current: bool) -> None:
         current = os.getcwd()
         self._requested = path
         self._guard = os.stat(current) if guards_current and current != "/" else None
-        self._names = [*reversed(Path(current, path).parts[1:])]  # names of the folders to enter, the last one first
+        self._names = [*reversed(Path(current, path).parts[1:])]  # names of the folders to enter, in reverse order
         self._symlinks = 0
         self.folders: list[_Folder] = []
 
@@ -324,7 +339,10 @@ class _Walk:
         return Path(os.path.normpath(Path(self.folders[-1].path, *reversed(self._names))))
 
     def enter_all(self, *, make: bool) -> None:
-        """Enter each folder of the path. Raises OSError, and `UsageError` for an untrusted symlink."""
+        """Enter each folder of the path.
+
+        Raises `UsageError` for an untrusted symlink, and OSError if a folder cannot be entered.
+        """
         while self._names:
             name, here = self._names[-1], self.folders[-1]
             if name == "..":
@@ -376,14 +394,14 @@ class _Walk:
         try:
             os.lstat(".git", dir_fd=fd)
             has_git = True
-        except OSError:  # missing, or in a folder that this user may not search and therefore cannot walk through
+        except OSError:  # the folder is missing, or is in a folder that this user may not enter
             has_git = False
         self.folders.append(_Folder(path, fd, is_guarded or is_current or has_git))
 
 
 @contextmanager
 def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
-    """Convert an OSError in the block to a `UsageError` with the message: ``path`` cannot be ``action``."""
+    """Convert an OSError in the block to a `UsageError`. Its message is: ``path`` cannot be ``action``."""
     try:
         yield
     except OSError as error:
@@ -401,27 +419,28 @@ def read_text(file: Path, encoding: str = "utf-8") -> str:
 
 def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
     """Return the `os.stat` result of the regular file to replace, or None if there is no file. Raises `UsageError`."""
-    if path.name in ("", ".."):  # for example /, .., folder/..
-        raise UsageError(f"{path} is a directory: name a file")
+    if path.name in ("", ".."):  # a path without a file name, such as / or folder/..
+        raise UsageError(f"{path} is a directory: give the path of a file")
     try:
         found = os.lstat(path.name, dir_fd=folder)
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(found.st_mode):
         raise UsageError(
-            f"{path} is a symlink, which gitboot does not follow to write a file: name the file that the symlink leads "
-            "to, or remove it"
+            f"{path} is a symlink, and gitboot does not write to the target of a symlink: give the path of the target, "
+            f"or remove the symlink"
         )
     if not stat.S_ISREG(found.st_mode):
         kind = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "no file")
-        raise UsageError(f"{path} is {kind}: name a regular file, or a file that does not exist yet")
+        raise UsageError(f"{path} is {kind}: give the path of a regular file, or of a file that does not exist yet")
     return found
 
 
 def _find_caller_descriptor(path: Path) -> int | None:
-    """Return the descriptor that a path such as /dev/stdout or /dev/fd/63 names, or None for another path.
+    """Return the file descriptor for a path such as /dev/stdout or /dev/fd/63, or None for any other path.
 
-    Only descriptors of the caller are inheritable, because those that gitboot opens are not (PEP 446).
+    Accept only descriptors that the caller opened. They are inheritable, and descriptors that gitboot opens are not
+    (PEP 446).
     """
     text = os.fspath(path)
     if (stream := _STREAMS.get(text)) is not None:
@@ -434,7 +453,9 @@ def _find_caller_descriptor(path: Path) -> int | None:
     except OSError:
         is_of_caller = False
     if not is_of_caller:
-        raise UsageError(f"{path}: gitboot was started without this descriptor: open it, or name a file")
+        raise UsageError(
+            f"{path}: gitboot was started without this file descriptor: open the descriptor, or give the path of a file"
+        )
     return descriptor
 
 
@@ -447,7 +468,7 @@ def find_file_below(root: Path, path: str) -> Path | None:
         return None
     try:
         found = Path(os.path.realpath(root / path, strict=True))
-    except ValueError:  # the path contains a NUL
+    except ValueError:  # the path contains a NUL character
         return None
     except OSError as error:
         if error.errno in ABSENT:
@@ -465,7 +486,7 @@ _NETWORK: Final = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|9p|afs|ceph|glusterfs|oc
 _VOLATILE: Final = ("tmpfs", "ramfs", "overlay", "aufs")
 _OPTION: Final = "--accept-filesystem"
 _LOCKABLE_DEVICES: Final[set[int]] = set()  # file systems on which locks work
-# Tries to lock a file that another process has locked. Exit code 0 means that the lock works.
+# This program tries to lock a file that another process has locked. Exit code 0 means that locks work.
 _LOCK_PROBE: Final = """\
 import fcntl, sys
 with open(sys.argv[1], "rb+") as file:
@@ -479,25 +500,25 @@ Warn = Callable[[str], None]
 
 
 def check_state_directory(directory: Path, accepted_types: Collection[str], warn: Warn) -> None:
-    """Raise `UsageError` if a ledger cannot be stored in a directory, and warn if it may be lost there.
+    """Raise `UsageError` if a directory is not suitable for a ledger, and warn if a ledger may be lost there.
 
-    On a network file system, a synced write can be lost and SQLite can read its log wrongly. A file system that ends
-    with its container or with a reboot only causes a warning: a new ledger has no records, and gitboot never installs a
-    server without a record.
+    On a network file system, a synced write can be lost, and SQLite can read its log incorrectly. For a file system
+    that ends with its container or with a reboot, the function only warns: a new ledger has no records, and gitboot
+    never installs a server without a record.
     """
     filesystem = find_filesystem(directory)
     _check_locks(directory, filesystem)
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         raise UsageError(
-            f"{directory} is on {filesystem}: a ledger needs a local disk. Put --state on a local disk, or accept with "
-            f"{_OPTION} {filesystem} that the ledger may be lost or damaged"
+            f"{directory} is on {filesystem}: a ledger needs a local disk. Choose a directory on a local disk for "
+            f"--state, or accept with {_OPTION} {filesystem} that the ledger may be lost or damaged"
         )
     if _NETWORK.fullmatch(filesystem):
         warn(f"{directory} is on {filesystem}: the ledger may be lost or damaged there")
     elif filesystem in _VOLATILE and filesystem not in accepted_types:
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart: you would have to state again which "
-            "servers are installed"
+            f"{directory} is on {filesystem}, which loses its data at a restart: after a restart, you must state again "
+            f"which servers are installed"
         )
 
 
@@ -506,26 +527,27 @@ def check_fetch_log_folder(
 ) -> None:
     """Raise `UsageError` if a fetch log in this folder could lose recorded fetches.
 
-    ``state`` is the state directory of the instance that reads the fetch log, if known. A fetch log on the same file
-    system may be volatile, because it is lost together with the ledger.
+    ``state`` is the state directory of the instance that reads the fetch log, if known. If the fetch log is on the same
+    file system as ``state``, the file system may be volatile, because the fetch log and the ledger are lost together.
     """
     filesystem = find_filesystem(folder)
     _check_locks(folder, filesystem)
     goes_with_state = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
     if filesystem in _VOLATILE and filesystem not in accepted_types and not goes_with_state:
         raise UsageError(
-            f"{folder} is on {filesystem}, which loses its data at a restart: gitboot would then serve recorded "
-            f"one-time boots again. Put --spool on a disk, or accept this with {_OPTION} {filesystem}"
+            f"{folder} is on {filesystem}, which loses its data at a restart: after a restart, gitboot would serve "
+            f"recorded one-time boots again. Choose a folder on a disk for --spool, or accept this "
+            f"with {_OPTION} {filesystem}"
         )
     if _NETWORK.fullmatch(filesystem):
         warn(f"{folder} is on {filesystem}: gitboot relies on the file server to store each recorded fetch on a disk")
 
 
 def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
-    """Raise `UsageError` if two instances could publish to a directory at once. Warn if the output tree may be lost.
+    """Raise `UsageError` if two instances could publish to a directory at the same time.
 
-    gitboot can write a lost output tree again. But if only the tree is lost, gitboot cannot exclude that its ledger is
-    an older copy.
+    Warn if the output tree may be lost. gitboot can write a lost output tree again. But if only the tree is lost,
+    gitboot cannot be sure that its ledger is not an older copy.
     """
     filesystem = find_filesystem(directory)
     # The publication reports a directory that is not writable.
@@ -541,7 +563,7 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
         )
 
 
-_BARE: Final = ("HEAD", "objects", "refs")  # a bare repository has these: gitrepository-layout(5)
+_BARE: Final = ("HEAD", "objects", "refs")  # a bare repository contains these entries: gitrepository-layout(5)
 
 
 def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> None:
@@ -571,14 +593,17 @@ def find_filesystem(path: Path) -> str:
 
 
 def is_on_network(path: Path) -> bool:
-    """Return whether a file is on a network file system, or would be if it existed."""
+    """Return whether a file is on a network file system. If the file does not exist, return whether it would be."""
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return _NETWORK.fullmatch(find_filesystem(path)) is not None
 
 
 def _find_mount_type(mounts: str, path: Path) -> str:
-    """Return the type of the mount that contains a path (proc(5)). A later mount at the same path has precedence."""
+    """Return the file system type of the mount that contains a path (proc(5)).
+
+    A later mount at the same path has precedence.
+    """
     found = ("", "")
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -589,9 +614,9 @@ def _find_mount_type(mounts: str, path: Path) -> str:
 
 
 def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = True) -> None:
-    """Raise `UsageError` if two processes can lock one file at once, or if the directory is not writable.
+    """Raise `UsageError` if two processes can lock the same file at the same time, or if the directory is not writable.
 
-    The test runs once per file system, because state, spool and output often share a file system.
+    gitboot runs this test once for each file system, because state, spool and output often share a file system.
     """
     probe = directory / f".gitboot-lock-{os.getpid()}"
     try:

@@ -34,29 +34,31 @@ from urllib3.exceptions import HTTPError, NameResolutionError
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
 
-TOTAL_S: Final = 30.0  # for a request with its complete response, unless the caller sets a deadline
-MAX_ANSWER_BYTES: Final = 1 << 20  # of a response that is read completely, unless the caller sets a limit
-MAX_HEAD_BYTES: Final = 256 << 10  # of status lines and headers, including 1xx responses; nginx allows 8 KiB
-# For chunk sizes, chunk extensions and trailers, in addition to one byte for each byte of a body.
+TOTAL_S: Final = 30.0  # time limit for a request and its complete response, unless the caller sets a deadline
+MAX_ANSWER_BYTES: Final = 1 << 20  # maximum size of a response that is read completely, unless the caller sets a limit
+# maximum size of status lines and headers, including 1xx responses; nginx allows 8 KiB
+MAX_HEAD_BYTES: Final = 256 << 10
+# Maximum size of chunk sizes, chunk extensions and trailers, in addition to one byte for each byte of a body.
 _FRAMING_BYTES: Final = 64 << 10
-_CONNECT_S: Final = 10.0  # for one address of a host
+_CONNECT_S: Final = 10.0  # time limit for the connection to one address of a host
 _SENT_AT_ONCE: Final = 16 << 10  # the size of one TLS record, RFC 8446, 5.1
 _HOSTS: Final = 64  # number of hosts whose connections stay open
 _LONGEST_DETAIL: Final = 200
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE: Final = ("GET", "HEAD")
 _DISCONNECTED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-# Headers that a caller must pass as ``credentials``.
+# A caller must pass these headers as ``credentials``.
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "cookie", "job-token", "private-token", "proxy-authorization", "x-auth-token"}
 )
 
-# urllib3 also raises what it logs. Without a handler, Python would print a server's text to stderr.
+# Ignore the log of urllib3, which also raises each logged error. Without a handler, Python would print texts from a
+# server to stderr.
 logging.getLogger("urllib3").addHandler(logging.NullHandler())
 
 
 class RedirectRefused(HostUnreachable):
-    """A server redirects too often, or to a URL that gitboot does not follow."""
+    """A server redirects too often, or redirects to a URL to which gitboot does not send a request."""
 
 
 class _RequestTooSlow(TimeoutError):
@@ -68,11 +70,11 @@ class _AnswerTooLarge(OSError):
 
 
 class _CredentialsWithheld(OSError):
-    """A request contains credentials, but its connection leads to another machine without TLS."""
+    """A request contains credentials, but the connection goes to another machine and does not use TLS."""
 
 
 class MinimumRate(Struct, frozen=True, kw_only=True):
-    """The slowest permitted download: a number of bytes per period of waiting for the server."""
+    """The slowest download that gitboot accepts: a number of bytes in each period of waiting for the server."""
 
     size_bytes: int = 60 << 10
     period_s: float = 60.0
@@ -94,18 +96,18 @@ class RequestLimits:
     ) -> None:
         """Set the limits. ``connect_s`` applies to the connection to each address.
 
-        With a ``rate``, the deadline no longer applies once the body begins.
+        With a ``rate``, the deadline does not apply to the body.
         """
         self._deadline_s, self._ends_s = deadline_s, time.monotonic() + deadline_s
         self._rate, self._is_body = rate, False
-        self._waited_s, self._arrived = 0.0, 0  # in the current period of the rate
+        self._waited_s, self._arrived = 0.0, 0  # received bytes and waiting time in the current period of the rate
         self.connect_s = connect_s
-        self._allowance = 0  # number of bytes that may still be received
+        self._allowance = 0  # the number of bytes that gitboot may still receive
         self.is_loopback_only = is_loopback_only
         self.is_fresh = False  # whether the request has opened a new connection
 
     def remaining_s(self) -> float:
-        """Return how many seconds the next step may take. Raises TimeoutError if no time is left."""
+        """Return the number of seconds that the next step may take. Raises TimeoutError if the time is over."""
         if self._is_body and self._rate is not None:
             left_s = self._rate.period_s - self._waited_s
         else:
@@ -122,26 +124,26 @@ class RequestLimits:
         return f"the response was not complete after {self._deadline_s:g} s"
 
     def begin_answer(self) -> None:
-        """Allow the bytes that the head of a response may have."""
+        """Begin to count the bytes of the status line and the headers of a response."""
         self._allowance, self.is_fresh = MAX_HEAD_BYTES, False
 
     def begin_body(self, size_bytes: int) -> None:
-        """Allow the next ``size_bytes`` of a body, with their framing."""
+        """Begin to count the next ``size_bytes`` of a body, including the bytes of the HTTP framing."""
         self._is_body, self._allowance = True, 2 * size_bytes + _FRAMING_BYTES
 
     def count(self, size_bytes: int, waited_s: float) -> None:
         """Count received bytes and the time spent waiting for them. Raises OSError if a limit is exceeded."""
         self._allowance -= size_bytes
         if self._allowance < 0:
-            what = "sends too many bytes for the framing of its body" if self._is_body else "sends too many headers"
-            raise _AnswerTooLarge(f"it {what}")
+            what = "bytes for the framing of its body" if self._is_body else "headers"
+            raise _AnswerTooLarge(f"the host sends too many {what}")
         self._waited_s += waited_s
         self._arrived += size_bytes
         if self._rate is not None and self._arrived >= self._rate.size_bytes:
             self._waited_s, self._arrived = 0.0, 0
 
 
-_limits: ContextVar[RequestLimits] = ContextVar("limits of the request that this thread makes")
+_limits: ContextVar[RequestLimits] = ContextVar("this thread is not making a request")
 
 
 def current_limits() -> RequestLimits:
@@ -162,10 +164,8 @@ def apply_limits(limits: RequestLimits) -> Iterator[None]:
 def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
     """Return the IP addresses of a host, in the system's order and without duplicates.
 
-    The system's resolver has no deadline, so gitboot runs it in a thread, and abandons the thread when the time is
-    over.
-
-    Raises OSError (of the resolver), and TimeoutError.
+    The system's resolver has no deadline, so gitboot runs it in a thread, and stops waiting for the thread when the
+    time is over. Raises TimeoutError in that case, and OSError if the resolver fails.
     """
     with suppress(ValueError):
         ip_address(host)
@@ -214,12 +214,17 @@ class _LimitedResponse(HTTPResponse):
 
 
 class LimitedConnection(HTTPConnection):
-    """A connection that obeys the limits of the request in each step: name resolution, TCP, TLS, sending, receiving."""
+    """A connection that applies the limits of the request to each step: name resolution, TCP, TLS, sending and
+    receiving.
+    """
 
     response_class = _LimitedResponse
 
     def addresses(self, host: str) -> list[str]:
-        """Return the IP addresses of a host, in the order in which to try them. Raises OSError."""
+        """Return the IP addresses of a host, in the order in which gitboot tries them.
+
+        Raises OSError if the host cannot be resolved.
+        """
         return resolve_host(host, self.port, current_limits())
 
     def _new_conn(self) -> socket.socket:
@@ -228,7 +233,7 @@ class LimitedConnection(HTTPConnection):
         try:
             addresses = self.addresses(name.strip("[]"))
             for number, address in enumerate(addresses):
-                # Divide the time, so that an address that does not respond leaves time for the others.
+                # Divide the time, so that there is time for the other addresses if an address does not respond.
                 share_s = limits.remaining_s() / (len(addresses) - number)
                 self._dns_host, self.timeout = address, min(share_s, limits.connect_s)
                 try:
@@ -236,7 +241,7 @@ class LimitedConnection(HTTPConnection):
                 except HTTPError as error:
                     last = error
                 else:
-                    connected.settimeout(limits.remaining_s())  # applies to the whole TLS handshake
+                    connected.settimeout(limits.remaining_s())  # this timeout applies to the whole TLS handshake
                     return connected
         except socket.gaierror as error:
             raise NameResolutionError(name, self, error) from error
@@ -249,7 +254,7 @@ class LimitedConnection(HTTPConnection):
             self.connect()
         limits = current_limits()
         if limits.is_loopback_only and not is_loopback(str(self.sock.getpeername()[0])):
-            raise _CredentialsWithheld("it is another machine, and gitboot does not send credentials there unencrypted")
+            raise _CredentialsWithheld("gitboot does not send credentials to another machine without encryption")
         for first in range(0, len(data), _SENT_AT_ONCE):
             self.sock.settimeout(limits.remaining_s())
             super().send(data[first : first + _SENT_AT_ONCE])
@@ -287,13 +292,16 @@ def format_host(url: str) -> str:
 
 
 def format_origin(url: str) -> str:
-    """Return a URL without its path. Raises `UsageError` if it is not the URL of a web server."""
+    """Return a URL without its path. Raises `UsageError` if the URL is not the URL of a web server."""
     parts = split_url(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def parse_origin(url: str) -> tuple[str, str, int]:
-    """Return the scheme, the host and the port of a URL (RFC 6454, 4). Raises `UsageError`."""
+    """Return the scheme, the host and the port of a URL (RFC 6454, 4).
+
+    Raises `UsageError` if the URL is not the URL of a web server.
+    """
     parts = split_url(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
@@ -308,7 +316,10 @@ def is_loopback(host: str) -> bool:
 
 
 def check_credentials(url: str, credential: str = "the token", *, allow_token_over_http: bool = False) -> None:
-    """Raise `UsageError` unless a URL may receive credentials: https, loopback, or the caller allows http."""
+    """Raise `UsageError` unless gitboot may send credentials to a URL.
+
+    This requires https or a loopback address, or the caller must allow http.
+    """
     parts = split_url(url)
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
         raise UsageError(
@@ -336,7 +347,7 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
 
     @property
     def detail(self) -> str:
-        """The server's error message on one line."""
+        """The error message in the response on one line."""
         said = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
         return " ".join(str(said or "").split())[:_LONGEST_DETAIL]
 
@@ -348,13 +359,13 @@ class AnswerStream:
         self, answer: urllib3.BaseHTTPResponse, url: str, final_url: str | None, limits: RequestLimits
     ) -> None:
         self._answer, self._host, self._limits = answer, format_host(url), limits
-        self.final_url = final_url  # the URL after redirects; None: no redirect
+        self.final_url = final_url  # the URL after redirects; None: there was no redirect
         self.status, self.headers = answer.status, answer.headers
 
     def read(self, size_bytes: int) -> bytes:
-        """Return the next bytes of the body, which are fewer than ``size_bytes`` only at the end.
+        """Return the next ``size_bytes`` of the body, or fewer bytes at the end of the body.
 
-        Raises `HostUnreachable` if the body ends early or is too slow.
+        Raises `HostUnreachable` if the body ends early or arrives too slowly.
         """
         self._limits.begin_body(size_bytes)
         try:
@@ -363,7 +374,7 @@ class AnswerStream:
             raise HostUnreachable(f"{self._host}: {_describe_error(error, self._limits)}") from error
 
     def read_whole(self, max_bytes: int) -> bytes:
-        """Return the complete body. Raises `HostUnreachable` if it exceeds ``max_bytes``."""
+        """Return the complete body. Raises `HostUnreachable` if the body is larger than ``max_bytes``."""
         content = b""
         while piece := self.read(max_bytes + 1 - len(content)):
             content += piece
@@ -380,11 +391,11 @@ class AnswerStream:
             self._answer.drain_conn()
         else:
             self._answer.close()
-        self._answer.release_conn()  # until this call, the pool counts the connection as in use
+        self._answer.release_conn()  # until this call, the pool considers the connection in use
 
 
 class HttpClient:
-    """An HTTP client for any thread, which keeps connections open."""
+    """An HTTP client that keeps connections open. Any thread may use it."""
 
     def __init__(
         self,
@@ -394,10 +405,14 @@ class HttpClient:
         allow_token_over_http: bool = False,
         connections_per_host: int = 16,
     ) -> None:
-        """Create a client. ``uses_proxies`` applies HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Raises `UsageError`."""
+        """Create a client.
+
+        With ``uses_proxies``, the client uses HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Raises `UsageError` if a setting is
+        not usable.
+        """
         self._ca_bundle, self._uses_proxies = ca_bundle, uses_proxies
         self._allow_token_over_http, self._per_host = allow_token_over_http, connections_per_host
-        self._pools: dict[str | None, urllib3.PoolManager] = {}  # by the URL of the proxy
+        self._pools: dict[str | None, urllib3.PoolManager] = {}  # connection pools by the URL of the proxy
         self._making_pool = threading.Lock()
         if ca_bundle is not None:
             _ = self._trust_context
@@ -420,7 +435,7 @@ class HttpClient:
         """Send a request and return the JSON response, without following redirects.
 
         The method is GET by default, or POST if there is a ``body``. Raises `HostUnreachable` if no complete response
-        arrives, and `UsageError` if the URL must not receive the credentials.
+        arrives, and `UsageError` if gitboot must not send the credentials to the URL.
         """
         sent = {"Accept": "application/json", **(headers or {})}
         content = None if body is None else json.dumps(body).encode()
@@ -451,11 +466,10 @@ class HttpClient:
     ) -> Iterator[AnswerStream]:
         """Send a request and yield its response with any status.
 
-        The deadline covers everything: name resolution, connection, TLS, redirects, headers and body. With a ``rate``,
-        the body is a download, to which only the rate applies. ``credentials`` are headers that gitboot sends only to
-        the origin of ``url``. Without ``redirects``, a redirect is yielded like any other response.
-
-        Raises `HostUnreachable`, and `UsageError` if ``url`` must not receive the credentials.
+        The deadline applies to the complete request: name resolution, connection, TLS, redirects, headers and body.
+        With a ``rate``, only the rate applies to the body. ``credentials`` are headers that gitboot sends only to the
+        origin of ``url``. Without ``redirects``, the method yields a redirect like any other response. Raises
+        `HostUnreachable` if the request fails, and `UsageError` if gitboot must not send the credentials to ``url``.
         """
         credentials = {name: value for name, value in (credentials or {}).items() if value}
         if secret := sorted(name for name in headers or {} if name.lower() in _SECRET_HEADERS):
@@ -506,14 +520,14 @@ class HttpClient:
             except (HTTPError, HTTPException, OSError, ValueError) as error:
                 is_disconnected = any(isinstance(each, _DISCONNECTED) for each in _list_causes(error))
                 if method in _REPEATABLE and not limits.is_fresh and is_disconnected:
-                    continue  # the server closed the kept connection at the same time
+                    continue  # the server closed the open connection at the same moment
                 raise HostUnreachable(f"{host}: {_describe_error(error, limits)}") from error
 
     @cached_property
     def _trust_context(self) -> ssl.SSLContext:
         """A TLS context that trusts this machine's certificates and ``ca_bundle``.
 
-        It is cached, because loading takes 20 ms.
+        It is cached, because loading the certificates takes 20 ms.
         """
         trusted = ssl.create_default_context()
         if self._ca_bundle is not None:
@@ -539,7 +553,7 @@ class HttpClient:
                 options: dict[str, Any] = {
                     "num_pools": _HOSTS,
                     "maxsize": self._per_host,
-                    "block": True,  # never open more connections to a host
+                    "block": True,  # the maximum number of connections to a host
                     "ssl_context": self._trust_context,
                 }
                 if proxy is None:
@@ -554,7 +568,7 @@ class HttpClient:
 
 
 def _resolve_redirect(url: str, location: str) -> str:
-    """Return the target of a redirect, which must keep the scheme or lead from http to https."""
+    """Return the target of a redirect. The target must have the same scheme, or https after http."""
     try:
         target = urljoin(url, location)
         before, (after, *_) = urlsplit(url).scheme, parse_origin(target)

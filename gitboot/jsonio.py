@@ -1,4 +1,4 @@
-"""JSON: canonical encoding, values as JSON, digests, instants and decoders."""
+"""JSON: encode values as canonical JSON, compute digests, format instants, and build decoders."""
 
 from __future__ import annotations
 
@@ -16,32 +16,36 @@ from typing import Any, Final, NamedTuple, NewType, TypeVar
 
 import msgspec
 
-_PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # types that JSON has; most values have one of them
+# types that JSON supports; most values have one of these types
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _KEY: Final = "facts"
 _UNLESS_DEFAULT: Final = "unless default"
 _WRITE: Final = "write"
-OMITTED: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a private field, which JSON omits
+OMITTED: Final[Mapping[str, Any]] = {_KEY: None}  # Metadata of a private field, which JSON omits.
 # Metadata of a field that JSON omits if it has its default.
 UNLESS_DEFAULT: Final[Mapping[str, Any]] = {_UNLESS_DEFAULT: True}
 
 
 def json_key(key: str) -> Mapping[str, Any]:
-    """Return the metadata of a field whose JSON key differs from its name."""
+    """Return the metadata of a field whose key in JSON differs from the name of the field."""
     return {_KEY: key}
 
 
 def json_writer(write: Callable[[Any], Any], *, unless_default: bool = False) -> Mapping[str, Any]:
-    """Return the metadata of a field that ``write`` converts to JSON. Text, numbers and null are not converted."""
+    """Return the metadata of a field that ``write`` converts to JSON.
+
+    gitboot does not call ``write`` for text, numbers and null.
+    """
     return {_WRITE: write, _UNLESS_DEFAULT: unless_default}
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value to the types of JSON. Raises TypeError if that is not possible."""
+    """Convert a value to types that JSON supports. Raises TypeError if that is not possible."""
     kind = type(value)
     return value if kind in _PLAIN else (_WRITERS.get(kind) or _writer(kind))(value)
 
 
-_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # by type, for the types that were encoded so far
+_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # encoders by type, for the types that were encoded so far
 
 
 def _writer(kind: type) -> Callable[[Any], Any]:
@@ -60,7 +64,7 @@ def _writer(kind: type) -> Callable[[Any], Any]:
     elif is_dataclass(kind):
         write = _fields_writer(_keys(kind))
     else:
-        raise TypeError(f"JSON has no {kind.__name__}")
+        raise TypeError(f"JSON does not support the type {kind.__name__}")
     _WRITERS[kind] = write
     return write
 
@@ -80,7 +84,7 @@ def _write_items(value: Sequence[Any]) -> list[Any]:
 class _Key(NamedTuple):
     name: str
     key: str
-    default: Any  # a value that JSON omits; `MISSING`: JSON always contains the field
+    default: Any  # JSON omits the field if it has this value; `MISSING`: JSON always contains the field
     write: Callable[[Any], Any]
 
 
@@ -136,30 +140,36 @@ def compute_digest(value: object) -> Digest:
     return Digest(sha256(encode_canonical(value)).hexdigest())
 
 
-Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a SHA-256
+Digest = NewType("Digest", str)  # a SHA-256 as 64 lower-case hexadecimal digits
 T = TypeVar("T")
 _making: Final = RLock()
 
 
 def build_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that decodes msgpack as a type. Its first call takes longer, because it inspects the type."""
+    """Return a function that decodes msgpack as a type.
+
+    The first call of the function takes longer, because it inspects the type.
+    """
     return _decode_lazily(lambda: msgspec.msgpack.Decoder(kind, dec_hook=_decode_path).decode)
 
 
 def _decode_path(kind: type, text: object) -> Path:
     """Decode a path, which `gitboot.child_processes.encode` writes as text."""
     if kind is not Path or not isinstance(text, str):
-        raise NotImplementedError(f"a message has no {kind.__name__}")
+        raise NotImplementedError(f"a message cannot contain the type {kind.__name__}")
     return Path(text)
 
 
 def build_json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
-    """Return a function that decodes JSON as a type. Its first call takes longer, because it inspects the type."""
+    """Return a function that decodes JSON as a type.
+
+    The first call of the function takes longer, because it inspects the type.
+    """
     return _decode_lazily(lambda: msgspec.json.Decoder(kind).decode)
 
 
 def convert(value: object, kind: type[T]) -> T:
-    """Convert a JSON value to a type. Raises `msgspec.ValidationError`."""
+    """Convert a JSON value to a type. Raises `msgspec.ValidationError` if the value does not match the type."""
     with _making:
         return msgspec.convert(value, kind)
 

@@ -1,4 +1,4 @@
-"""Problems: their codes, the problem type, and the order of problems."""
+"""Problems: the codes of problems, the type of a problem, and the order of problems."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gitboot.text import printable
 class Code(StrEnum):
     """A problem's code, with the text of ``gitboot explain CODE``."""
 
-    headline: str  # what is wrong, in a few words
-    why: str  # why gitboot rejects it
-    fix: str  # what to do
+    headline: str  # the problem in a few words
+    why: str  # the reason why gitboot reports the problem
+    fix: str  # the action that fixes the problem
 
     def __new__(cls, code: str, headline: str, why: str, fix: str) -> Code:
         member = str.__new__(cls, code)
@@ -26,7 +26,7 @@ class Code(StrEnum):
 
     @property
     def hint(self) -> str:
-        """The fix, phrased as a hint after a message."""
+        """The fix as a hint that follows a message."""
         return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
     def build_problem(self, message: str, path: str = ".") -> Problem:
@@ -98,7 +98,7 @@ class Code(StrEnum):
     DUPLICATE_KEY = (
         "GB1011",
         "The same key appears twice in a mapping",
-        "YAML parsers disagree about which of the two values counts.",
+        "YAML parsers disagree about which of the two values to use.",
         "Remove one of the two keys.",
     )
     INVALID_KEY = (
@@ -122,7 +122,8 @@ class Code(StrEnum):
     TOO_MANY_PROBLEMS = (
         "GB1015",
         "The file has more problems than gitboot shows",
-        "For each file, gitboot shows at most 100 errors and 100 warnings. Others often have the same causes.",
+        "For each file, gitboot shows at most 100 errors and 100 warnings. The other problems often have the same "
+        "causes.",
         "Fix the problems that you see, and validate again.",
     )
     API_VERSION = (
@@ -206,7 +207,8 @@ class Code(StrEnum):
     ADDRESS = (
         "GB1035",
         "The value is not an IP address or a network",
-        "An IP address identifies a machine whose MAC address is unknown. A network defines which clients count.",
+        "An IP address identifies a machine whose MAC address is unknown. A network defines the clients whose "
+        "fetches are evidence.",
         "Write an address as 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64, and a network as 10.12.0.0/24.",
     )
     DIGEST = (
@@ -350,20 +352,21 @@ class Code(StrEnum):
     POLICY_TIE = (
         "GB2011",
         "Several policies with the same priority select the server",
-        "The policy with the highest priority wins (rule R3). If two have the same priority, gitboot cannot choose.",
+        "The policy with the highest priority wins (rule R3). If two policies have the same priority, gitboot "
+        "cannot choose.",
         "Raise the priority of one policy, let one inherit from the other, or narrow a selector.",
     )
     MAINTENANCE_TIE = (
         "GB2012",
         "Two maintenances with the same priority overlap",
-        "The active maintenance with the highest priority wins (rule R2). If two have the same priority, gitboot "
-        "cannot choose. This problem ends when the overlap is over.",
+        "The active maintenance with the highest priority wins (rule R2). If two maintenances have the same priority, "
+        "gitboot cannot choose. This problem ends when the overlap is over.",
         "Raise the priority of one maintenance, or move its window.",
     )
     SKEW = (
         "GB2013",
         "The image is older than the stream allows",
-        "The stream sets skew.minimumVersion for all of its servers, also for servers with a pin or a hold.",
+        "The stream sets skew.minimumVersion for all of its servers, including servers with a pin or a hold.",
         "Move the server to a newer image, or lower minimumVersion.",
     )
     OVERRIDE_MODE = (
@@ -394,14 +397,15 @@ class Code(StrEnum):
     EVERY_BOOT = (
         "GB2018",
         "Each boot would install the server again",
-        "With networkBoot: Always, the default of a maintenance, the machine boots the installer at each restart.",
+        "With networkBoot: Always, which is the default of a maintenance, the machine boots the installer at each "
+        "restart.",
         "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
         "reinstall: EveryBoot.",
     )
     ENDLESS = (
         "GB2019",
         "A maintenance that writes disks has no end",
-        "Without an end, a maintenance stays active while its document exists, and could erase disks years later.",
+        "Without an end, a maintenance stays active as long as its document exists, and could erase disks years later.",
         "Add an end to the window.",
     )
     NO_IPV6_CLIENTS = (
@@ -415,14 +419,15 @@ class Code(StrEnum):
         "GB2021",
         "The server needs a UUID",
         "The UUID identifies a server's record. Without it, gitboot could install another machine by mistake.",
-        "Add the uuid that `dmidecode -s system-uuid` or the BMC shows. Until you have it, set lifecycle: Parked, or "
-        "boot an image that writes no disk.",
+        "Add the uuid that `dmidecode -s system-uuid` or the BMC shows. Until you have the UUID, set lifecycle: "
+        "Parked, or boot an image that does not write disks.",
     )
     ONE_SITE = (
         "GB2022",
         "The server does not belong to exactly one site",
-        "If a site names a ledger, each site has its own instance, and each server needs exactly one of them.",
-        "Let exactly one site select the server. If one instance is responsible for all sites, remove their ledgers.",
+        "If a site names a ledger, each site has its own instance, and each server needs exactly one instance.",
+        "Let exactly one site select the server. If one instance is responsible for all sites, remove the ledgers "
+        "of the sites.",
     )
     NO_SUCH_SITE = (
         "GB2023",
@@ -442,14 +447,14 @@ class Code(StrEnum):
         "GB2025",
         "One-time boots need an endpoint, but the Fleet does not set one",
         "Only an endpoint records a fetch before it serves a boot. OUTPUT behind nginx, a mirror, a bucket and TFTP "
-        "cannot do this, so they serve a local-disk boot in place of a one-time install boot.",
+        "cannot do this, so they serve a local-disk boot instead of a one-time install boot.",
         "Set spec.endpoint to the URL of `gitboot run --listen` or `gitboot serve`. If you accept that every client "
         "can fetch the boot until gitboot reads the access logs, set spec.serving.oneTimeBoots: Copies.",
     )
     LATE_END = (
         "GB2026",
         "A copy of the boot files cannot end the maintenance on time",
-        "In a copy, a boot script queries the endpoint for the end of the maintenance. A loader that cannot do this "
+        "A boot script in a copy asks the endpoint whether the maintenance has ended. A loader that cannot do this "
         "ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
         "Set spec.endpoint to an http URL, set serving.ipxeHttps: true if every iPXE supports https, or set "
         "serving.lateEnds: Accept. To end windows at a mirror, use the program of `gitboot verify-mirror "
@@ -486,7 +491,8 @@ class Code(StrEnum):
     SECURE_BOOT = (
         "GB2031",
         "The server cannot boot under Secure Boot as planned",
-        "The document states secureBoot: true. Then the firmware starts only programs with a signature that it trusts.",
+        "The document states secureBoot: true. With Secure Boot, the firmware starts only programs with a "
+        "signature that it trusts.",
         "Let DHCP name Shim, and boot an image with a signed kernel or a signed uki (docs/how-to/secure-boot.md).",
     )
     LOADER_SIGNATURE = (
@@ -533,15 +539,16 @@ class Code(StrEnum):
     RESERVED_ARGUMENT = (
         "GB3003",
         "The kernel argument is reserved for boot loaders",
-        "The kernel loads the file that initrd= names, so another name breaks the boot. Loaders write BOOT_IMAGE=.",
+        "The kernel loads the file that initrd= names, so another name breaks the boot. Boot loaders set the "
+        "argument BOOT_IMAGE=.",
         "Remove the argument. Name the initrds in the BootImage.",
     )
     LOST_ARGUMENT = (
         "GB3004",
         "The item removes no kernel argument",
-        "An item such as -c removes earlier arguments with the name c. The kernel has no such argument, so the item is "
-        "probably meant for the init process, and the machine would boot without it.",
-        "Write '--' before arguments of the init process, or remove the item.",
+        "An item such as -c removes earlier arguments with the name c. There is no earlier argument with this name, so "
+        "the item is probably meant for the init process, and the machine would boot without the item.",
+        "Write '--' before arguments for the init process, or remove the item.",
     )
 
     NOT_SEALED = (
@@ -583,7 +590,8 @@ class Code(StrEnum):
     NO_WAY_IN = (
         "GB4003",
         "Kernel arguments or user data cannot reach the system",
-        "If firmware boots a uki, an iso or a virtual medium directly, it passes no kernel arguments and no user data.",
+        "If the firmware boots a uki, an iso or a virtual medium directly, the system gets no kernel arguments and "
+        "no user data.",
         "Build the settings into the image, or boot through a boot loader. For user data, you can also use Ignition "
         "with configFrom: SystemUUID, or method VirtualMedia with configFrom: Medium.",
     )
@@ -683,7 +691,8 @@ class Code(StrEnum):
     UNBOUNDED = (
         "GB5005",
         "The commit has too many files",
-        "A small Git object can describe folders within folders without end, so gitboot limits the files of a commit.",
+        "A small Git object can describe an endless number of nested folders, so gitboot limits the number of "
+        "files in a commit.",
         "Remove the extra files. Commit at most 1,500,000 files and folders, in paths of at most 4,096 characters.",
     )
     MALFORMED = (
@@ -726,7 +735,7 @@ class Code(StrEnum):
         "GB6001",
         "A guard holds the commit",
         "The commit changes more than the guard allows, or something that always needs a second check.",
-        "Check the output of `gitboot diff`. Then split the commit, or add the line of acknowledgement from there.",
+        "Check the output of `gitboot diff`. Then split the commit, or add the acknowledgement line from this output.",
     )
     DANGEROUS = (
         "GB6002",
@@ -743,7 +752,8 @@ class Code(StrEnum):
     UNVERIFIED_PROVENANCE = (
         "GB6004",
         "The provenance of an image is not verified",
-        "A new image states where its digests come from. This is a claim until a trusted key has verified it.",
+        "A new image states where its digests come from. The statement is a claim until gitboot has verified it "
+        "with a trusted key.",
         "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",
     )
 
@@ -756,12 +766,12 @@ class Severity(StrEnum):
 class Problem(Struct, frozen=True, kw_only=True, order=True):
     """A problem in a commit: its location, a message, and a hint."""
 
-    path: str  # of the file in the repository, with "/" as the separator
-    line: int  # 1-based
-    column: int  # 1-based, in characters
-    code: str  # such as "GB1004", which `gitboot explain GB1004` explains; never reused
-    message: str  # what was found and what was expected, without a full stop
-    hint: str = ""  # what to do about the problem
+    path: str  # path of the file in the repository, with "/" as the separator
+    line: int  # number of the line, from 1
+    column: int  # column in characters, from 1
+    code: str  # a code such as "GB1004", which `gitboot explain GB1004` explains; codes are never reused
+    message: str  # the value that gitboot found and the value that it expected, without a full stop
+    hint: str = ""  # the action that fixes the problem
     severity: Severity = Severity.ERROR
 
     def __str__(self) -> str:
@@ -770,9 +780,9 @@ class Problem(Struct, frozen=True, kw_only=True, order=True):
 
 
 class DatedProblem(Struct, frozen=True, kw_only=True):
-    """A problem that holds in [since, until).
+    """A problem that exists from ``since`` until just before ``until``.
 
-    The commit determines the interval, and the clock determines whether the problem holds now.
+    The commit determines this interval, and the clock determines whether the problem exists now.
     """
 
     problem: Problem

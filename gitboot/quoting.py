@@ -1,7 +1,7 @@
-r"""Quoting of values for iPXE, GRUB and the kernel, so that they read exactly these values.
+r"""Quoting: quote values for iPXE, GRUB and the kernel, so that these programs read exactly the same values.
 
-For each of the three readers, there are values that cannot be quoted. gitboot rejects such a value. In messages and
-comments, gitboot replaces unsafe characters instead. The readers process a line in this order:
+For each of the three programs, there are values that cannot be quoted. gitboot rejects such values. In messages and
+comments, gitboot replaces unsafe characters instead. The three programs process a line in this order:
 
 - iPXE splits the line at whitespace. It has no quotes and no escapes. A word ``||``, ``&&`` or ``;`` ends the command.
   A word that begins with ``#`` ends the line. iPXE replaces ``${…}``, and reads the result again. A backslash at the
@@ -23,34 +23,40 @@ from functools import lru_cache
 from typing import Final
 
 # COMMAND_LINE_SIZE is 2048 on x86 and arm64, including the NUL, and iPXE on BIOS writes one byte less. 256 bytes are
-# reserved for what boot loaders prepend: GRUB "BOOT_IMAGE=(http,HOST)/PATH", iPXE on UEFI the name of the file.
+# reserved for what boot loaders prepend: GRUB adds "BOOT_IMAGE=(http,HOST)/PATH", and iPXE on UEFI adds the name of the
+# file.
 MAX_COMMAND_LINE: Final = 2046 - 256
 
 # iPXE keeps two pointers for each word on its stack, which has 4 KiB on BIOS (arch/x86/core/stack.S). The iPXE of
 # Debian 12 boots with 230 words, and hangs with 260.
 MAX_IPXE_WORDS: Final = 128
 
-# Placeholders for the MAC address of the NIC from which a machine boots. The boot loader fills in the address, so each
-# loader gets an expression of its own in place of a placeholder. Documents have them as values of templates.
+# Placeholders for the MAC address of the NIC from which a machine boots. The boot loader fills in the address.
+# Therefore gitboot replaces a placeholder with a different expression for each loader. Templates have variables with
+# these placeholders.
 BOOT_NIC_MAC: Final = "{{boot_nic.mac}}"  # 52:54:00:12:34:56
-BOOT_NIC_BOOTIF: Final = "{{boot_nic.bootif}}"  # 01-52-54-00-12-34-56, as `sysappend 2` of PXELINUX
+BOOT_NIC_BOOTIF: Final = "{{boot_nic.bootif}}"  # 01-52-54-00-12-34-56, the form of `sysappend 2` in PXELINUX
 _BOOT_NIC: Final = re.compile(r"(\{\{boot_nic\.(?:mac|bootif)\}\})")
 _BOOT_NIC_IN_ANY_CASE: Final = re.compile(_BOOT_NIC.pattern, re.IGNORECASE)
-_BOOT_NIC_IPXE: Final = {BOOT_NIC_MAC: "${netX/mac}", BOOT_NIC_BOOTIF: "01-${netX/mac:hexhyp}"}  # netX: the NIC in use
-_BOOT_NIC_GRUB: Final = {BOOT_NIC_MAC: '"$gitboot_mac"', BOOT_NIC_BOOTIF: '"$gitboot_bootif"'}  # set by the script
+# netX is the NIC in use
+_BOOT_NIC_IPXE: Final = {BOOT_NIC_MAC: "${netX/mac}", BOOT_NIC_BOOTIF: "01-${netX/mac:hexhyp}"}
+# a variable that the boot script sets
+_BOOT_NIC_GRUB: Final = {BOOT_NIC_MAC: '"$gitboot_mac"', BOOT_NIC_BOOTIF: '"$gitboot_bootif"'}
 
-_CACHE_SIZE: Final = 4096  # number of arguments, most of which servers share
+_CACHE_SIZE: Final = 4096  # number of cached arguments; servers share most of their arguments
 
 _Faults = tuple[tuple[re.Pattern[str], str], ...]
 
 
 class Unquotable(ValueError):
-    """A value that ``loader`` cannot represent, because the loader would read a different value or several values."""
+    """A value that gitboot cannot quote for ``loader``, because the loader would read a different value or several
+    values.
+    """
 
     def __init__(self, loader: str, value: str, reason: str) -> None:
         shown = ascii(value if len(value) <= 60 else f"{value[:57]}...")
         self.loader = loader
-        self.message = f"{shown} cannot be written for {loader}: {reason}"
+        self.message = f"{shown} cannot be quoted for {loader}: {reason}"
         super().__init__(self.message)
 
 
@@ -67,13 +73,14 @@ def quote_kernel_argument(argument: str) -> str:
 
 
 def build_command_line(arguments: Iterable[str]) -> str:
-    """Return the command line that the kernel receives. Raises `Unquotable` if a boot loader would cut it.
+    """Return the command line that the kernel receives.
 
-    GRUB puts the quotes around a whole argument (``"name=a value"``). The kernel reads both forms the same way.
+    Raises `Unquotable` if a boot loader would truncate the command line. GRUB puts the quotes around a whole argument
+    (``"name=a value"``). The kernel reads both forms the same way.
     """
     line = " ".join(map(quote_kernel_argument, arguments))
     if (length := len(fill_boot_nic(line, "00-00-00-00-00-00"))) > MAX_COMMAND_LINE:
-        excess = f"it has {length} bytes, and every loader passes on only {MAX_COMMAND_LINE}"
+        excess = f"the command line has {length} bytes, but boot loaders pass on only {MAX_COMMAND_LINE} bytes"
         raise Unquotable("the kernel's command line", line, excess)
     return line
 
@@ -85,13 +92,16 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
         _check_ipxe_argument(argument)
     if (words := line.count(" ") + 1) > MAX_IPXE_WORDS:
         raise Unquotable(
-            "iPXE", line, f"{words} words may overflow the stack of iPXE; at most {MAX_IPXE_WORDS} are safe"
+            "iPXE",
+            line,
+            f"the line has {words} words, which may overflow the stack of iPXE; at most "
+            f"{MAX_IPXE_WORDS} words are safe",
         )
     return _replace_boot_nic(line, _BOOT_NIC_IPXE)
 
 
 def quote_ipxe_word(text: str) -> str:
-    """Return the text if iPXE reads it as one word. Raises `Unquotable` otherwise."""
+    """Return the text if iPXE reads the text as one word. Otherwise raise `Unquotable`."""
     if not _PLAIN.fullmatch(text):
         _check("iPXE", text, _IPXE_FAULTS)
     return _replace_boot_nic(text, _BOOT_NIC_IPXE)
@@ -142,12 +152,15 @@ def names_boot_nic(text: str) -> bool:
 
 
 def names_changed_boot_nic(text: str) -> bool:
-    """Return whether a template changed the case of a placeholder, so that no boot loader would replace it."""
+    """Return whether a template changed the case of a placeholder.
+
+    Boot loaders would not replace such a placeholder.
+    """
     return "{{" in text and names_boot_nic(_BOOT_NIC.sub("", text))
 
 
 def reads_boot_nic(script: str) -> bool:
-    """Return whether a GRUB script reads a variable with the MAC address of the boot NIC."""
+    """Return whether a GRUB script uses a variable with the MAC address of the boot NIC."""
     return any(variable in script for variable in _BOOT_NIC_GRUB.values())
 
 
@@ -164,24 +177,24 @@ def _compile_faults(*faults: tuple[str, str]) -> _Faults:
     return tuple((re.compile(pattern), reason) for pattern, reason in faults)
 
 
-# These characters have no special meaning for any of the three readers. Most values consist of them.
+# These characters have no special meaning for any of the three programs. Most values contain only these characters.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:/@%+-][A-Za-z0-9_.,:/@%+=-]*")
 
 _FAULTS: Final = _compile_faults(
-    (r"\A\Z", "it is empty"),
-    (r"[\x00-\x1f\x7f]", "it contains a control character"),
+    (r"\A\Z", "the value is empty"),
+    (r"[\x00-\x1f\x7f]", "the value contains a control character"),
     # Linux reads 0xA0 as a space (lib/ctype.c), and 0xA0 is the second byte of "à" in UTF-8.
     (r"[^\x00-\x7f]", "firmware, loaders and the kernel agree only on ASCII characters"),
 )
 _KERNEL_NAME_FAULTS: Final = _compile_faults(
     (r"\A\Z", "an argument cannot begin with ="),
-    (r" ", "it has a space before the first =; write each argument as a separate item"),
-    (r'"', "double quotes are allowed only around a value"),
+    (r" ", "the argument has a space before the first =; write each argument as a separate item"),
+    (r'"', "double quotes are only allowed around a value"),
 )
 _KERNEL_VALUE_FAULTS: Final = _compile_faults((r'"', "the kernel has no syntax for a double quote in a value"))
 _IPXE_FAULTS: Final = _FAULTS + _compile_faults(
     (r" ", "a space ends the word"),
-    (r"\$\{", "iPXE would expand ${...}, and has no escape for it"),
+    (r"\$\{", "iPXE would expand ${...}, and has no escape for this"),
     (r"\A#", "a # at the start of a word starts a comment"),
     (r"\A(?:\|\||&&|;)\Z", "the words ||, && and ; end a command"),
     (r"\\\Z", "a backslash at the end of a line joins the next line to it"),
@@ -191,9 +204,9 @@ _IPXE_HARMFUL: Final = re.compile(
     r"""[^ -~] | \A- | \$(?=\{) | (?<![^ ])\# | (?<![^ ])(?:\|\||&&|;)(?![^ ]) | \\\Z""", re.VERBOSE
 )
 _URL_FAULTS: Final = _compile_faults(
-    (r"\A(?![a-z][a-z0-9+.-]*:)", "it is not an absolute URL"),
+    (r"\A(?![a-z][a-z0-9+.-]*:)", "the value is not an absolute URL"),
     # RFC 3986, 2: reserved characters, unreserved characters, and the percent sign.
-    (r"[^!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]", "it has characters that a URL must percent-encode"),
+    (r"[^!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]", "the URL contains characters that must be percent-encoded"),
 )
 _GRUB_FAULTS: Final = _FAULTS + _compile_faults(
     # The rest of the word determines which backslashes commands/wildcard.c and script/execute.c remove.

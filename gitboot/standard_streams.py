@@ -1,11 +1,12 @@
-"""Standard output and standard error: escaped text, colours, and readers that close a pipe.
+"""Standard output and standard error: escape text, use colours, and handle readers that close a pipe.
 
 This module escapes everything that gitboot, Python or a library writes to `sys.stdout` or `sys.stderr`, with
-`gitboot.text`. A new command therefore needs no code for that. There are two exceptions: colours that `style` adds,
-which contain a random number that text from outside cannot contain, and output of `write_verbatim` and `open_verbatim`.
+`gitboot.text`. Therefore commands do not have to escape their output. There are two exceptions. The module does not
+escape colours that `style` adds; they contain a random number that text from outside cannot contain. It also does not
+escape the output of `write_verbatim` and `open_verbatim`.
 
-A reader may close its pipe early (``gitboot validate | head``), or a disk may be full. The command still runs to its
-end with the right exit code, and an instance continues if the reader of its log ends.
+A reader may close its pipe early (``gitboot validate | head``), or a disk may be full. In both cases, the command runs
+to its end with the correct exit code. An instance continues to run if the reader of its log ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 # ECMA-48: a control sequence has parameters between CSI and a letter, and a terminal ignores unknown parameters. The
-# first parameter of gitboot's own sequences is this number.
+# first parameter of each sequence that gitboot writes is this number.
 _OWN: Final = int.from_bytes(os.urandom(8))
 _SEQUENCE: Final = re.compile(rf"(\x1b\[){_OWN};([0-9]*[A-Za-z])")
 # ECMA-48, SGR; 90: aixterm
@@ -35,12 +36,12 @@ _BOLD: Final = 1
 
 
 def build_control_sequence(sequence: str) -> str:
-    """Return a control sequence that reaches the terminal without being escaped. ``sequence`` is what follows CSI."""
+    """Return a control sequence that this module does not escape. ``sequence`` is the part after CSI."""
     return f"\x1b[{_OWN};{sequence}"
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False) -> str:
-    """Return text with a colour or in bold for a terminal. The text itself is escaped."""
+    """Return text with a colour or in bold for a terminal. Escape the text itself."""
     codes = [*([_COLOURS[fg]] if fg is not None else []), *([_BOLD] if bold else [])]
     begin = "".join(build_control_sequence(f"{code}m") for code in codes)
     return f"{begin}{escape_lines(text)}{build_control_sequence('0m')}" if begin else escape_lines(text)
@@ -73,24 +74,28 @@ def write_verbatim(text: str) -> None:
 
 @contextmanager
 def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
-    """Yield a stream to the same destination without escaping, for a library that draws on a terminal by itself."""
+    """Yield a stream that writes to the same destination without escaping, for a library that controls the terminal
+    itself.
+    """
     wrapper = io.TextIOWrapper(stream.buffer, stream.encoding, "backslashreplace", write_through=True)
     try:
         yield wrapper
     finally:
-        wrapper.detach()  # otherwise the wrapper would close the buffer
+        wrapper.detach()  # without this, the wrapper would close the buffer
 
 
 def guard_output() -> None:
-    """Escape everything that this process writes to its standard streams, and ignore readers that close them.
+    """Escape everything that this process writes to its standard streams.
 
-    The process may also run without standard streams, or with a full disk.
+    Ignore errors if a reader closes a stream, if the process has no standard streams, or if the disk is full.
     """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, so that no file of gitboot becomes an output
+            # this takes the lowest free file descriptor, so that a file that gitboot opens does not become an output
+            # stream
+            os.open(os.devnull, os.O_RDWR)
     for fd, name in enumerate(("stdout", "stderr"), start=1):
         stream: TextIO | None = getattr(sys, name)
         setattr(sys, name, guard_stream(stream if stream is not None else _open_descriptor(fd)))
@@ -144,7 +149,7 @@ def _open_descriptor(fd: int) -> TextIO:
 
 def guard_stream(stream: TextIO) -> TextIO:
     stream.flush()
-    # Otherwise click would bypass this stream and write UTF-8.
+    # Without this, click would bypass this stream and write UTF-8.
     is_ascii = codecs.lookup(stream.encoding).name == "ascii"
     return _Escaping(
         io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _STA_UNSYNC: Final = 0x40  # adjtimex(2), linux/timex.h
-_NTP_PHASE_LIMIT_US: Final = 16_000_000  # the estimated error at boot (kernel/time/ntp.c)
+_NTP_PHASE_LIMIT_US: Final = 16_000_000  # The estimated error of the clock at boot (kernel/time/ntp.c).
 # Files that exist while a time service of this machine runs.
 _SERVICES: Final = (
     *("/run/systemd/timesync", "/run/chrony", "/run/chronyd.pid", "/run/ntpd.pid", "/run/ntpsec"),
@@ -20,10 +20,10 @@ _SERVICES: Final = (
 
 
 class ClockState(StrEnum):
-    """Whether a time service sets the clock."""
+    """The state of the clock: whether a time service sets the clock."""
 
     SYNCHRONISED = "Synchronised"
-    UNSYNCHRONISED = "Unsynchronised"  # a time service has set the clock, or is about to
+    UNSYNCHRONISED = "Unsynchronised"  # a time service has set the clock, or will set it soon
     UNKEPT = "Unkept"  # no program has set the clock since boot
     UNKNOWN = "Unknown"  # adjtimex(2) is not available
 
@@ -41,9 +41,9 @@ class _Timex(ctypes.Structure):
 
 
 class Uptime(NamedTuple):
-    """The time since boot, which does not change when somebody sets the clock."""
+    """The time since boot. It does not change when somebody sets the clock."""
 
-    boot: str  # the id of the boot; "" if unknown
+    boot: str  # the ID of the boot; "": unknown
     seconds: float
 
 
@@ -51,10 +51,11 @@ def read_clock_state() -> ClockState:
     """Return the state of this machine's clock, from adjtimex(2).
 
     A container sees the kernel of its host but not the services of its host. In a sandbox, or in a virtual machine
-    whose host sets the clock, the state may be `UNKEPT` although the clock is right.
+    whose host sets the clock, the state may be `UNKEPT` although the clock is correct.
     """
     timex = _Timex()
-    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:  # not allowed here, or no such call
+    # the system call is not allowed here, or does not exist
+    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
         return ClockState.UNKNOWN
     return decide_clock_state(
         timex.status, timex.freq, timex.esterror, has_time_service=any(map(os.path.exists, _SERVICES))
@@ -62,9 +63,9 @@ def read_clock_state() -> ClockState:
 
 
 def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_service: bool) -> ClockState:
-    """Return the clock state that these values of adjtimex(2) indicate.
+    """Return the state of the clock for these values of adjtimex(2).
 
-    ``has_time_service`` states whether a time service runs on this machine.
+    ``has_time_service`` is true if a time service runs on this machine.
     """
     if not status & _STA_UNSYNC:
         return ClockState.SYNCHRONISED

@@ -1,4 +1,4 @@
-"""Text: counts, similar names and escaped control characters."""
+"""Text: format counts, find similar names, and escape control characters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
-# Characters that Python calls printable but that have no glyph: Unicode 15, Default_Ignorable_Code_Point. A comparison
-# in .NET, as in the runner of GitHub Actions, may ignore such a character between two others.
+# Characters without a glyph that are printable according to Python: Unicode 15, Default_Ignorable_Code_Point. A
+# comparison in .NET, as in the runner of GitHub Actions, may ignore such a character between two others.
 _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -25,11 +25,11 @@ _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(text: str) -> str:
-    """Escape text for one line of output, without control characters and characters that change the order of text.
+    """Escape text for one line of output.
 
-    Each control character (C0, DEL, C1, line ends), each character that is invisible or that reorders its neighbours,
-    each lone surrogate, and each space other than U+0020 becomes an escape. The first ``#`` of a command for a CI
-    system also becomes an escape. A second call has no effect.
+    The function replaces these characters with escapes: control characters (C0, DEL, C1, line ends), invisible
+    characters, characters that change the order of text, single surrogates, and all spaces except U+0020. It also
+    escapes the first ``#`` of a command for a CI system. A second call does not change the text.
     """
     if not _is_plain(text):
         text = "".join(
@@ -68,7 +68,8 @@ def _escape(char: str) -> str:
     return _SHORT.get(char) or "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-_LONGEST_WORD: Final = 300  # characters to compare: long enough for a file's path, too short for a page of text
+# the number of characters to compare, which is enough for the path of a file, but not for a page of text
+_LONGEST_WORD: Final = 300
 
 
 def format_count(number: int, noun: str) -> str:
@@ -96,7 +97,7 @@ def format_error(error: BaseException) -> str:
 
 
 def format_names(names: Sequence[str], most: int = 5) -> str:
-    """Join the first ``most`` names and count the rest: a, b and 3 more."""
+    """Join the first ``most`` names, and add the number of other names: a, b and 3 more."""
     return " ".join(filter(None, (", ".join(names[:most]), format_rest(len(names) - most))))
 
 
@@ -104,7 +105,7 @@ def find_similar(value: object, choices: Iterable[str]) -> str | None:
     """Return the choice that is most similar to ``value``, ignoring case, or None."""
     if len(text := str(value)) > _LONGEST_WORD:
         return None
-    from difflib import get_close_matches  # imported here because only errors need it
+    from difflib import get_close_matches  # imported here, because only error messages need it
 
     words = {word.lower(): word for word in sorted(choices)}
     close = get_close_matches(text.lower(), words, n=1)
@@ -112,7 +113,10 @@ def find_similar(value: object, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(value: object, choices: Iterable[str], otherwise: str = "") -> str:
-    """Return "did you mean …?" with the choice most similar to ``value``, or ``otherwise``."""
+    """Return "did you mean …?" with the choice that is most similar to ``value``.
+
+    If no choice is similar, return ``otherwise``.
+    """
     word = find_similar(value, choices)
     return f"did you mean {word}?" if word is not None else otherwise
 
@@ -125,9 +129,9 @@ _DURATION: Final = re.compile(
 
 
 def parse_duration(text: str) -> timedelta | None:
-    """Read a duration such as 2h, 30m, 1d12h or -15m, or return None for another text.
+    """Parse a duration such as 2h, 30m, 1d12h or -15m.
 
-    Raises `OverflowError` for a duration that is too long.
+    Return None if the text is not a duration. Raises `OverflowError` if the duration is too long.
     """
     found = _DURATION.fullmatch("".join(text.split()))
     if found is None or not any(char.isdigit() for char in text):

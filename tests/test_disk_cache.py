@@ -135,7 +135,7 @@ def test_a_file_that_exceeds_the_limit_is_created_again(filled: Path) -> None:
     said: list[str] = []
     with DiskCache(filled, said.append, max_bytes=2**20) as cache:
         assert cache.get_many("kind", ROWS) == {}
-    assert said == [f"the cache {filled} is rebuilt: it is too large"]
+    assert said == [f"the cache {filled} is rebuilt: the file is too large"]
     assert filled.stat().st_size < 2**20
 
 
@@ -266,11 +266,11 @@ def stat_file(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns
 
 
-NOT_OURS = "its folder belongs to another user, or every user may write there"
+NOT_OURS = "the folder of the file belongs to another user, or every user may write to the folder"
 NOT_USED: dict[str, tuple[Damage, str]] = {
     "a directory": (put_a_directory, "Is a directory"),
-    "a symlink": (put_a_symlink, "it is a symlink; remove it"),
-    "a pipe": (put_a_pipe, "it is not a regular file; remove it"),
+    "a symlink": (put_a_symlink, "the file is a symlink; remove the symlink"),
+    "a pipe": (put_a_pipe, "the path is not a regular file; remove it"),
     "a folder that everybody may write": (open_folder, NOT_OURS),
     "another user's folder": (give_folder_away, NOT_OURS),
 }
@@ -338,7 +338,7 @@ def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> Non
     with DiskCache(filled, said.append) as cache:
         cache.insert_many("kind", ROWS)
         assert cache.get_many("kind", ROWS) == ROWS
-    assert said == [f"the cache {filled} is rebuilt: it has another schema"]
+    assert said == [f"the cache {filled} is rebuilt: the file has another schema"]
 
 
 def test_a_garbage_journal_does_no_harm(filled: Path) -> None:

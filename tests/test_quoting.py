@@ -344,7 +344,7 @@ def test_ipxe_carries_a_valid_url(url: str) -> None:
 
 @for_each("url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"])
 def test_a_url_for_ipxe_must_be_absolute_and_encoded(url: str) -> None:
-    with pytest.raises(Unquotable, match=r"cannot be written for iPXE: .*URL"):
+    with pytest.raises(Unquotable, match=r"cannot be quoted for iPXE: .*URL"):
         check_ipxe_url(url)
 
 

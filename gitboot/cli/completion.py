@@ -1,4 +1,4 @@
-"""Shell completion: names of servers, streams, image sources and held changes, without error messages."""
+"""Shell completion: complete the names of servers, streams, image sources and held changes. Ignore errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-_MAX_SECONDS: Final = 1.0  # a person waits for the names
+_MAX_SECONDS: Final = 1.0  # the time limit, because a person waits for the names
 _KIND: Final = re.compile(r"^(?:\{\s*)?kind:\s*[\"']?(\w+)", re.MULTILINE)
 _METADATA: Final = re.compile(
     r"^(?:\{.*?\b)?metadata:[ \t]*(?:(?P<flow>\{.*)|(?:#.*)?\n(?P<block>(?:[ \t]+.*\n?|\n)+))", re.MULTILINE
@@ -26,7 +26,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _build_completer(find: Callable[[click.Context], Iterator[str]]) -> Completer:
-    """Return a completer that lists the names that begin with the incomplete word, or no names after an error."""
+    """Return a completer. It lists the names that begin with the incomplete word, or no names after an error."""
 
     @wraps(find)
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -87,7 +87,7 @@ def _find_names(text: str, kind: str) -> Iterator[str]:
         else:
             lines = [line for line in metadata["block"].splitlines() if line.strip()]
             depth = len(lines[0]) - len(lines[0].lstrip())
-            fields = [line for line in lines if len(line) - len(line.lstrip()) == depth]  # skips the labels
+            fields = [line for line in lines if len(line) - len(line.lstrip()) == depth]  # this skips the labels
         yield from (name[1] for line in fields if (name := _NAME.search(line)) is not None)
 
 
@@ -126,8 +126,8 @@ def _find_held_digest(context: click.Context) -> Iterator[str]:
 
 complete_servers: Final = _build_completer(_find_servers)
 complete_streams: Final = _build_completer(lambda context: read_document_names(_find_path(context), "ImageStream"))
-complete_sources: Final = _build_completer(_find_sources)  # of `gitboot new image`
-complete_subjects: Final = _build_completer(_find_subjects)  # of `gitboot explain`
-complete_history: Final = _build_completer(_find_history)  # of `gitboot history`
-complete_recorded: Final = _build_completer(_find_recorded)  # of `gitboot records set`
+complete_sources: Final = _build_completer(_find_sources)  # completes arguments of `gitboot new image`
+complete_subjects: Final = _build_completer(_find_subjects)  # completes arguments of `gitboot explain`
+complete_history: Final = _build_completer(_find_history)  # completes arguments of `gitboot history`
+complete_recorded: Final = _build_completer(_find_recorded)  # completes arguments of `gitboot records set`
 complete_held_digest: Final = _build_completer(_find_held_digest)

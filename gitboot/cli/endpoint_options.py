@@ -35,13 +35,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class AccessSettings(Struct, frozen=True, kw_only=True):
     """Settings that control which clients may read from an endpoint."""
 
-    operators: tuple[str, ...]  # networks; (): only this machine
+    operators: tuple[str, ...]  # networks from which operators may read; (): only this machine
     operators_hosts: tuple[str, ...]
     operators_tokens: Path | None
-    operators_listen: str | None  # HOST:PORT; None: the address for machines
-    operators_tls: tuple[Path, Path] | None  # certificate and key; None: the connection is not encrypted
-    machines_tls: tuple[str, Path, Path] | None  # HOST:PORT, certificate and key; None: machines use no TLS
-    firmware_ciphers: bool  # whether that address has the cipher suites that firmware needs
+    operators_listen: str | None  # HOST:PORT for operators; None: the same address as for machines
+    operators_tls: tuple[Path, Path] | None  # certificate and key for operators; None: the connection is not encrypted
+    # HOST:PORT, certificate and key for machines; None: machines do not use TLS
+    machines_tls: tuple[str, Path, Path] | None
+    firmware_ciphers: bool  # whether the address for machines offers the cipher suites that firmware needs
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # the maximum number of idle connections from one address
 
@@ -60,9 +61,9 @@ machines_tls_option = combine_options(
         cls=Setting,
         default=True,
         show_default=True,
-        help="Also offer cipher suites with RSA key exchange at the address of --machines-tls, after the suites with "
-        "forward secrecy. UEFI HTTPS boot of many machines needs RSA key exchange. If the key is stolen, the thief can "
-        "decrypt recorded connections that used RSA key exchange.",
+        help="Whether the address of --machines-tls also offers cipher suites with RSA key exchange, after those with "
+        "forward secrecy. UEFI HTTPS boot of many machines needs these cipher suites. If somebody steals the key, they "
+        "can decrypt recorded connections that use these suites.",
     ),
 )
 # The options that control which clients may send which requests to an endpoint.
@@ -146,7 +147,7 @@ def check_access_settings(access: AccessSettings) -> None:
 def build_clients(
     access: AccessSettings, operators: socket.socket | None, machines_tls: socket.socket | None
 ) -> ClientRules:
-    """Convert the access settings to the form that an endpoint uses, with its sockets for operators and for TLS."""
+    """Convert the access settings to the form that an endpoint uses. Include the sockets for operators and for TLS."""
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
 
@@ -215,9 +216,9 @@ def format_access_arguments(access: AccessSettings) -> list[str]:
 
 
 def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys | None:
-    """Return the age keys in a file, or None without a file. Raises `UsageError` for a file without keys.
+    """Return the age keys in a file, or None if no file is set.
 
-    ``skip_check`` allows a file that contains no keys.
+    Raises `UsageError` if the file contains no keys, unless ``skip_check`` is set.
     """
     if file is None:
         return None
@@ -278,7 +279,7 @@ shared_ledger_options = combine_options(
 
 
 def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
-    """Return the address of the shared database, or None without --ledger.
+    """Return the address of the shared database, or None if --ledger is not set.
 
     Raises `UsageError` if the options contradict each other.
     """
@@ -303,7 +304,7 @@ def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
 def open_recording(
     spool: Path | None, shared: PostgresAddress | None
 ) -> Iterator[SpoolRecorder | SharedRecorder | None]:
-    """Open the recorder of fetches for the duration of the block. Yields None without a spool."""
+    """Open the recorder of fetches for the duration of the block. Yield None if there is no spool."""
     from gitboot.endpoint.app import DEADLINE_S
     from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
     from gitboot.fetchlog.spool import Spool
@@ -323,7 +324,10 @@ def open_recording(
 
 @contextmanager
 def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetchLog | None]:
-    """Send the fetches in the spool to the shared ledger for the duration of the block. Yields None without one."""
+    """Send the fetches in the spool to the shared ledger for the duration of the block.
+
+    Yield None if there is no shared ledger.
+    """
     if spool is None or shared is None:
         yield None
         return
@@ -335,7 +339,7 @@ def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterato
 
 
 def check_shared_ledger(shared: PostgresAddress | None) -> tuple[str, str] | None:
-    """Return an event type and a message if the shared ledger cannot accept fetches now, otherwise None."""
+    """Return an event type and a message if the shared ledger cannot accept fetches now. Otherwise return None."""
     if shared is None:
         return None
     from gitboot.ledger.leader_lease import Holder

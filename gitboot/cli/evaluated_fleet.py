@@ -1,4 +1,4 @@
-"""Evaluated fleets: one revision, or both sides of a commit range, within resource limits."""
+"""Evaluated fleets: evaluate one revision, or both sides of a commit range, within resource limits."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ from gitboot.review.decision_changes import Changes, Side
 from gitboot.review.guards import has_ack_line
 from gitboot.text import did_you_mean, format_count, format_names, quote_words
 
-_ENCODING_BATCH: Final = 1000  # results that gitboot encodes together
-MIN_FILES_FOR_CACHE: Final = 500  # for a fleet with fewer files, the evaluation is faster than the cache
+_ENCODING_BATCH: Final = 1000  # the number of results that gitboot encodes together
+# with fewer files, the evaluation of a fleet is faster than the search for its results in the cache
+MIN_FILES_FOR_CACHE: Final = 500
 
 
 def load_fleet(path: Path, rev: str | None) -> FleetRepository:
-    """Load the fleet at a path without evaluating decisions. Raises `InvalidRepository`."""
+    """Load the fleet at a path without evaluating decisions. Raises `InvalidRepository` if the fleet has errors."""
     with limit_evaluation() as set_limits:
         snapshot = open_snapshot(path, rev)
         set_limits(len(snapshot.blobs))
@@ -61,13 +62,16 @@ def load_fleet(path: Path, rev: str | None) -> FleetRepository:
 
 
 def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
-    """Evaluate the fleet at a path for the given time. Raises `InvalidRepository`."""
+    """Evaluate the fleet at a path for the given time. Raises `InvalidRepository` if the fleet has errors."""
     with limit_evaluation() as set_limits:
         return FleetEvaluator(now).evaluate(open_snapshot(path, rev), set_limits).head
 
 
 class FleetEvaluator:
-    """Evaluates snapshots of one fleet for the same time. Parts that two snapshots share are evaluated once."""
+    """An evaluator for snapshots of one fleet for the same time.
+
+    It evaluates parts that two snapshots share only once.
+    """
 
     def __init__(self, now: datetime) -> None:
         self.now = now
@@ -78,8 +82,8 @@ class FleetEvaluator:
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """Evaluate a snapshot, and compare it with the previous valid snapshot. Raises `InvalidRepository`.
 
-        ``set_limits`` is called with the number of files. With ``is_base``, checks that apply only to new commits are
-        skipped, because an earlier version of gitboot may have accepted the snapshot.
+        gitboot calls ``set_limits`` with the number of files. With ``is_base``, it skips checks for new commits,
+        because an earlier version of gitboot may have accepted the snapshot.
         """
         set_limits(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
@@ -95,12 +99,12 @@ class FleetEvaluator:
         return pair
 
     def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        del previous  # the evaluator compares the blobs
+        del previous  # not here, because the evaluator compares the blobs
         return self._snapshots[revision]
 
 
 class HistoryEvaluator:
-    """Evaluates commits in the history of a fleet."""
+    """An evaluator for commits in the history of a fleet."""
 
     def __init__(self, history: History, set_limits: Callable[[int], None]) -> None:
         self._cache = get_results_cache()
@@ -112,7 +116,8 @@ class HistoryEvaluator:
         """Evaluate a commit, and compare it with ``base``. Raises `InvalidRepository`."""
         pair = self._evaluator.evaluate(revision, base)
         if base is None and len(pair.head.loaded.snapshot.blobs) >= MIN_FILES_FOR_CACHE:
-            _store_results(self._evaluator, self._cache)  # the next command probably reads the same commit
+            # store the results, because the next command probably reads the same commit
+            _store_results(self._evaluator, self._cache)
         return pair
 
 
@@ -129,7 +134,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     decisions: Decisions
     at: datetime
     records: Mapping[SystemUuid, Record]
-    knows_records: bool = False  # whether a server without a record is known not to be installed
+    knows_records: bool = False  # whether a server without a record is not installed for certain
     place: tuple[Path, str | None] = (Path(), None)  # the repository and the revision, for `open_blame`
 
     def find_decision(self, server: str) -> Decision:
@@ -182,7 +187,7 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
 def plan_fleet(
     path: Path, rev: str | None, at: datetime, records: str | None, state: Path | None = None
 ) -> PlannedFleet:
-    """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`.
+    """Return the fleet at a path, with the records of ``--records``.
 
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
     ledger. If the command line does not name a fleet, ``rev`` is a revision in the instance's repository, by
@@ -223,7 +228,10 @@ def plan_fleet(
 
 
 def print_unknown_instance(records: str | None, state: Path | None) -> None:
-    """Print a note about the missing records of an instance, unless ``records`` or ``state`` is set."""
+    """Print a note about the facts that a command cannot read without an instance.
+
+    Print nothing if ``records`` or ``state`` is set.
+    """
     if records is None and state is None:
         text = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
         click.echo(wrap_text(text), err=True)
@@ -243,14 +251,14 @@ def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | Non
 
 
 def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[SystemUuid, Record], bool]:
-    """Return the records that ``--records`` names, and whether the command line has this option."""
+    """Return the records of the option ``--records``, and whether the option is set."""
     known_records: dict[SystemUuid, Record] = {}
     if records in ("fresh", "adopt"):
         new = make_first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
         known_records = {uuid: record for uuid, _, record in new}
     elif records is not None:
         try:
-            # Whether a server that is missing from the file was installed is unknown, as in `gitboot run`.
+            # It is unknown whether a server that is not in the file was installed, as in `gitboot run`.
             known_records = read_records(Path(records))
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; pass fresh, adopt or a file") from None
@@ -258,9 +266,9 @@ def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[Sy
 
 
 def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) -> None:
-    """Print which one-time maintenances are complete, and how to repeat them.
+    """Print the one-time maintenances that are complete, and how to repeat them.
 
-    ``finished_runs`` maps servers to maintenances and the times when these finished.
+    ``finished_runs`` contains the maintenances of each server, and the times at which they finished.
     """
     servers: dict[tuple[str, str], list[str]] = {}
     for server, runs in finished_runs.items():
@@ -275,7 +283,8 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
 
 
 def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None = None) -> None:
-    """Print how many servers boot their local disk only because it is unknown whether they are installed.
+    """Print the number of servers that boot their local disk only because gitboot does not know whether they are
+    installed.
 
     ``state`` is the state directory of the instance whose records the plans use.
     """
@@ -331,11 +340,12 @@ class ComparedRange(Struct, frozen=True, kw_only=True):
     base: Side
     head: Side
     messages: tuple[Message, ...]
-    base_acknowledgements: frozenset[str] = frozenset()  # as in `gitboot.git.history.CommitRange`
-    changes: Callable[[], Changes] | None = None  # changes from BASE to HEAD, if known
+    base_acknowledgements: frozenset[str] = frozenset()  # as in the class `gitboot.git.history.CommitRange`
+    changes: Callable[[], Changes] | None = None  # the changes from BASE to HEAD, if gitboot has computed them
     commits: tuple[CommitBetween, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # signers of commits that must be signed
-    writer: Callable[[str, int], str | None] | None = None  # returns commit and author of a line in HEAD, or None
+    # a function that returns the commit and the author of a line in HEAD, or None
+    writer: Callable[[str, int], str | None] | None = None
 
 
 def compare_range(
@@ -360,7 +370,7 @@ def compare_range(
         with limit_evaluation():
             opened_range = open_range(path, range, merge=merge, accepted=accepted)
     except InvalidRepository as error:
-        # The two sides cannot be merged, so there is no HEAD to compare.
+        # Git cannot merge the two sides, so there is no HEAD to compare.
         return ComparedRange(
             base=_build_empty_side(base, base), head=_build_empty_side(head, head, error.problems), messages=()
         )
@@ -405,10 +415,10 @@ def compare_range(
 
 
 def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: int) -> str | None:
-    """Return the commit and author of a line in HEAD, or None for an uncommitted line. ``number`` is 1-based.
+    """Return the commit and author of a line in HEAD, or None for an uncommitted line.
 
-    The result of a merge is not a commit. If the merge does not change a file, the function reads its lines from the
-    branch.
+    ``number`` is the number of the line, from 1. The result of a merge is not a commit. If the merge does not change a
+    file, look up the line in the branch.
     """
     revision = opened_range.head.revision.partition(" ")[0]
     if revision != opened_range.head.revision:

@@ -1,4 +1,4 @@
-"""Evaluation of commits in a child process with limits, to which its parent serves the cache."""
+"""Evaluation of commits in a child process with limits. The parent process gives the child access to the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 SetLimits = Callable[[int], None]
 
-OWN_PROCESS: Final = object()  # the context object of a command that runs in its own process, not in a test
+OWN_PROCESS: Final = object()  # the context object of a command that runs in its own process, and not in a test
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _LIMIT_BY_EXIT_STATUS: Final = {
@@ -44,7 +44,8 @@ _SI_KERNEL: Final = 0x80  # sigaction(2): the signal came from a terminal, so th
 class _EvaluationSettings(Struct, frozen=True, kw_only=True):
     workers: int | None = None  # None: one worker for each processor
     cache: Cache | None = None  # None: with --no-cache
-    set_limits: SetLimits | None = None  # called with the number of files to set the limits; None: no limits (in tests)
+    # a function that sets the limits for a number of files; None: there are no limits (in tests)
+    set_limits: SetLimits | None = None
 
 
 _settings = _EvaluationSettings()
@@ -53,7 +54,7 @@ _settings = _EvaluationSettings()
 def evaluator_command(command: Command) -> Command:
     """Make a command evaluate commits in a child process with limits.
 
-    Adds --no-cache and the options for the limits to the command. The parent process opens the cache, because a commit
+    Add --no-cache and the options for the limits to the command. The parent process opens the cache, because a commit
     must not be able to damage it.
     """
 
@@ -94,7 +95,7 @@ def get_results_cache() -> Cache | None:
 
 
 def count_evaluation_workers() -> Workers:
-    """Return how many processes the current command uses to evaluate a commit."""
+    """Return the number of processes with which the current command evaluates a commit."""
     from gitboot.evaluator.evaluation import Workers, count_processors
 
     return Workers(number=_settings.workers or count_processors())
@@ -105,7 +106,7 @@ def limit_evaluation() -> Iterator[SetLimits]:
     """Limit the resources of this process while it reads and evaluates a commit.
 
     Yields a function that sets the limits for a number of files. Raises `InvalidRepository` if the process runs out of
-    memory. If it runs out of CPU time, the kernel kills it.
+    memory. If the process runs out of CPU time, the kernel kills it.
     """
     from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
 
@@ -117,7 +118,8 @@ def limit_evaluation() -> Iterator[SetLimits]:
 
     set_limits(0)
     try:
-        # Most objects of a fleet stay in memory, so the garbage collector would examine them again and again.
+        # Turn off the garbage collector. Most objects of a fleet stay in memory, and the garbage collector would
+        # examine them again and again.
         with pause_garbage_collection():
             yield set_limits
     # Modules and libraries raise these errors when memory runs out.
@@ -149,7 +151,7 @@ def open_cache(state: Path | None) -> DiskCache:
     if state is not None:
         from gitboot.controller.instance import state_directory
 
-        # The instance itself reports errors of its cache.
+        # Do not warn, because the instance reports errors of its cache.
         return state_directory.open_cache(state, lambda _: None, writes=False)
     path = find_cache_path("cache.sqlite")
     if path is not None and is_on_network(path):
@@ -180,9 +182,9 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
 
 
 def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
-    """Serve the cache to a child process until it ends.
+    """Give a child process access to the cache until the child ends.
 
-    Return the child's exit code, or end this process by the same signal.
+    Return the child's exit code. If a signal ended the child, end this process with the same signal.
     """
     serving = Thread(target=_serve_cache, args=(channel, opens), name="cache") if opens is not None else None
     try:
@@ -209,7 +211,10 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
 
 
 def _wait_for_child(child: int) -> int:
-    """Wait for a child to end, and forward the signals that it did not receive itself. Return its exit code."""
+    """Wait until a child ends, and forward the signals that the child did not receive itself.
+
+    Return the exit code of the child.
+    """
     while True:
         received = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
         if received.si_signo != signal.SIGCHLD:

@@ -1,4 +1,4 @@
-"""Instance client: reads an instance's status and plans from its API or state directory."""
+"""Instance client: read an instance's status and plans from its API or its state directory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, quote_words
 
-# If one of these conditions is false, the records are no proof, or gitboot does not serve the planned boots.
+# If one of these conditions is false, the records are not reliable, or gitboot does not serve the planned boots.
 _REQUIRED_CONDITIONS: Final = (
     "AcceptingCommits",
     "InstallsAllowed",
@@ -64,7 +64,7 @@ _REQUIRED_CONDITIONS: Final = (
     "LedgerWritable",
     "RecordsVerified",
 )
-# A reason of RecordsVerified that concerns only some servers, each of which has its own state.
+# A reason of RecordsVerified that concerns only some servers. Each server has its own state.
 _SERVER_REASON: Final = "UnverifiedServers"
 
 
@@ -83,7 +83,8 @@ def read_proof(
 ) -> tuple[AppliedRollout, InstanceReport]:
     """Return the rollout in the commit that an instance has applied, and the evidence for the machines in this rollout.
 
-    Raises `HostUnreachable` if the instance applies another commit in the meantime, and the errors of ``informant``.
+    Raises `HostUnreachable` if the instance applies another commit in the meantime. Also raises the errors of
+    ``informant``.
     """
 
     def commit_in(status: Mapping[str, Any]) -> Revision:
@@ -112,7 +113,7 @@ def read_proof(
 
 
 class TreeReader(Struct, frozen=True):
-    """Reads the output tree of an instance, or a copy of its records with the status beside them."""
+    """A reader for the output tree of an instance, or for a copy of its records and its status."""
 
     folder: Path
 
@@ -128,7 +129,7 @@ class TreeReader(Struct, frozen=True):
 
 
 class StateReader(Struct, frozen=True):
-    """Reads the state directory of an instance: its status and its ledger."""
+    """A reader for the state directory of an instance, which contains its status and its ledger."""
 
     folder: Path
     at: datetime
@@ -145,7 +146,7 @@ class StateReader(Struct, frozen=True):
 
 
 class ApiReader(Struct, frozen=True):
-    """Reads the API of an instance."""
+    """A reader for the API of an instance."""
 
     url: str
     client: HttpClient
@@ -226,9 +227,10 @@ def find_decision(look: OfflineInstance, server: str) -> Decision:
 
 
 def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs of a server and of machines with this name that left the fleet with an open override.
+    """Return the UUID of a server.
 
-    Raises `UsageError` if there is no such machine.
+    Include machines with the same name that were removed from the fleet while their override was set. Raises
+    `UsageError` if there is no such machine.
     """
     knowledge, described = look.knowledge, look.commit.machines
     departed = tuple(
@@ -252,16 +254,16 @@ def select_names(names: Collection[str], look: OfflineInstance, selector: str | 
         return frozenset(select_servers(look, tuple(names), selector))
     named, known_names = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
     for name in sorted(named - known_names):
-        find_decision(look, name)  # raises an error if there is no such server
+        find_decision(look, name)  # this raises an error if there is no such server
     return named or None
 
 
 def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
     """Send a request to the instance with this state directory, and return the outcome.
 
-    If no instance is running, the request is carried out in this process. ``commit`` is the accepted commit, for
-    requests that need it. Raises `UsageError` if the request is rejected, `NotYetDone` if the instance has not
-    processed the request in time, and `HeldByAnother` if another host is active.
+    If no instance is running, this process carries out the request. ``commit`` is the accepted commit, for requests
+    that need it. Raises `UsageError` if the request is rejected, `NotYetDone` if the instance has not processed the
+    request in time, and `HeldByAnother` if another host is active.
     """
     if not has_ledger(state):
         raise no_instance_error(state)
@@ -318,7 +320,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
     from gitboot.cli.evaluated_fleet import parse_selector
 
     if not servers and selector is None:
-        raise UsageError("name servers, or select them by their labels: -l role=web")
+        raise UsageError("pass the names of servers, or select servers by their labels: -l role=web")
     for name in servers:
         find_decision(instance, name)  # raises an error if there is no such server
     labels, chosen = instance.commit.labels, parse_selector(selector)
@@ -349,8 +351,8 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
     """Return the newest commit that an instance has accepted. ``place`` is a URL or a directory.
 
-    An endpoint provides the instance's status. A mirror provides only the output tree, whose manifest names the commit.
-    Raises `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
+    An endpoint provides the instance's status. A mirror provides only the output tree, whose manifest contains the
+    commit. Raises `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
     """
     for document in _fetch_documents(place.rstrip("/"), deadline_s) if "://" in place else _read_documents(Path(place)):
         if isinstance(document, dict):
@@ -386,9 +388,10 @@ def _read_documents(directory: Path) -> Iterator[Any]:
 
 
 def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
-    """Return the existing folders in which an instance's endpoints look for a stop: beside its tree, and its spools.
+    """Return the existing folders in which an instance's endpoints look for the stop file: the folder beside the tree,
+    and the spools.
 
-    If gitboot cannot read the ledger, it uses only the default spool.
+    If the ledger cannot be read, include only the default spool.
     """
     output, spool = _read_places(state)
     candidates = {state / SPOOL, *(stop_folders(output, spool) if output is not None else ())}
@@ -407,7 +410,10 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 
 
 def resolve_active_state(state: Path) -> Path:
-    """Return ``state``, or the active instance's state directory if ``state`` belongs to its standby on this host."""
+    """Return ``state``.
+
+    If it belongs to a standby on this host, return the state directory of the active instance instead.
+    """
     if (active := find_acting_directory(state)) != state:
         notice = f"{state}: this instance is a standby; the command uses the active instance, --state {active}"
         click.echo(f"gitboot: {notice}", err=True)

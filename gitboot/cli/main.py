@@ -1,4 +1,4 @@
-"""The command line: commands by name, their help pages, and errors as messages and exit codes."""
+"""The command line: find commands by name, show their help pages, and show errors as messages and exit codes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
 }
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
-_HOMES: Final = {  # commands that share a module, or whose module has another name
+_HOMES: Final = {  # the modules of commands that share a module, or whose module has another name
     "allow-installs": "instance_control:allow_installs_command",
     "approve": "instance_control:approve_command",
     "boot-script": "plan:boot_script_command",
@@ -137,7 +137,7 @@ _REPLACED_OPTIONS: Final = {  # options of earlier versions; the name of a simil
     "--spool-tokens": ("--ledger",),
     "--ssh-key": ("--git-ssh",),
 }
-_OWN: Final = frozenset({"prepare"})  # commands that only gitboot itself starts
+_OWN: Final = frozenset({"prepare"})  # commands that only gitboot starts
 
 
 class _Commands(click.Group):
@@ -148,7 +148,8 @@ class _Commands(click.Group):
         if name not in _COMMANDS and name not in _OWN:
             return None
         module, _, attribute = _HOMES.get(name, f"{name.replace('-', '_')}:command").partition(":")
-        with pause_garbage_collection():  # the objects of imported modules stay in memory
+        # no garbage collection here, because the objects of imported modules stay in memory
+        with pause_garbage_collection():
             command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
         return command
 
@@ -212,11 +213,11 @@ def program() -> NoReturn:
             sys.exit(ended.code or Exit.PARTIAL)
         raise
     finally:
-        gc.freeze()  # the process ends now, so garbage collection would only take time
+        gc.freeze()  # no garbage collection, because the process ends now
 
 
 def _suggest_replacement(error: click.UsageError) -> click.UsageError:
-    """Return the error, extended by the replacement if it is about an option of an earlier version."""
+    """Return the error. If the error is about an option of an earlier version, add the replacement to the message."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
         return error
     known = {option for parameter in error.ctx.command.params for option in parameter.opts}
@@ -227,7 +228,7 @@ def _suggest_replacement(error: click.UsageError) -> click.UsageError:
 
 
 def main(context: object = None) -> NoReturn:
-    """Run the command line and exit. A known error is shown as one message and sets the exit code."""
+    """Run the command line and exit. For an error of gitboot, print one message and set the exit code."""
     try:
         code = cli.main(prog_name="gitboot", standalone_mode=False, obj=context)
         sys.exit(code if isinstance(code, int) else Exit.FINE)
@@ -309,7 +310,7 @@ def find_exit_code(error: GitbootError) -> Exit:
 
 Sections = Mapping[str, Sequence[str]]  # parameter names by heading
 
-# The sections of options that many commands share. All other options of a command go into its first section.
+# The sections of options that many commands share. All other options of a command are in its first section.
 SHARED_SECTIONS: Final[Sections] = {
     "Registries and TLS": ("registries", "registry_credentials", "ca_bundle", "allow_token_over_http"),
     "Signatures": ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need"),
@@ -429,5 +430,5 @@ def command(shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
-    if kind is not None:  # true for each allowed choice
+    if kind is not None:  # this is true for each allowed choice
         click.echo(kind(cli, {}, "gitboot", "_GITBOOT_COMPLETE").source())

@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 REFERENCE: Final = "docs/reference/configuration.md"
-VARIABLES: Final = {"auto_envvar_prefix": "GITBOOT"}  # context settings: each option also has a variable
-_CONFIG: Final = "gitboot.config"  # context key for the path of the configuration file
+# context settings with which each option also has an environment variable
+VARIABLES: Final = {"auto_envvar_prefix": "GITBOOT"}
+_CONFIG: Final = "gitboot.config"  # key in the context for the path of the configuration file
 
 
 class Setting(click.Option):
     """A key in the configuration file that also has a GITBOOT_ variable, but no command line option.
 
-    `--help` and completion omit settings. The parser accepts a setting's name, so that the error for `--bmc-parallel 5`
-    can show which line to write.
+    `--help` and completion omit settings. The parser accepts the name of a setting as an option, so that the error for
+    `--bmc-parallel 5` can show the correct line for the configuration file.
     """
 
     def __init__(self, param_decls: Sequence[str] | None = None, **attributes: Any) -> None:
@@ -52,7 +53,7 @@ class Setting(click.Option):
         if source is ParameterSource.COMMANDLINE and not ctx.resilient_parsing:
             key = format_key(self)
             file: Path | None = ctx.meta.get(_CONFIG)
-            where = f"{file}" if file is not None else "a file and name it with --config"
+            where = f"{file}" if file is not None else "a file, and pass this file with --config"
             is_number = isinstance(self.type, click.types.IntParamType | click.types.FloatParamType)
             as_toml = str(value) if is_number and not self.multiple else json.dumps(value, ensure_ascii=False)
             raise click.UsageError(
@@ -126,7 +127,7 @@ config_option = build_config_option(None)
 
 
 def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) -> str | None:
-    """Return the type to write if a TOML value has the wrong type for a parameter. click checks the value itself."""
+    """Return the expected type of a parameter if a TOML value has the wrong type. click checks the value."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         return None if isinstance(value, bool) else f"{key} = true or {key} = false"
     if parameter.multiple or parameter.nargs != 1:
@@ -155,7 +156,7 @@ inherited_settings_option = click.option(
 
 
 def name_value_source(error: click.UsageError) -> None:
-    """Make the error for a wrong value name the configuration key or environment variable that contains the value."""
+    """Add the configuration key or the environment variable to the error for a wrong value."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
         return
     match error.ctx.get_parameter_source(error.param.name):
@@ -171,8 +172,8 @@ rev_option = click.option(
     help="The Git revision to read, or WORKTREE for the files in the work tree, committed or not. Default: "
     "WORKTREE in a work tree, HEAD in a bare repository.",
 )
-_PATH: Final = "gitboot.path"  # context key for the fleet in the command's argument
-_SUBPATH: Final = "gitboot.subpath"  # context key for the folder below that fleet
+_PATH: Final = "gitboot.path"  # key in the context for the fleet in the command's argument
+_SUBPATH: Final = "gitboot.subpath"  # key in the context for the folder below the fleet
 
 
 def _remember_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -209,7 +210,7 @@ def combine_options(*options: Callable[[Any], Any]) -> Callable[[Command], Comma
     return add
 
 
-# --path and --subpath, for commands whose argument is a part of the fleet, not the fleet itself.
+# --path and --subpath, for commands whose argument is a part of the fleet and not the fleet.
 path_option = combine_options(
     click.option(
         "--path",
@@ -222,7 +223,7 @@ path_option = combine_options(
         "--subpath",
         envvar="GITBOOT_SUBPATH",
         metavar="FOLDER",
-        is_eager=True,  # processed before the path, which depends on it
+        is_eager=True,  # click processes this option before the path, which depends on it
         expose_value=False,
         callback=_remember_subpath,
         help="The folder of the fleet in the repository, for example infra/boot. Default: the root of the repository.",
@@ -250,7 +251,7 @@ state_option = click.option(
     help="The state directory of the instance.",
 )
 
-# For commands that show a fleet but can show an instance's fleet instead.
+# For commands that show a fleet, and that can also show the fleet of an instance.
 shown_state_option = click.option(
     "--state",
     envvar="GITBOOT_STATE",
@@ -372,7 +373,7 @@ class FiniteRange(click.FloatRange):
 class InstantType(click.ParamType[datetime]):
     """An RFC 3339 time with a UTC offset, or a duration relative to now.
 
-    A duration without a sign is in the future, or in the past if ``is_past``.
+    A duration without a sign means a time in the future, or in the past if ``is_past`` is set.
     """
 
     name = "instant"
@@ -419,7 +420,7 @@ def current_second() -> datetime:
 def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Command]:
     def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
-        # An integer even for seconds, because the kernel does not count fractions of a second.
+        # An integer, even for seconds, because the kernel does not count fractions of a second.
         whole_numbers = click.IntRange(min=1, max=most)
         return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
 
@@ -456,7 +457,7 @@ evaluation_options = combine_options(
 
 
 def find_cache_path(name: str) -> Path | None:
-    """Return a path in the user's XDG cache directory, or None without a home directory."""
+    """Return a path in the user's XDG cache directory, or None if the user has no home directory."""
     variable = os.environ.get("XDG_CACHE_HOME", "")
     folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
@@ -473,9 +474,10 @@ class OutputOption(Struct, frozen=True):
         self.write_lines([text.removesuffix("\n")] if text else [])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines as they arrive, and escape them unless they are commands for a CI system. A file gets no colours.
+        """Write each line as soon as it arrives.
 
-        An existing file is replaced after the last line was written. Raises `UsageError`.
+        Escape the lines, except commands for a CI system. A file gets no colours. The method replaces an existing file
+        after the last line. Raises `UsageError` if the file cannot be written.
         """
         if self.format in _COMMAND_FORMATS:
             lines = list(lines)
@@ -508,7 +510,8 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
             outputs.append(OutputOption(format, Path(file) if file else None))
-        # A program cannot read two documents in one stream, but lines for a CI system may be mixed with other output.
+        # A program cannot read two documents in one stream. In contrast, lines for a CI system may be mixed with other
+        # output.
         shown = [each.format for each in outputs if each.file is None]
         alone = next((each for each in shown if each in _DOCUMENT_FORMATS), None)
         if len(shown) > 1 and alone is not None:
@@ -533,7 +536,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
     )
 
 
-# Formats that a CI system interprets and that escape their own content.
+# Formats that a CI system interprets, and whose functions escape the content.
 _COMMAND_FORMATS: Final = frozenset({"github"})
 _DOCUMENT_FORMATS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # formats that programs read as one document
 # A shared option name for commands that send a token.
@@ -576,7 +579,7 @@ def open_registries(
     *,
     allow_token_over_http: bool,
 ) -> Registries:
-    """Return the registries that the registry options configure. Raises `UsageError`."""
+    """Return the registries that the registry options configure. Raises `UsageError` if an option is not valid."""
     from gitboot.artifacts.oci import AllowedRegistry, Registries, RegistryCredentials
     from gitboot.http_client import HttpClient
 
@@ -625,14 +628,14 @@ limit_settings = _build_limit_options(Setting)
 
 
 def build_limits(values: Mapping[str, int | None], **allowed: bool) -> Limits:
-    """Return the limits of the guards: ``values``, with defaults in place of None."""
+    """Return the limits of the guards. Defaults replace values that are None."""
     from gitboot.review.guards import Limits
 
     numbers: dict[str, Any] = {name: limit for name, limit in values.items() if limit is not None}
     return Limits(**numbers, **allowed)
 
 
-trust_options = combine_options(  # whose commits and acknowledgements count
+trust_options = combine_options(  # the options for trusted commits and acknowledgements
     click.option(
         "--verify",
         metavar="head|range|tag",
@@ -701,8 +704,11 @@ def parse_trust_settings(
 
 
 def read_operator_name() -> str:
-    """Return the name of the current user, or ``uid 65532`` for a user without a name, as in a container."""
+    """Return the name of the current user.
+
+    If the user has no name, for example in a container, return a text such as ``uid 65532``.
+    """
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # an OSError since Python 3.13
+    except (KeyError, OSError):  # KeyError, or OSError since Python 3.13
         return f"uid {os.getuid()}"

@@ -45,7 +45,7 @@ def format_sarif(problems: Sequence[Problem]) -> str:
     ordered = sort_by_severity(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
     rules, results = [], []
-    for code in map(_CODES.__getitem__, numbers):  # the same texts as `gitboot explain CODE`
+    for code in map(_CODES.__getitem__, numbers):  # the same texts as in `gitboot explain CODE`
         rules.append(
             {
                 "id": code.value,
@@ -79,9 +79,10 @@ def format_sarif(problems: Sequence[Problem]) -> str:
 
 
 def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
-    """Return a text that identifies a result even if its line moves. ``counts`` numbers results with equal texts.
+    """Return a text that identifies a result even if its line moves.
 
-    GitHub reads it as primaryLocationLineHash (GitHub docs, "SARIF support for code scanning").
+    ``counts`` has the number of earlier results with the same text. GitHub reads the text as primaryLocationLineHash
+    (GitHub docs, "SARIF support for code scanning").
     """
     message = _LINES.sub(r"\1", printable(problem.message))
     name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode()).hexdigest()[:16]
@@ -119,13 +120,14 @@ def format_junit(problems: Sequence[Problem]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-MAX_ANNOTATIONS: Final = 10  # annotations per level that GitHub shows for a step; it silently drops the rest
+# the number of annotations of one level that GitHub shows for a step; GitHub omits the rest without a message
+MAX_ANNOTATIONS: Final = 10
 
 
 def format_github(problems: Sequence[Problem]) -> str:
     """Format problems as GitHub Actions commands, one per line.
 
-    A notice counts the problems that GitHub would not show.
+    A notice states the number of problems that GitHub would not show.
     """
     ordered = sort_by_severity(problems)
     lines: list[str] = []

@@ -41,12 +41,15 @@ if TYPE_CHECKING:
 
 _MAX_COLUMNS: Final = 100
 _MIN_COLUMNS: Final = 40
-_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+Z$")  # a cell that stays on one line if there is room
-_COLOURS = {"Network": "cyan", "Maintenance": "magenta", "Disk": None, "no plan": "bright_black"}  # as in page.css
+# a cell whose text stays on one line if there is enough space
+_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+Z$")
+_COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
 
 
 def terminal_width() -> int:
-    """Return the output width in columns: that of the terminal or of COLUMNS, but at least 40 and at most 100."""
+    """Return the output width in columns: the width of the terminal or the value of COLUMNS, but at least 40 and at
+    most 100.
+    """
     return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns))
 
 
@@ -64,13 +67,12 @@ def format_table(
     below: Sequence[str] = (),
     indent: int = 0,
 ) -> str:
-    """Return left-aligned columns separated by two spaces. ``below`` contains the text for the line below each row.
+    """Return left-aligned columns with two spaces between them.
 
-    Each cell is escaped, so that it cannot contain a line break.
-
-    If the table is wider than the terminal, the columns ``shrinkable`` are cut, in this order, but not below the width
-    of their headers. If the table is still too wide, the widest columns are folded into several lines. A table whose
-    header is empty has no header line.
+    ``below`` contains the text for the line below each row. The function escapes each cell, so that a cell cannot
+    contain a line break. If the table is wider than the terminal, it truncates the columns ``shrinkable``, in this
+    order, but not below the width of their headers. If the table is still too wide, it wraps the widest columns. If the
+    header is empty, the table has no header line.
     """
     lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
     widths = [max(map(_measure_width, column)) for column in zip(*lines, strict=True)]
@@ -101,8 +103,8 @@ def format_table(
 def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
     """Return column widths that fit into ``room``.
 
-    The widest column is narrowed first. The first column, which contains the names, is narrowed last. A width falls
-    below ``least`` only if even these minimum widths do not fit. Words in headers and times are then folded too.
+    Reduce the widest column first. Reduce the first column, which contains the names, last. A width is less than
+    ``least`` only if the minimum widths do not fit. Words in headers and times are then wrapped too.
     """
     fitted = list(widths)
     for floor in (least, [2] * len(fitted)):
@@ -127,7 +129,7 @@ _WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path continues on the next
 
 
 def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -> str:
-    """Return text wrapped to the terminal's width. Words and paths are not broken."""
+    """Return text wrapped to the terminal's width. Do not break words and paths."""
     return textwrap.fill(
         printable(text),
         terminal_width(),
@@ -174,7 +176,7 @@ def log_format_option(command: _Command) -> _Command:
     )(command)
 
 
-_MIN_MESSAGE_COLUMNS: Final = 20  # minimum columns for a message on a narrow terminal
+_MIN_MESSAGE_COLUMNS: Final = 20  # The minimum number of columns for a message on a narrow terminal.
 # ECMA-48. EL: clear the rest of the overwritten line. CHA: go to the first column.
 _CLEAR, _BACK = build_control_sequence("K"), build_control_sequence("G")
 _EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
@@ -185,7 +187,7 @@ def print_event(event: Event) -> None:
     with _lock:
         is_progress = event.type == "Progress" and _is_terminal()
         after = _BACK if is_progress else "\n"  # the next line replaces this one
-        # Written in one call, because other threads also write.
+        # Write in one call, because other threads also write.
         sys.stderr.write(f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}")
         sys.stderr.flush()
 
@@ -216,7 +218,8 @@ def _format_event(event: Event) -> str:
     at = f"{event.at:%H:%M:%S}" if is_seen else format_instant(event.at)
     # On a terminal, colour marks a warning.
     message = one_line(f"{'warning: ' if event.warning and not is_seen else ''}{event.message}")
-    if is_seen:  # cut to one line, because a terminal would wrap it; `gitboot events` shows the whole message
+    # truncate the message to one line, because a terminal would wrap it; `gitboot events` shows the complete message
+    if is_seen:
         width = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
         room = max(width, _MIN_MESSAGE_COLUMNS)
         message = message if len(message) <= room else f"{message[: room - 1]}…"
@@ -229,7 +232,7 @@ def _format_event(event: Event) -> str:
 
 @contextmanager
 def show_progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar until the block ends. The yielded function adds a number of finished items."""
+    """Show a progress bar until the block ends. Yield a function that adds a number of finished items."""
     with show_growing_progress(description) as (of, advance):
         of(total)
         yield advance
@@ -253,7 +256,7 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
 
 
 class DownloadBar:
-    """A progress bar with bytes, speed and remaining time, for one download after the other."""
+    """A progress bar for downloads, which run one after the other. It shows bytes, speed and remaining time."""
 
     def __init__(self, shown: Progress | None) -> None:
         self._shown, self._task = shown, None if shown is None else shown.add_task("", visible=False)
@@ -287,7 +290,7 @@ def show_downloads() -> Iterator[DownloadBar]:
 
 @contextmanager
 def _draw_progress(*columns: ProgressColumn) -> Iterator[Progress]:
-    from rich.console import Console  # imported here, because the import takes a tenth of a second
+    from rich.console import Console  # imported here, because the import takes 0.1 s
     from rich.progress import Progress
 
     with (
@@ -304,7 +307,7 @@ def _draw_progress(*columns: ProgressColumn) -> Iterator[Progress]:
 
 
 def _ignore_number(_: int) -> None:
-    """Ignore a progress report, because no terminal shows progress."""
+    """Ignore a progress report, because there is no terminal."""
 
 
 class StopRequest:
@@ -315,19 +318,19 @@ class StopRequest:
         self.is_set = False
 
     def set(self) -> None:
-        """Request the stop. Any thread or signal handler may call this."""
+        """Request the stop. Any thread or signal handler may call this method."""
         self.is_set = True
         self._requests.put(True)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` for the stop request. Return whether a stop was requested."""
         if not self.is_set and self._requests.get(timeout_s):
-            self._requests.put(True)  # other threads may also be waiting
+            self._requests.put(True)  # wake the next thread, because other threads may also be waiting
         return self.is_set
 
 
 def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
-    """Return a stop request that these signals trigger from now on. The default is SIGINT and SIGTERM."""
+    """Return a stop request. From now on, these signals trigger it. The default signals are SIGINT and SIGTERM."""
     stop = StopRequest()
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -355,7 +358,7 @@ def call_on_signal(stop: Callable[[], None], *, timeout_s: float) -> None:
         stop()
 
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-    # Later, Python has no signal handler, so the timer would kill the process.
+    # Stop the timer. After this, there is no signal handler, so the timer would kill the process.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)

@@ -31,7 +31,7 @@ class Request(NamedTuple):
     id: int
     at: datetime
     operator: str
-    action: str  # the kind of request: records, resolve, retry …
+    action: str  # the kind of request, such as records, resolve or retry
     facts: Mapping[str, Any]  # JSON values; the keys depend on the action
 
 
@@ -44,7 +44,7 @@ class Suspension(Struct, frozen=True):
 
 
 class Approval(NamedTuple):
-    """An operator's approval, which lets the changes with this digest pass the named guards."""
+    """An operator's approval. With it, the changes with this digest pass the named guards."""
 
     digest: str
     guards: tuple[str, ...]
@@ -62,7 +62,7 @@ class Heartbeat(NamedTuple):
 
     at: datetime
     intervals: tuple[timedelta, ...] = ()
-    up: Uptime | None = None  # the kernel's uptime at the heartbeat
+    up: Uptime | None = None  # the uptime of the host's kernel at the heartbeat
 
 
 class WithheldBoots(NamedTuple):
@@ -80,14 +80,15 @@ class Facts(Struct, frozen=True, kw_only=True):
     branch: str | None = None  # the Git reference that the instance follows: refs/heads/main, or the value of --rev
     is_default_branch: bool = False  # whether the branch came from HEAD at the first start, and not from --rev
     searched: str | None = None  # the accepted commit whose history was last searched for acknowledgements
-    lapsed: str | None = None  # in a copy for a dry run: the accepted commit, which may be missing from the clone
-    # Counts decisions: accepted commits, and operator requests to offer boots again. Each offer stores the number of
-    # the newest decision, so that gitboot can tell evidence for an older offer from evidence for a newer offer.
+    lapsed: str | None = None  # set in a ledger copy for a dry run: the accepted commit, which the clone may lack
+    # The number of decisions so far. A decision is an accepted commit, or an operator's request to offer boots again.
+    # Each offer stores the number of the newest decision, so that gitboot can tell evidence for an older offer from
+    # evidence for a newer offer.
     sequence: int = 0
-    initialised: str | None = None  # how the first records were created: fresh, adopt, records
+    initialised: str | None = None  # how the first records were created: fresh, adopt or records
     begun: datetime | None = None  # when an operator requested the first records
-    doubt: str | None = None  # why the ledger is unverified: a reason such as RestoredLedger
-    observes: bool = True  # whether fetches reach the instance
+    doubt: str | None = None  # why the ledger is unverified, for example RestoredLedger; None: it is verified
+    observes: bool = True  # whether the instance receives the fetches of machines
     foreign: str | None = None  # another ledger whose output tree is in this instance's OUTPUT
     heir_of: str | None = None  # the ledger whose output tree this instance took over
     output: str | None = None  # the instance's OUTPUT
@@ -96,27 +97,30 @@ class Facts(Struct, frozen=True, kw_only=True):
     site: str | None = None
     closes_output: bool = False  # whether only the owner and the group may read the published files
     published: bool = False  # whether the instance has ever published to the output folder
-    keyed: bool = False  # whether tokens are created with a secret key of the instance
+    keyed: bool = False  # whether the instance creates tokens with its secret key
     heartbeat: Heartbeat | None = None
     gap: bool = False  # whether the instance was down for a long time and has not accepted the newest commit since
-    clock: str | None = None  # kept: a time service synchronizes the clock; accepted: an operator confirmed the clock
+    # kept: a time service synchronizes the host's clock; accepted: an operator confirmed the clock
+    clock: str | None = None
     suspension: Suspension | None = None
     stoppage: StopOrder | None = None
-    orders: Orders | None = None  # the orders in the newest Fleet, if its commit is not accepted
+    orders: Orders | None = None  # the orders in the newest commit's Fleet document, if that commit is not accepted
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
-    # The servers whose boot an accepted commit removed before their record showed a fetch of it, and the number of that
-    # decision. Evidence for an older offer that arrives later does not count as an installation.
+    # The servers whose boot was removed by an accepted commit before their record showed a fetch of the boot, with the
+    # number of that decision. If evidence for an older offer arrives later, gitboot does not count it as an
+    # installation.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
-    # Servers whose one-time boot was in OUTPUT before an upgrade and is not served now. None: not determined yet.
+    # Servers whose one-time boot was in OUTPUT before an upgrade of gitboot and is not served now. None: gitboot has
+    # not determined them yet.
     left_output: frozenset[SystemUuid] | None = None
 
 
 class _Fact(NamedTuple):
-    """Describes how the ledger stores one field of `Facts`."""
+    """The way in which the ledger stores one field of `Facts`."""
 
     name: str
     parse: Callable[[str], Any] = str
-    format: Callable[[Any], str | None] = str  # None: do not store the value
+    format: Callable[[Any], str | None] = str  # returns None if the ledger does not store the value
 
 
 def _flag(name: str, value: str = "yes") -> _Fact:
@@ -155,7 +159,7 @@ def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:
     return {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()}
 
 
-_KEYED: Final = "keyed"  # versions of gitboot without token keys stored other values
+_KEYED: Final = "keyed"  # older versions of gitboot, without token keys, stored other values
 _FACTS: Final[Mapping[str, _Fact]] = {
     "accepted": _Fact("accepted"),
     "branch": _Fact("branch"),
@@ -214,15 +218,15 @@ def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
 
 
 def mark_accepted_lapsed(tx: Transaction) -> None:
-    """Record that the clone used with this copy of a ledger may not contain the accepted commit."""
+    """Record in a copy of a ledger that the clone may not contain the accepted commit."""
     tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
 
 
 def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
     """Mark a ledger as unverified until an operator initializes it again.
 
-    The change number never decreases. It becomes at least the number in the mark beside the ledger, and at least
-    ``known_changes``, which the caller read elsewhere.
+    The change number never decreases. Afterwards, it is at least the number in the mark file beside the ledger, and at
+    least ``known_changes``, a number that the caller read elsewhere.
     """
     changes = max(known_changes, (store.mark or ("", 0))[1])
     with store.writing() as tx:
@@ -235,13 +239,14 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 def is_behind(store: Store) -> bool:
     """Return whether an older copy replaced the ledger.
 
-    In that case, the mark belongs to another ledger or to a newer state. Only the process that writes to the ledger may
-    call this function, because another process could mistake a concurrent write for a newer mark.
+    In that case, the mark file belongs to another ledger or to a newer state of this ledger. Only the process that
+    writes to the ledger may call this function, because another process could mistake a concurrent write for a newer
+    mark.
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:
-        # Every change writes a mark. A local ledger with changes but without a mark is therefore a copy. In a database,
-        # the changes may come from another host.
+        # gitboot writes a mark at every change. A local ledger with changes but without a mark is therefore a copy. In
+        # a database, the changes may come from another host.
         return changes > 0 and store.database.is_local
     return mark[0] != identity or mark[1] > changes
 
@@ -264,7 +269,7 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store the results of the artifact checks by the instance at ``place``. Unknown results are not stored."""
+    """Store the results of artifact checks by the instance at ``place``, except the unknown results."""
     known = [(file, each) for file, each in sightings.items() if each.is_known]
     known.sort(key=lambda item: (item[0].url, item[0].sha256 or "", item[0].size or 0, str(item[0].proof)))
     items = [
@@ -308,7 +313,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
 
 
 def read_approvals(store: Store) -> dict[str, dict[str, str]]:
-    """Return the approver and the reason of each approval, by the digest of the changes and by guard."""
+    """Return the approver and the reason of each approval. The keys are the digest of the changes and the guard."""
     found: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
         approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
@@ -367,7 +372,10 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
 
 
 def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
-    """Store acknowledgements as used. A restored backup that lacks one of them counts as outdated."""
+    """Store acknowledgements as used.
+
+    gitboot treats a restored backup as outdated if it lacks one of the acknowledgements.
+    """
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
         tx.mark()
@@ -415,7 +423,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
 
 @contextmanager
 def _open_read_only(path: Path) -> Iterator[Database]:
-    """Open a separate read-only connection. Readers and writers do not block each other."""
+    """Open a separate read-only connection. It does not block writers, and writers do not block it."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database
 

@@ -1,9 +1,10 @@
 """Leader lease of a shared PostgreSQL ledger: only the instance that holds the lease is active.
 
-Each new holder gets a new number, the epoch. The lease expires by the database server's clock. Each transaction of the
-holder first renews the lease, and fails if another instance holds the lease by then, so two instances never write at
-the same time. Between transactions, an instance measures the lease with its own clock, starting when it sent the last
-renewal, so it considers the lease expired before the database does.
+Each new holder gets a new number, the epoch. The clock of the database server decides when the lease expires. Each
+transaction of the holder first renews the lease. The transaction fails if another instance holds the lease by then.
+Therefore two instances never write at the same time. Between transactions, an instance measures the age of its lease
+with its own clock, from the time when it sent the last renewal. Therefore the instance considers the lease expired
+before the database does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
 LEASE_SECONDS: Final = 15.0
-SHARE: Final = 5  # if no transaction renews the lease, renew it after its duration divided by this number
+# without a transaction that renews the lease, gitboot renews it after its duration divided by this number
+SHARE: Final = 5
 _ENDING_S: Final = 0.5  # maximum time for which `check_ending` waits for another thread's renewal
 _END_TIMEOUT_S: Final = 1.0  # maximum wait for a renewal that is running when gitboot ends
 _HOLDER_FILE: Final = "holder"  # in STATE
@@ -34,14 +36,14 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def describe_place(state: Path) -> str:
-    """Format the host and the state directory of an instance for messages."""
+    """Return the host and the state directory of an instance as text for messages."""
     return f"{socket.gethostname()}:{state.resolve()}"
 
 
 class Holder(NamedTuple):
-    """A potential lease holder, identified by its state directory and by the current boot of its host.
+    """An instance that can hold the lease, identified by its state directory and by the current boot of its host.
 
-    An instance that restarts keeps this ID, so it takes over its own lease without waiting.
+    An instance keeps this ID when it restarts, so it can take over its own lease without waiting.
     """
 
     id: str
@@ -50,10 +52,10 @@ class Holder(NamedTuple):
 
     @classmethod
     def load(cls, state: Path, seconds: float = LEASE_SECONDS) -> Self:
-        """Return the holder for a state directory on this host. Raises OSError.
+        """Return the holder for a state directory on this host.
 
-        A copy of the state directory counts as another holder, and so does a clone of the host with the same name and
-        files.
+        Raises OSError if the ID of the holder cannot be stored. A copy of the state directory is a different holder. A
+        clone of the host with the same name and files is also a different holder.
         """
         path = state / _HOLDER_FILE
         if not path.exists():
@@ -72,7 +74,7 @@ class Lease(NamedTuple):
 
 
 class LeaseState(NamedTuple):
-    """A lease as stored in the database."""
+    """The state of a lease as it is stored in the database."""
 
     number: int
     place: str  # host and state directory of the current or last holder
@@ -82,14 +84,14 @@ class LeaseState(NamedTuple):
 
 
 class HeldLease(Struct):
-    """A lease as seen by the instance that holds it."""
+    """A lease from the point of view of the instance that holds it."""
 
     lease: Lease
     seconds: float
     name: str  # the name of the ledger, for messages
     place: str = ""  # host and state directory of the instance
     until_s: float = field(default=0.0)  # when the lease expires, on the clock of `now_s`
-    is_lost: bool = False  # whether another instance took the lease; never becomes false again
+    is_lost: bool = False  # whether another instance took the lease; once true, it stays true
     # Host and state directory of the previous holder; None: there was no other holder.
     previous_place: str | None = None
     moved_message: str | None = None  # the message to raise if the ledger was moved
@@ -141,9 +143,10 @@ class LeaseKeeper:
             self._connection.close()
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the database server confirms now that this instance holds the lease. Thread-safe.
+        """Raise `LeaseLost` unless the database server confirms that this instance still holds the lease. Thread-safe.
 
-        The local clock is not enough, because it stops while the host pauses its virtual machine.
+        The clock of this machine cannot prove this, because the clock of a virtual machine stops while the virtual
+        machine is paused.
         """
         self._lease.check()
         if not self._renew():

@@ -1,4 +1,4 @@
-"""Ledger access: open and check a ledger, describe it, copy it, and rename a damaged ledger."""
+"""Ledger access: open, check, describe and copy a ledger, and rename a damaged ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_ledger(path: Path) -> Store:
 def read_places(path: Path) -> tuple[Path | None, Path | None]:
     """Return the output folder and the fetch log folder of a ledger's instance.
 
-    The function does not write or check the ledger. Raises `LedgerError` if the ledger cannot be read.
+    The function does not change or check the ledger. Raises `LedgerError` if the ledger cannot be read.
     """
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         found: dict[str, str] = dict(
@@ -48,13 +48,13 @@ class LedgerSummary(NamedTuple):
     name: str
     identity: str
     changes: int
-    rows: Mapping[str, int]  # by table
-    moved_to: str | None = None  # the new location of the ledger
+    rows: Mapping[str, int]  # number of rows by table
+    moved_to: str | None = None  # the place to which the ledger was moved; None: it was not moved
     lease: LeaseState | None = None
 
 
 def summarize_ledger(path: Path) -> LedgerSummary:
-    """Describe the ledger of ``path``. Raises `LedgerError` if the ledger cannot be read."""
+    """Return the main facts about the ledger of ``path``. Raises `LedgerError` if the ledger cannot be read."""
     with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
@@ -103,7 +103,10 @@ def _read_lease(database: Database) -> LeaseState | None:
 
 
 def check_tables(store: Store) -> None:
-    """Read the tables once, so that damage is found at the start. Raises `DamagedLedger` if a table is unreadable."""
+    """Read all tables once, to find damage when the ledger is opened.
+
+    Raises `DamagedLedger` if a table is unreadable.
+    """
     for read in (
         instance_tables.read_facts,
         server_tables.read_machines,
@@ -123,12 +126,13 @@ def check_tables(store: Store) -> None:
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
     """Copy the ledger of ``path`` into the file ``to``, without changing any file of the ledger.
 
-    If the ledger is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state while another
-    process writes. Otherwise the files are copied, because SQLite would create files in the ledger's folder, or recover
-    the transactions of a killed process. The tables of a PostgreSQL database are read in one snapshot.
+    If the ledger is a file that is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state
+    while another process writes. If the file is not in use, gitboot copies it without SQLite, because SQLite would
+    create files in the ledger's folder or recover the transactions of a killed process. If the ledger is in PostgreSQL,
+    gitboot reads all tables in one snapshot.
     """
     if in_use or read_address(path) is not None:
-        _copy_mark(path, to)  # copied first, so that the copied ledger is not older than its mark
+        _copy_mark(path, to)  # gitboot copies the mark first, so that the copied ledger is not older than its mark
     if read_address(path) is not None:
         with closing(open_database(path, reads_only=True)) as ours, closing(SqliteDatabase(to)) as new:
             copy_tables(ours, new)
@@ -149,12 +153,13 @@ def _copy_mark(path: Path, to: Path) -> None:
 def set_aside(path: Path, label: str = "damaged") -> Path:
     """Rename a ledger file and its companion files. Return the new path, which ends with the label and a number.
 
-    The mark is not renamed, so that gitboot detects an older ledger that is put in the same location.
+    gitboot does not rename the mark file. With the mark, it detects if an operator puts an older ledger in the same
+    place.
     """
     number = 1
     while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
         number += 1
-    # The ledger comes last, so that after a crash gitboot finds the damaged ledger instead of creating a new one.
+    # Rename the ledger last. After a crash, gitboot then finds the damaged ledger and does not create a new one.
     for suffix in ("-wal", "-shm", ""):
         with suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")

@@ -40,11 +40,12 @@ except ImportError:
 
 
 _CONNECT_S: Final = 5
-# These rows fit into a socket buffer, so that a paused reader does not keep the transaction open.
+# This many rows fit into a socket buffer, so a reader that pauses does not keep the transaction open.
 _ROWS_PER_FETCH: Final = 100
-_LOST_AFTER_MS: Final = 10_000  # close a connection if sent data is not acknowledged for this long
+_LOST_AFTER_MS: Final = 10_000  # close a connection if the server does not acknowledge sent data for this long
 _MIN_SERVER_VERSION: Final = 130000
-# The timeouts limit how long a client that pauses within a transaction blocks others. A commit waits for the disk.
+# The timeouts limit how long a client can block other clients if it pauses within a transaction. With
+# synchronous_commit, a commit waits for the disk.
 _SETTINGS: Final = (
     "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=30s -c idle_in_transaction_session_timeout=5s"
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
@@ -70,15 +71,16 @@ _SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clo
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
-_SHORT_S: Final = 6.0  # deadline of a call on a connection with these limits
+_SHORT_S: Final = 6.0  # deadline of a call on a connection with these timeouts
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 LOCK_S: Final = 12.0  # for a statement that may wait for a lock: `lock_timeout` is 10 s
 
 
 class PostgresDatabase(Database):
-    """A ledger in a PostgreSQL schema. Missing tables are created.
+    """A ledger in a PostgreSQL schema. gitboot creates missing tables.
 
-    If the connection is lost, the next statement opens a new connection, but never within a transaction.
+    After a lost connection, the next statement opens a new connection, unless the statement is in the middle of a
+    transaction.
     """
 
     errors: ClassVar = (psycopg.Error,)
@@ -92,7 +94,7 @@ class PostgresDatabase(Database):
     )
 
     _commit_s = LOCK_S  # deadline for committing the current transaction
-    _renewed_s = 0.0  # when the current transaction sent its lease renewal
+    _renewed_s = 0.0  # when the current transaction sent the renewal of the lease
 
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
         self.name, self.address = address.name, address
@@ -130,7 +132,8 @@ class PostgresDatabase(Database):
             self._get_connection_for(found).execute(_build_delete(table, keys), (_encode_rows(keys, found),))
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        last = {row[: len(keys)]: row for row in map(replace_nul, rows)}  # of rows with the same key, the last one wins
+        # if several rows have the same key, keep the last one
+        last = {row[: len(keys)]: row for row in map(replace_nul, rows)}
         for found in _split_rows(last.values()):
             gone, new = _build_delete(table, keys), f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
             if table not in self._column_names:
@@ -175,8 +178,8 @@ class PostgresDatabase(Database):
     def commit(self) -> None:
         """Commit the transaction.
 
-        If the transaction took long, first renew the lease, because no other thread could renew it in the meantime. A
-        commit without a response may still be durable: see `may_have_lost`.
+        After a long transaction, renew the lease first, because no other thread could renew the lease during the
+        transaction. If the server does not respond, the commit may still be durable. `may_have_lost` reports this case.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
@@ -209,7 +212,7 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         if self.lease is not None and not self.lease.is_lost:
-            # If this fails, the lease expires by itself.
+            # If the release fails, the lease expires later.
             with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
@@ -243,7 +246,8 @@ class PostgresDatabase(Database):
 
 
 def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
-    """Connect to a database, check the server and the schema, and migrate the tables to this version.
+    """Connect to a database, check the server and the schema, and migrate the tables to the schema version of this
+    gitboot.
 
     Raises `UsageError` if the schema is missing, because gitboot does not create schemas.
     """
@@ -293,9 +297,10 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
 
 
 def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
-    """Renew a lease in the current transaction. Return when the renewal was sent, on the clock of `now_s`.
+    """Renew a lease in the current transaction.
 
-    Raises `LeaseLost` if another instance holds the lease.
+    Return the time at which the renewal was sent, on the clock of `now_s`. Raises `LeaseLost` if another instance holds
+    the lease.
     """
     sent_s = now_s()
     if connection.execute(_RENEW, {**lease.lease._asdict(), "seconds": lease.seconds}).fetchone() is None:
@@ -319,7 +324,7 @@ def _connect(address: PostgresAddress, to: str) -> LimitedConnection:
 
 
 def _read_password(file: Path) -> str:
-    """Read the password from a file. Raises `LedgerError`, whose message never contains the password."""
+    """Read the password from a file. Raises `LedgerError` if this fails. The message never contains the password."""
     try:
         password = file.read_bytes().decode().strip()
     except OSError as error:
@@ -332,7 +337,7 @@ def _read_password(file: Path) -> str:
 
 
 class LeaseConnection:
-    """A separate connection for renewing or reading a lease. It is opened on first use."""
+    """A separate connection to renew or read a lease. The first call opens the connection."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self.name, self._address = address.name, address
@@ -370,7 +375,7 @@ class LeaseConnection:
         return rows[0][0] if rows else None
 
     def read_progress(self) -> tuple[str, int] | None:
-        """Return the ledger's identity and change number, or None if they cannot be read now."""
+        """Return the ledger's identity and change number, or None if the database cannot be read now."""
         try:
             found: dict[str, str] = dict(self._get_connection().execute(_PROGRESS).fetchall())
             return found["identity"], int(found.get("changes", 0))
@@ -428,7 +433,7 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
 
 
 def convert_placeholders(statement: str) -> str:
-    """Replace the placeholder ? in a statement with psycopg's placeholder %s."""
+    """Replace each placeholder ``?`` in a statement with psycopg's placeholder ``%s``."""
     return statement.replace("?", "%s")
 
 
@@ -456,19 +461,19 @@ def _encode_rows(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str
     return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()
 
 
-ANSWER_S: Final = 5.0  # for a statement to which a healthy server responds immediately
-STATEMENT_S: Final = 35.0  # for any other statement: `statement_timeout` is 30 s
-LEISURE_S: Final = 605.0  # for a statement while a ledger is copied, when `statement_timeout` is 10 min
-TRANSACTION_S: Final = 60.0  # for a transaction with few rows, from begin to commit
-ROW_S: Final = 0.01  # added for each row; PostgreSQL stores about 10,000 rows a second
+ANSWER_S: Final = 5.0  # timeout for a statement to which a healthy server responds immediately
+STATEMENT_S: Final = 35.0  # timeout for any other statement; more than `statement_timeout` (30 s)
+LEISURE_S: Final = 605.0  # timeout for a statement during a copy of a ledger, for which `statement_timeout` is 10 min
+TRANSACTION_S: Final = 60.0  # timeout for a transaction with few rows, from begin to commit
+ROW_S: Final = 0.01  # time added to a timeout for each row; PostgreSQL stores about 10,000 rows a second
 _T = TypeVar("_T")
 
 
 class LimitedConnection(psycopg.Connection[Row]):
     """A connection with deadlines.
 
-    A call that exceeds its deadline closes the connection and raises `OperationalError`. The outcome of such a call is
-    unknown: a commit may be durable. Use a connection from one thread at a time.
+    A call that exceeds its deadline closes the connection and raises `OperationalError`. In that case, gitboot does not
+    know the result of the call. A commit, for example, may be durable. Use a connection from one thread at a time.
     """
 
     _call_s = STATEMENT_S
@@ -486,7 +491,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
-        """Limit the total duration of all subsequent calls. The next call of this method sets a new limit."""
+        """Limit the total duration of the next calls on this connection, until this method is called again."""
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:
@@ -496,7 +501,9 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this for each operation."""
+        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this method for each
+        operation.
+        """
         now_s = time.monotonic()
         until_s = min(now_s + self._call_s, self._until_s)
         return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)

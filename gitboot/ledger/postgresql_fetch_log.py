@@ -1,8 +1,8 @@
-"""Fetch log in PostgreSQL for hosts that share a ledger: each host records a boot there before it serves the boot.
+"""Fetch log in PostgreSQL for hosts that share a ledger.
 
-An endpoint serves one-time boots only from the output tree of the instance that holds the lease, because any other
-instance's tree may be outdated. The transaction that records a boot also reads the lease, and an instance that takes
-the lease waits for such transactions to end.
+Each host records a boot there before it serves the boot. An endpoint serves one-time boots only from the output tree of
+the instance that holds the lease, because any other instance's tree may be outdated. The transaction that records a
+boot also reads the lease. Before an instance takes the lease, it waits for such transactions to end.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from gitboot.ledger.schema import build_moved_error
 from gitboot.ledger.store import NO_HOLDER, PostgresAddress
 from gitboot.text import format_error
 
-FETCHES: Final = "fetches"  # used instead of a file name in the table `spool`
-_PING_INTERVAL_S: Final = 5.0  # interval between checks while no boot is looked up
-_MIN_DELETED_ROWS: Final = 1000  # fewer rows are not deleted, because each deletion requires a new publication
-_LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # a lock that does not block renewals
+FETCHES: Final = "fetches"  # this text replaces a file name in the table `spool`
+_PING_INTERVAL_S: Final = 5.0  # interval between database checks while no machine boots
+# gitboot does not delete fewer rows than this, because it must publish again after each deletion
+_MIN_DELETED_ROWS: Final = 1000
+_LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # this lock does not block renewals of the lease
 _SELECT_LEASE: Final = "SELECT epoch, holder, forgotten, place FROM lease"
 _RECORD: Final = "INSERT INTO fetches (writer, place, server, offer, line) VALUES (%s, %s, %s, %s, %s)"
 
@@ -46,7 +47,7 @@ class SharedFetchLog:
         self._transactions = _Transactions(address)
         self.name, self.close = address.name, self._transactions.close
         self._queried_s = -math.inf
-        self.serving_identity: str | None = None  # the lease at the last query; None: no instance has ever taken it
+        self.serving_identity: str | None = None  # the lease at the last query; None: no instance had taken it by then
         self.deletion_count = 0  # number of deletions at the last query
         self.failure: str | None = "there was no query yet"  # why the last query failed; None: it succeeded
 
@@ -61,9 +62,9 @@ class SharedFetchLog:
     ) -> None:
         """Record a fetch durably before the endpoint responds.
 
-        ``serving_identity`` is the lease that the output tree names. Raises `FetchLogUnavailable` if the fetch may not
-        have been recorded. Nothing is recorded if ``is_given_up`` returns True just before the fetch is sent to the
-        database.
+        ``serving_identity`` identifies the lease under which the output tree was published. Raises
+        `FetchLogUnavailable` if the fetch may not have been recorded. If ``is_given_up`` returns True just before the
+        fetch is sent to the database, the method records nothing.
         """
         with self._querying() as run:
             if serving_identity is None or self._read_lease(run, "FOR SHARE") != serving_identity or is_given_up():
@@ -71,15 +72,16 @@ class SharedFetchLog:
             run(_RECORD, (None, None, *_to_row(observation)))
 
     def ping(self) -> None:
-        """Query the database if the last query failed or was not recent."""
+        """Query the database if the last query failed or is older than the check interval."""
         if self.failure is not None or now_s() - self._queried_s >= _PING_INTERVAL_S:
             with suppress(FetchLogUnavailable):
                 self._read_fetches("", None)
 
     def receive_batch(self, batch: ForwardedBatch, spool_files: Collection[str]) -> int:
-        """Store a batch if it is its writer's next batch. Return the offset at which the next batch must begin.
+        """Store a batch of fetches if it continues the earlier batches of the same writer.
 
-        ``spool_files`` are the files that exist in the sender's fetch log. Raises `BatchRejected`.
+        Return the offset at which the next batch must begin. ``spool_files`` are the files that exist in the sender's
+        fetch log. Raises `BatchRejected` if the batch cannot be stored.
         """
         spool, file = batch.writer
         with self._receiving() as run:
@@ -93,7 +95,10 @@ class SharedFetchLog:
         return batch.end
 
     def reset_place(self, writer: Writer, place: int) -> None:
-        """Move the offset of a writer's next batch back to ``place`` if it is greater. Raises `BatchRejected`."""
+        """Move the offset of a writer's next batch back to ``place`` if the offset is greater.
+
+        Raises `BatchRejected` if this fails.
+        """
         query = "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s"
         with self._receiving() as run:
             run(query, (place, *writer, place))
@@ -150,7 +155,7 @@ class RecordedFetches:
         self.name, self.close = address.name, self._transactions.close
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
-        """Wait for transactions that are recording a fetch, then return the fetches after ``offsets``."""
+        """Wait until running transactions have recorded their fetches, then return the fetches after ``offsets``."""
         after, rows = offsets.get(FETCHES, 0), list[Any]()
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
@@ -159,7 +164,8 @@ class RecordedFetches:
             query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
             with self._transaction() as run:  # no lock here, so that a slow reader blocks no endpoint
                 rows = run(query, (after, until))
-        latest: dict[str | None, datetime] = {}  # newest time by writer, because a writer's clock may be set back
+        # the newest time of each writer, because a writer's clock may be set back
+        latest: dict[str | None, datetime] = {}
         found: list[tuple[datetime, int, Observation]] = []
         for number, writer, line in rows:
             if isinstance(each := parse_line(line.encode()), Observation):
@@ -172,16 +178,18 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number of the next deletion, or of the last one if there are not yet enough rows to delete."""
+        """Return the number of the next deletion of read rows, or of the last deletion if there are not yet enough rows
+        to delete.
+        """
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))
         return int(deletions + (rows >= _MIN_DELETED_ROWS))
 
     def delete_read(self, offsets: Mapping[str, int], times: int, lease: Lease) -> None:
-        """Delete the rows up to ``offsets``, as deletion number ``times``.
+        """Delete the rows up to ``offsets`` as deletion number ``times``.
 
-        Nothing is deleted if the number is not new, or if another instance holds the lease.
+        If this number was used before, or if another instance holds the lease, the method deletes nothing.
         """
         query = "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1"
         with self._transaction() as run:
@@ -195,7 +203,7 @@ class RecordedFetches:
 
 
 class _Transactions:
-    """Runs transactions on one connection, one at a time. A lost connection is replaced."""
+    """One connection that runs one transaction at a time. If the connection is lost, a new connection replaces it."""
 
     def __init__(self, address: PostgresAddress) -> None:
         from gitboot.ledger import postgresql
@@ -207,7 +215,10 @@ class _Transactions:
 
     @contextmanager
     def begin(self, failure: Callable[[Exception], Exception]) -> Iterator[_Run]:
-        """Run a block in a transaction. ``failure`` converts a database or ledger error into the exception to raise."""
+        """Run the block of a `with` statement in a transaction.
+
+        ``failure`` converts a database or ledger error to the exception to raise.
+        """
 
         def run(statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
             cursor = self._connection.execute(statement, parameters or None)

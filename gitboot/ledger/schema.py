@@ -12,7 +12,7 @@ from gitboot.errors import LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.ledger.leader_lease import HeldLease, Holder
 from gitboot.text import quote_words
 
-# One migration from each schema version to the next. A new ledger runs all of them.
+# Each item migrates one schema version to the next version. gitboot runs all migrations to create a new ledger.
 MIGRATIONS: Final = (
     """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -130,7 +130,8 @@ MIGRATIONS: Final = (
     """,
 )
 VERSION: Final = len(MIGRATIONS)
-# Migrations of the PostgreSQL tables, by the version that they start from. The first PostgreSQL version was 5.
+# Migrations of the PostgreSQL tables, by the version that they start from. The first schema version for PostgreSQL was
+# 5.
 POSTGRESQL_MIGRATIONS: Final = {
     5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
     6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
@@ -206,7 +207,8 @@ POSTGRESQL: Final = """
     );
     CREATE TABLE ledger_version (number INTEGER NOT NULL);
 """
-# Tables for hosts that share a ledger: the lease, and the fetch log of all endpoints. A copy leaves them out.
+# Tables for hosts that share a ledger: the lease, and the fetch log of all endpoints. A copy of a ledger omits these
+# tables.
 SHARED: Final = """
     CREATE TABLE lease (
         one INTEGER PRIMARY KEY CHECK (one = 1), epoch BIGINT NOT NULL, holder TEXT NOT NULL, place TEXT NOT NULL,
@@ -227,8 +229,8 @@ TABLES: Final = (
     "lost_identities",
 )
 NUMBERED: Final = ("events", "observations", "requests")  # tables whose key the database generates
-LEFT: Final = "left"  # name of the fact that marks a moved ledger
-UNFINISHED: Final = "unfinished"  # name of the fact that marks an unfinished copy
+LEFT: Final = "left"  # the fact with this name marks a ledger that was moved
+UNFINISHED: Final = "unfinished"  # the fact with this name marks an unfinished copy of a ledger
 Row = tuple[Any, ...]
 
 
@@ -237,14 +239,15 @@ class Database(ABC):
 
     errors: ClassVar[tuple[type[Exception], ...]]  # the exceptions that the driver raises
 
-    snapshot: ClassVar[str]  # begins a transaction that reads one snapshot and blocks no writer
-    after_copying: ClassVar[tuple[str, ...]] = ()  # statements to run after rows with generated keys are copied
+    snapshot: ClassVar[str]  # statement that begins a transaction that reads one snapshot and does not block writers
+    after_copying: ClassVar[tuple[str, ...]] = ()  # Statements to run after rows with generated keys were copied.
     # Whether the database is a file in the state directory, which is lost or restored together with that directory.
     is_local: ClassVar[bool]
 
-    name: str  # for messages
+    name: str  # name of the ledger for messages
     takes_any = False  # whether a moved ledger or an unfinished copy may be used
-    lease: HeldLease | None = None  # the lease of a shared ledger; a file needs only the lock on the state directory
+    # the lease of a shared ledger; None: the ledger is a file, which only needs the lock on the state directory
+    lease: HeldLease | None = None
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -252,15 +255,15 @@ class Database(ABC):
 
     @abstractmethod
     def stream_rows(self, query: str) -> Iterator[Row]:
-        """Yield the rows of a large result. The surrounding transaction may block others."""
+        """Yield the rows of a large result. Until all rows are read, the transaction may block other clients."""
 
     @abstractmethod
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Execute a statement without results, once for each row of parameters."""
+        """Execute a statement without a result once for each row of parameters."""
 
     @abstractmethod
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows with values for these columns. All other columns get their defaults."""
+        """Insert rows with values for ``columns``. The other columns get their default values."""
 
     @abstractmethod
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -275,9 +278,10 @@ class Database(ABC):
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:
-        """Begin a write transaction. Waits until other writers have ended their transactions.
+        """Begin a write transaction.
 
-        ``at_leisure`` allows long pauses between statements. Raises `LedgerLeft` if the ledger was moved.
+        First wait until other writers have ended their transactions. With ``at_leisure``, there may be long pauses
+        between statements. Raises `LedgerLeft` if the ledger was moved.
         """
 
     @abstractmethod
@@ -286,18 +290,24 @@ class Database(ABC):
 
     @abstractmethod
     def rollback(self) -> None:
-        """Roll back the current transaction, if any."""
+        """Roll back the current transaction if there is one."""
 
     @abstractmethod
     def may_have_lost(self, error: BaseException) -> bool:
         """Return whether this error leaves it unclear which writes are durable."""
 
     def probe(self) -> None:  # noqa: B027 - a file responds at once, or hangs with its disk
-        """Send a query to which a healthy server responds immediately. Raises one of `errors`."""
+        """Send a query to which a healthy server responds immediately.
+
+        Raises one of `errors` if the server does not respond.
+        """
 
     @abstractmethod
     def reopen(self) -> None:
-        """Close and reopen the database, so that later reads return its durable state. Raises `LedgerError`."""
+        """Close and reopen the database, so that later reads return its durable state.
+
+        Raises `LedgerError` if it cannot be opened.
+        """
 
     def take_lease(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
         """Take the lease and keep it until `close`. Raises `HeldByAnother` if another instance holds the lease."""
@@ -324,7 +334,7 @@ class Database(ABC):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert the errors of a block to ledger errors, including errors caused by malformed rows."""
+        """Convert database errors in a block, and errors that malformed rows cause, to ledger errors."""
         try:
             yield
         except self.errors as error:
@@ -336,8 +346,8 @@ class Database(ABC):
 def build_moved_error(name: str, place: str) -> LedgerLeft:
     if place.startswith("postgres"):
         hint = (
-            "use the new place on this host too: gitboot ledger copy --state STATE --to URL (this also finishes a copy"
-            " that was killed); if you start gitboot with --ledger, change it to the new place"
+            "use the new place on this host too. Run: gitboot ledger copy --state STATE --to URL (this also finishes a "
+            "killed copy); if you start gitboot with --ledger, change it to the new place"
         )
     else:
         hint = (
@@ -349,5 +359,5 @@ def build_moved_error(name: str, place: str) -> LedgerLeft:
 
 def build_version_error(name: str, version: int) -> LedgerError:
     return LedgerError(
-        f"{name}: the ledger has version {version}, this gitboot supports {VERSION}; use a newer gitboot"
+        f"{name}: the ledger has schema version {version}, but this gitboot supports {VERSION}; use a newer gitboot"
     )

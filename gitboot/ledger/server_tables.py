@@ -66,10 +66,11 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def parse(kind: type[T], text: str, **more: object) -> T:
-    """Decode a structure that `to_json` encoded. ``more`` are the values of fields that the JSON does not contain.
+    """Decode a structure that `to_json` encoded.
 
-    Raises ValueError or TypeError for other JSON. Unknown fields are rejected too, because a later write would lose the
-    fields of a newer version of gitboot.
+    ``more`` has the values of fields that are not in the JSON. Raises ValueError or TypeError if the JSON does not
+    match the structure. This includes unknown fields, because a newer version of gitboot may have written them and a
+    later write would lose them.
     """
     found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
@@ -215,11 +216,11 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
 
 
 class Pending(NamedTuple):
-    """An observed fetch that the machine's BMC has yet to confirm."""
+    """An observed fetch of a boot that the machine's BMC has not confirmed yet."""
 
     id: int
     observation: Observation
-    offer: Offer  # the boot that was fetched
+    offer: Offer  # the offer of the boot that was fetched
     marks: Marks | None = None  # the first marks that the BMC reported after the fetch
 
 
@@ -227,17 +228,17 @@ class Pending(NamedTuple):
 
 
 def find_offer(store: Store, plan: Digest) -> Offer | None:
-    """Return the stored offer for a plan, or None."""
+    """Return the stored offer for a plan, or None if no offer is stored."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
         return parse_offer(plan, found[0][0]) if found else None
 
 
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
-    """Store the offers of boots that gitboot is about to publish, replacing earlier offers of the same plans.
+    """Store the offers of boots that gitboot is about to publish.
 
-    A restored backup that lacks a new offer counts as outdated, because gitboot could not recognize a fetch of the
-    offered boot.
+    They replace earlier offers of the same plans. gitboot treats a restored backup as outdated if it lacks a new offer,
+    because gitboot could not recognize a fetch of that boot.
     """
     noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
@@ -277,7 +278,7 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 def read_pending(store: Store) -> list[Pending]:
     """Return the observations that have no verdict yet, oldest first.
 
-    Observations whose offer was deleted are left out.
+    Observations without a stored offer are omitted.
     """
     with store.reading():
         found = store.rows(
@@ -306,7 +307,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
-    """Store observations that gitboot has not judged yet, and the first marks that the BMC reported after each."""
+    """Store observations without a verdict, each with the first marks that the BMC reported after the observation."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
@@ -329,9 +330,9 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
 
 
 def prune(tx: Transaction, before: datetime) -> None:
-    """Delete offers, versions and observations with a verdict that are older than ``before``.
+    """Delete old offers, versions, and observations with a verdict. "Old" means older than ``before``.
 
-    The newest version for each path stays, and so does each offer that a remaining version belongs to.
+    The newest version of each path stays, and so do the offers of all remaining versions.
     """
     at, stamp = format_instant(before), int(before.timestamp())
     tx.execute(
@@ -351,15 +352,18 @@ def read_spool_positions(store: Store) -> dict[str, int]:
 
 
 def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None:
-    """Store how far each file of the fetch log was read. Call this in the transaction that stores the fetches."""
+    """Store how far gitboot has read each file of the fetch log.
+
+    Call this function in the transaction that stores the fetches.
+    """
     tx.execute("DELETE FROM spool")
     tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(positions.items()))
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """Return the pairs of BMC address and credentials that are already known.
+    """Return the known pairs of a BMC address and the name of its credentials.
 
-    Addresses are normalized, because version 0.1.0 stored them as they were written in documents.
+    The function normalizes the addresses, because version 0.1.0 stored them as they were written in documents.
     """
     with store.reading():
         return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
@@ -376,7 +380,7 @@ def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
 
 
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
-    """Replace the stored lost identities. A restored backup that lacks a new one counts as outdated."""
+    """Replace the stored lost identities. A restored backup without a new lost identity is outdated."""
     table, key = "lost_identities", ("kind", "value", "uuid")
     gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
     if gone:
@@ -408,7 +412,7 @@ def read_current_machines(store: Store) -> frozenset[SystemUuid]:
 def write_machines(
     tx: Transaction, machines: Iterable[Machine], *, removed: Iterable[SystemUuid] = (), is_current: bool = True
 ) -> None:
-    """Store machines, and mark the machines that were removed from the fleet. The entry of a removed machine stays.
+    """Store machines, and mark machines that were removed from the fleet. The entries of removed machines stay.
 
     ``is_current`` is false for machines that are not in the accepted commit.
     """
@@ -445,14 +449,14 @@ def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
     """Store pinned identities: the machine identity that each BMC must report.
 
-    A restored backup that lacks a pinned identity does not count as outdated, because gitboot pins the identity again
-    at the next contact with the BMC.
+    gitboot does not treat a restored backup as outdated if it lacks a pinned identity, because gitboot pins the
+    identity again at the next contact with the BMC.
     """
     tx.replace("pins", ("uuid",), [(uuid, to_json(each)) for uuid, each in pins])
 
 
 def read_records(store: Store) -> dict[SystemUuid, Record]:
-    """Return the records of servers, by UUID. The installation state of a server without a record is unknown."""
+    """Return the records of servers, by UUID. A server without a record has an unknown installation state."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
         for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
@@ -464,7 +468,7 @@ def read_records(store: Store) -> dict[SystemUuid, Record]:
 
 
 def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Store records, given as (UUID, server name, record)."""
+    """Store records. ``records`` has tuples of UUID, server name and record."""
     found = {uuid: (server, record) for uuid, server, record in records}
     if not found:
         return
@@ -500,9 +504,10 @@ def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
 
 
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
-    """Store the fetches of secrets by server. None deletes a server's entry.
+    """Store the fetches of secrets by server.
 
-    A restored backup that lacks these fetches does not count as outdated, because they do not affect plans.
+    The value None deletes a server's entry. gitboot does not treat a restored backup as outdated if it lacks these
+    fetches, because fetches of secrets do not affect plans.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
     written = [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]

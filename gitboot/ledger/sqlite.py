@@ -16,9 +16,9 @@ from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_vers
 
 
 class SqliteDatabase(Database):
-    """A ledger in a SQLite file, created if it is missing.
+    """A ledger in a SQLite file. gitboot creates a missing file.
 
-    With ``synchronous``, each transaction is synced to the disk.
+    With ``synchronous``, SQLite syncs each transaction to the disk.
     """
 
     errors: ClassVar = (sqlite3.Error,)
@@ -27,7 +27,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
-        # Whether the file is open read-only, because the disk has no space for the files that a writer needs.
+        # Whether the file is open read-only because the disk has no space for the files that SQLite needs to write.
         self._is_read_only = False
         self._connection = self._open()
 
@@ -74,12 +74,12 @@ class SqliteDatabase(Database):
         self._connection.close()
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
-                # Makes SQLite read from the disk instead of the kernel's page cache.
+                # This makes SQLite read from the disk and not from the kernel's page cache.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._connection = self._open()
 
     def probe(self) -> None:
-        """If the file is open read-only, try to reopen it for writing. Raises `LedgerError`."""
+        """If the file is open read-only, reopen it for writing. Raises `LedgerError` if this fails."""
         if not self._is_read_only:
             return
         try:
@@ -87,7 +87,7 @@ class SqliteDatabase(Database):
         except LedgerError as error:
             if not _lacks_room(error.__cause__):
                 raise
-            raise LedgerError(f"{self.name}: the ledger cannot be written (its disk is full)") from error
+            raise LedgerError(f"{self.name}: the ledger cannot be written (the disk is full)") from error
         self._connection.close()
         self._connection, self._is_read_only = connection, False
 
@@ -98,10 +98,11 @@ class SqliteDatabase(Database):
         return build_read_error(self.name, error)
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file. Open it read-only if there is no disk space for SQLite's shared-memory index.
+        """Open the file.
 
-        Reading only the file is safe if it has no write-ahead log, as after a clean shutdown, because the file is then
-        complete. No other process can write to it.
+        If the disk has no space for SQLite's shared-memory index, open the file read-only. This is safe if there is no
+        write-ahead log, for example after a clean shutdown, because the file is then complete. No other process can
+        write to it then.
         """
         try:
             connection, self._is_read_only = self._open_to_write(), False
@@ -156,7 +157,7 @@ def build_read_error(name: str, error: Exception) -> LedgerError:
     """Convert a SQLite error, or an error caused by a malformed row, to a ledger error."""
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     if isinstance(error, sqlite3.OperationalError) and not lacks_table:
-        return LedgerError(f"{name}: the ledger cannot be read ({error})")  # for example missing or locked
+        return LedgerError(f"{name}: the ledger cannot be read ({error})")  # the file is missing or locked, for example
     return build_damaged_error(name, str(error))
 
 

@@ -1,4 +1,4 @@
-"""Ledger store: its location, transactions, the mark that identifies the newest state, and copies."""
+"""Ledger store: locate a ledger, run its transactions, copy it, and write the mark that identifies its newest state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from gitboot.ledger.schema import LEFT, TABLES, UNFINISHED, Database, Row
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.text import format_error
 
-_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # in the libpq parameter `options`
+# matches the setting in the libpq parameter `options`
+_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")
 _SCHEMES: Final = ("postgresql", "postgres")
 
 
@@ -35,7 +36,10 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, url: str, password: Path | None) -> Self:
-        """Parse the URL of a database. Raises `UsageError`, whose message never contains a password."""
+        """Parse the URL of a database.
+
+        Raises `UsageError` if the URL is not usable. The message never contains a password.
+        """
         parts = urlsplit(url)
         parameters = dict(parse_qsl(parts.query))
         if parts.scheme not in _SCHEMES:
@@ -52,7 +56,9 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name for messages: the URL, and the schema if there is one, because ledgers may share a database."""
+        """The name of the ledger for messages: the URL, and the schema if the URL sets one, because ledgers may share a
+        database.
+        """
         place, schema = self.url.partition("?")[0], self.schema
         return f"{place} (schema {schema})" if schema is not None else place
 
@@ -103,7 +109,7 @@ def read_address(path: Path) -> PostgresAddress | None:
             return PostgresAddress(url=url, password=Path(password))
         case {"url": str(url)}:
             return PostgresAddress(url=url)
-    raise UsageError(f"{file} does not name a ledger; it needs a url, and optionally a password-file")
+    raise UsageError(f"{file} does not contain the address of a ledger; add a url, and a password-file if required")
 
 
 def write_address(path: Path, address: PostgresAddress) -> None:
@@ -121,7 +127,7 @@ def _is_here(host: str) -> bool:
 
 
 COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger
-NOTES: Final = (LEFT, COPY, UNFINISHED)  # facts that are left out of a copy
+NOTES: Final = (LEFT, COPY, UNFINISHED)  # a copy of a ledger omits these facts
 NO_HOLDER: Final = ""  # the lease holder of a ledger that was moved
 
 
@@ -130,9 +136,9 @@ class CopyNotes(NamedTuple):
 
     identity: str
     changes: int
-    moved_to: str | None  # the new location of the ledger
-    copy: str | None  # the id of the copy that this ledger is, or that it was moved to
-    copied_from: str | None  # the source of an unfinished copy
+    moved_to: str | None  # the place to which the ledger was moved
+    copy: str | None  # the id of the copy: this ledger is the copy, or was moved to the copy
+    copied_from: str | None  # the ledger from which an unfinished copy is made
 
     @classmethod
     def read(cls, database: Database) -> Self:
@@ -156,7 +162,7 @@ def note_left(database: Database, place: str, copy: str) -> None:
 def end_lease(database: Database, place: str) -> None:
     """End the lease of a shared ledger permanently, in the transaction that moves the ledger.
 
-    Until this transaction ends, it also blocks transactions that only read the lease.
+    Until this transaction ends, even transactions that only read the lease must wait.
     """
     if not database.is_local:
         database.execute("SELECT 1 FROM lease FOR UPDATE")
@@ -182,11 +188,12 @@ _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'ch
 
 
 class Transaction:
-    """A write transaction. Table modules mark it if a backup without its changes would count as an older copy.
+    """A write transaction.
 
-    A transaction blocks all other writers, and PostgreSQL aborts a transaction that is idle for some seconds. Therefore
-    a PostgreSQL transaction begins only at the first read, or at the end of the block when all rows have been prepared.
-    In SQLite, rows are written immediately instead of being kept in memory.
+    The modules for tables call `mark` if gitboot must treat a backup without these changes as an older copy. A
+    transaction blocks all other writers, and PostgreSQL aborts a transaction that is idle for some seconds. Therefore a
+    PostgreSQL transaction begins only at the first read, or at the end of the block when all rows are prepared. With
+    SQLite, gitboot writes each row immediately and does not keep it in memory.
     """
 
     def __init__(self, database: Database) -> None:
@@ -230,12 +237,14 @@ class Transaction:
             each()
 
     def mark(self) -> None:
-        """Count this transaction as a change, so that a backup without it counts as an older copy."""
+        """Count this transaction as a change of the ledger, so that gitboot recognizes a backup without it as an older
+        copy.
+        """
         self.is_marked = True
 
 
 class Store:
-    """A ledger with one writer at a time. A write is durable once its block has ended."""
+    """A ledger with one writer at a time. A write is durable when its `with` block has ended."""
 
     synchronous: ClassVar = True  # whether each transaction waits for the disk
 
@@ -245,14 +254,16 @@ class Store:
         self.is_failing = False  # whether the last read or write failed
         self._failures = 0  # the number of failed writes
         self.is_suspect = False  # whether a write may be lost, so that the ledger must be read back
-        self._synced_progress: tuple[str, int] | None = None  # identity and change number at the last sync
-        self._known_progress: tuple[str, int] | None = None  # identity and change number at the last read
+        # identity and change number of the ledger at the last sync
+        self._synced_progress: tuple[str, int] | None = None
+        self._known_progress: tuple[str, int] | None = None  # identity and change number of the ledger at the last read
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the ledger of ``path``, which is either this file or the database that replaces it.
+        """Open the ledger of ``path``.
 
-        Raises `DamagedLedger` if the ledger is damaged, and `LedgerError` if a newer version of gitboot wrote it.
+        The ledger is this file, or a database that replaces the file. Raises `DamagedLedger` if the ledger is damaged,
+        and `LedgerError` if a newer version of gitboot wrote it.
         """
         return cls(open_database(path, synchronous=cls.synchronous), path)
 
@@ -267,16 +278,17 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """Run a block in a transaction. All writes of the block become durable in one step, when the block ends.
+        """Run the block of a `with` statement in a transaction.
 
-        If this write has to wait for another write and that write fails, this write fails too. Without this rule, each
-        waiting writer in turn would wait for a database that hangs.
+        When the block ends, either all of its writes are durable or none are. If the block waits for an earlier write
+        and the earlier write fails, the block fails too. Without this rule, each writer in turn would wait for a
+        database that hangs.
         """
         failures = self._failures
         with self._lock:
             changes, database = None, self.database
             if failures != self._failures:
-                raise LedgerError(f"{database.name}: the ledger cannot be written (the write before this one failed)")
+                raise LedgerError(f"{database.name}: the ledger cannot be written (an earlier write failed)")
             try:
                 tx = Transaction(database)
                 yield tx
@@ -292,7 +304,7 @@ class Store:
                 if isinstance(error, (*database.errors, LedgerError)):
                     self.is_failing = True
                     self._failures += 1
-                with suppress(*database.errors):  # the first error shows the cause
+                with suppress(*database.errors):  # keep the first error, because it shows the cause
                     database.rollback()
                 if isinstance(error, database.errors):
                     raise LedgerError(
@@ -316,7 +328,10 @@ class Store:
         self.is_suspect = False
 
     def probe(self) -> None:
-        """Raise `LedgerError` if the database does not respond within seconds. A file is not checked."""
+        """Raise `LedgerError` if the database does not respond within seconds.
+
+        If the ledger is a file, the method does nothing.
+        """
         with self._lock:
             try:
                 with self.reading():
@@ -349,7 +364,7 @@ class Store:
     def progress(self) -> tuple[str, int]:
         """The identity and the change number of the ledger, or the last known values if the ledger cannot be read."""
         if self.is_failing and self._known_progress is not None:
-            return self._known_progress  # do not wait for the ledger again
+            return self._known_progress  # another read would wait for the ledger again
         try:
             self._known_progress = self._read_progress()
         except LedgerError:
@@ -363,7 +378,10 @@ class Store:
             return _parse_progress(found)
 
     def write_mark(self, identity: str, changes: int) -> None:
-        """Write the mark durably. Called after each transaction that counts as a change. Raises `LedgerError`."""
+        """Write the mark file durably. gitboot calls this method after each transaction that counts as a change.
+
+        Raises `LedgerError` if the mark cannot be written.
+        """
         try:
             write_mark(mark_path(self.path), identity, changes)
         except OSError as error:
@@ -376,13 +394,14 @@ class Store:
 def open_database(
     path: Path, *, synchronous: bool = True, reads_only: bool = False, takes_any: bool = False
 ) -> Database:
-    """Open the database that stores the ledger of ``path``. Raises `LedgerError`.
+    """Open the database that stores the ledger of ``path``.
 
-    With ``takes_any``, also open a ledger that was moved, or an unfinished copy.
+    With ``takes_any``, also open a ledger that was moved, or an unfinished copy. Raises `LedgerError` if the database
+    cannot be opened.
     """
     database: Database
     if (address := read_address(path)) is not None:
-        from gitboot.ledger.postgresql import PostgresDatabase  # only here: psycopg is optional
+        from gitboot.ledger.postgresql import PostgresDatabase  # imported only here, because psycopg is optional
 
         database = PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
     else:
@@ -404,9 +423,11 @@ def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
 
 
 def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
-    """Raise `LedgerError` if the ledger found on the disk lacks a synced change."""
+    """Raise `LedgerError` if the ledger on the disk lacks a change that was already synced."""
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
-        lost = f"the disk lost synced changes ({found[1]} of {synced[1]} are there), or a backup replaced the ledger"
+        lost = (
+            f"the disk lost synced changes (only {found[1]} of {synced[1]} are left), or a backup replaced the ledger"
+        )
         raise LedgerError(
             f"{name}: {lost}; stop gitboot, restore the newest copy on a disk that keeps its data, and start again: "
             "gitboot then asks you to confirm what is installed"
@@ -427,7 +448,7 @@ def read_mark(path: Path) -> tuple[str, int] | None:
 
 
 def write_mark(path: Path, identity: str, changes: int) -> None:
-    """Write a mark file durably. Raises OSError."""
+    """Write a mark file durably. Raises OSError if this fails."""
     mark = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
     try:
         os.pwrite(mark, f"{identity} {changes}".ljust(_MARK_BYTES - 1).encode() + b"\n", 0)
@@ -439,8 +460,8 @@ def write_mark(path: Path, identity: str, changes: int) -> None:
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:
     """Replace all rows in ``new`` with a snapshot of ``ours``. Return the number of rows by table.
 
-    The copy does not block writers of ``ours``, and does not contain their later writes. Raises `LedgerError`, and
-    leaves ``new`` unchanged, if the copied rows differ when they are read back.
+    The copy does not block writers of ``ours``, and does not contain their later writes. After the copy, the function
+    reads the rows back and compares them. If they differ, it raises `LedgerError` and leaves ``new`` unchanged.
     """
     with ours.reading():
         ours.execute(ours.snapshot)
@@ -453,8 +474,8 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
 def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
     """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` reads.
 
-    Return the number of rows by table. The notes about copies in ``ours`` are not copied. Instead, ``notes`` are stored
-    in ``new``.
+    Return the number of rows by table. The function does not copy the notes about copies in ``ours``. It stores
+    ``notes`` in ``new`` instead.
     """
     counted = {}
     with ours.reading(), new.reading():
@@ -498,11 +519,11 @@ def _rows(database: Database, table: str) -> list[Row]:
 
 
 def _is_there(database: Database, table: str) -> bool:
-    """Return whether a table exists. An older ledger that is opened read-only lacks newer tables."""
+    """Return whether a table exists. An older ledger lacks newer tables if gitboot opened it read-only."""
     query = "SELECT count(*) FROM sqlite_master WHERE name = ?" if database.is_local else "SELECT count(to_regclass(?))"
     return bool(database.execute(query, (table,))[0][0])
 
 
 def _copied_part(table: str) -> str:
-    """Return the SQL after FROM that selects a table's rows, except notes about copies."""
+    """Return the part of an SQL query after FROM that selects a table's rows, except notes about copies."""
     return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

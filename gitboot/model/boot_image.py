@@ -29,7 +29,7 @@ from gitboot.problems import Code
 
 
 class UserDataFormat(StrEnum):
-    """The formats of user data. For Ignition, documents also name the version of its specification."""
+    """The formats of user data. For Ignition, documents also state the version of the Ignition specification."""
 
     IGNITION = "Ignition"
     CLOUD_INIT = "CloudInit"
@@ -39,7 +39,7 @@ class UserDataFormat(StrEnum):
     TALOS = "Talos"
     AUTOYAST = "AutoYaST"
     COMBUSTION = "Combustion"
-    GENERIC = "Generic"  # any text; gitboot adds no kernel argument for it
+    GENERIC = "Generic"  # any text; gitboot adds no kernel argument for this format
 
 
 class ConfigFrom(StrEnum):
@@ -57,7 +57,10 @@ _FORMATS = (
 
 
 def parse_user_data_format(value: object) -> str:
-    """Parse ``Ignition/3.x`` with its minor version, or the name of another format."""
+    """Parse the name of a user data format, such as CloudInit.
+
+    ``Ignition/3.x`` includes the minor version of the specification.
+    """
     found = text(value)
     if found not in _FORMATS:
         hint = f"write one of {', '.join(_FORMATS)}"
@@ -79,11 +82,20 @@ ImageFormatField = Annotated[
 
 @structure
 class Signature:
-    """The URL of a detached signature, of one type. The trusted keys are settings of the instance."""
+    """The URL of a detached signature.
 
-    openpgp: Url | None = Field(default=None, description="An OpenPGP signature: .sig, .asc, .gpg. Default: none.")
-    minisign: Url | None = Field(default=None, description="A minisign signature: .minisig. Default: none.")
-    sigstore: Url | None = Field(default=None, description="A sigstore bundle: .sigstore.json. Default: none.")
+    The field shows the type of the signature. The trusted keys are settings of the instance.
+    """
+
+    openpgp: Url | None = Field(
+        default=None, description="An OpenPGP signature, usually with the suffix .sig, .asc or .gpg. Default: none."
+    )
+    minisign: Url | None = Field(
+        default=None, description="A minisign signature, usually with the suffix .minisig. Default: none."
+    )
+    sigstore: Url | None = Field(
+        default=None, description="A sigstore bundle, usually with the suffix .sigstore.json. Default: none."
+    )
 
     @check
     def _one_kind(self) -> None:
@@ -111,7 +123,8 @@ class Checksums:
     signature: Signature | None = Field(default=None, description="The detached signature of the list. Default: none.")
     clear_signed: Boolean = Field(
         default=False,
-        description="Whether the list is clear-signed with OpenPGP. Only its signed part counts. Default: false.",
+        description="Whether the list is clear-signed with OpenPGP. gitboot then reads only the signed part of the "
+        "list. Default: false.",
     )
     listed_in: SignedList | None = Field(
         default=None, description="A signed list that has the digest of this list. Default: none."
@@ -128,7 +141,7 @@ class Checksums:
 
 
 class DigestOrigin(StrEnum):
-    """The origin of a file's digest, from the strongest evidence to the weakest."""
+    """The origins of the digest of a file, from the strongest evidence to the weakest."""
 
     SIGNED = "signed"  # the vendor's signature covers the digest or the file
     PUBLISHED = "published"  # the vendor published the digest without a signature
@@ -137,14 +150,15 @@ class DigestOrigin(StrEnum):
 
 @structure
 class Provenance:
-    """The origin of a file's digest. It is a claim of the document until gitboot verifies it."""
+    """The origin of the digest of a file. This is a claim of the document until gitboot has verified the claim."""
 
     digest: DigestOrigin = Field(
         description="signed: the vendor's signature covers the digest or the file. published: the vendor published "
         "the digest without a signature. firstSeen: gitboot computed the digest when it first downloaded the file."
     )
     key: Text | None = Field(
-        default=None, description="The fingerprint or the identity of the key that signed. Default: none."
+        default=None,
+        description="The fingerprint or the identity of the key that signed the digest or the file. Default: none.",
     )
     url: Url | None = Field(
         default=None, description="The URL of the list, index or signature that has the digest. Default: none."
@@ -211,7 +225,7 @@ class Artifact:
 
 @structure
 class Artifacts:
-    """The files of an image for one architecture. They decide with which methods the image can boot."""
+    """The files of an image for one architecture. They determine the methods with which the image can boot."""
 
     kernel: Artifact | None = Field(default=None, description="A Linux kernel. Default: none.")
     initrds: tuple[Artifact, ...] = Field(default=(), description="The initial ramdisks, in order. Default: none.")
@@ -254,7 +268,8 @@ class Artifacts:
         if lacking and len(lacking) < len(names):
             raise Malformed(
                 Code.COMBINATION,
-                "loaderSignature is set for a part of the files, so iPXE would boot the other files unverified",
+                "only some of the files have a loaderSignature, so iPXE would boot the other files without "
+                "verification",
                 "sign the kernel, each initrd and the uki, or remove loaderSignature from all of them",
                 lacking[0],
             )
@@ -272,17 +287,19 @@ class Artifacts:
 class BootImageSpec:
     """The files of an image, and how it boots."""
 
-    version: Text = Field(description="Free text. gitboot compares versions by their dotted numbers.")
+    version: Text = Field(
+        description="The version as free text. gitboot compares the numbers between the dots of two versions."
+    )
     user_data: ImageFormatField = Field(
         default="None",
-        description="The format of user data that the image reads at its first boot; for Ignition the newest version. "
-        "Default: None.",
+        description="The format of user data that the image reads at its first boot. For Ignition, state the newest "
+        "version that the image reads. Default: None.",
     )
     config_from: ConfigFrom = Field(
         default=ConfigFrom.KERNEL_ARGUMENTS,
         description="How the image finds its user data. KernelArguments: by a URL in its kernel arguments. SystemUUID: "
-        "it fetches /ignition/<uuid> (for uki and iso). Medium: it reads a second virtual medium. None: it reads no "
-        "user data. Default: KernelArguments.",
+        "the image fetches /ignition/<uuid> (for uki and iso). Medium: the image reads a second virtual medium. None: "
+        "the image reads no user data. Default: KernelArguments.",
     )
     writes_disk: Boolean = Field(
         default=True,
@@ -290,13 +307,14 @@ class BootImageSpec:
         "and diskless images. Default: true.",
     )
     boots: Positive = Field(
-        default=1, description="How often the installer boots from the network until it is done. Default: 1."
+        default=1,
+        description="How often the installer boots from the network until the installation is complete. Default: 1.",
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
         default=(), description="Kernel arguments, which come before those of profiles and policies. Default: none."
     )
     architectures: dict[Architecture, Artifacts] = Field(
-        min_length=1, description="The files by architecture; at least one architecture."
+        min_length=1, description="The files for each architecture. At least one architecture is required."
     )
 
 
@@ -310,7 +328,7 @@ class BootImage(Document):
 
 @structure
 class Rollout:
-    """The next image of a stream, and the servers that already get it."""
+    """The next image of a stream, and the servers that already get this image."""
 
     image: NameField = Field(description="The BootImage that is being rolled out.")
     percent: Percent = Field(
@@ -318,7 +336,9 @@ class Rollout:
         description="The percentage of the selected servers that get the image. A hash of stream and UUID chooses "
         "them, so a higher percentage only adds servers. Default: 100.",
     )
-    selector: Select = Field(default="All", description="The servers among which gitboot chooses. Default: All.")
+    selector: Select = Field(
+        default="All", description="The servers from which gitboot chooses the percentage. Default: All."
+    )
 
 
 @structure
@@ -327,10 +347,11 @@ class Hold:
 
     select: Select = Field(description="The servers that keep the image.")
     image: NameField = Field(description="The BootImage that they boot.")
-    reason: Text = Field(description="The reason, for other people.")
+    reason: Text = Field(description="The reason for the hold, for other people.")
     until: Instant | None = Field(
         default=None,
-        description="A deadline. gitboot reports when it has passed, but changes nothing by itself. Default: none.",
+        description="A deadline. gitboot reports when the deadline has passed, but does not end the hold. Default: "
+        "none.",
     )
 
 
@@ -351,11 +372,11 @@ class Skew:
 
     mode: SkewMode = Field(
         default=SkewMode.ENFORCE,
-        description="Enforce: an older version is an error. Warn: it is a warning. None: it is not checked. Default: "
-        "Enforce.",
+        description="Enforce: an older version is an error. Warn: an older version is a warning. None: gitboot does "
+        "not check the version. Default: Enforce.",
     )
     minimum_version: Text = Field(
-        description="The lowest allowed version. gitboot compares versions by their dotted numbers."
+        description="The lowest allowed version. gitboot compares the numbers between the dots of two versions."
     )
 
 
@@ -363,7 +384,7 @@ class Skew:
 class Follow:
     """A source of images, and the rules by which `gitboot update-images` adds its releases to the stream."""
 
-    source: NameField = Field(description="The name of an ImageSource: a built-in one, or one of this fleet.")
+    source: NameField = Field(description="The name of an ImageSource, which is built in or a document of this fleet.")
     channel: Text | None = Field(
         default=None, description="The channel of the source, such as stable. Default: the first channel of the source."
     )
@@ -403,7 +424,7 @@ class ImageStreamSpec:
     require_provenance: RequiredProvenance = Field(
         default=RequiredProvenance.ANY,
         description="signed: machines may boot an image of this stream only after a trusted key has verified each of "
-        "its files. Trusted keys are the keys that gitboot ships and those of the settings, never a key in the "
+        "its files. Trusted keys are the keys that gitboot ships and the keys in the settings, never a key in the "
         "fleet. any: signatures are optional. Default: any.",
     )
 

@@ -52,14 +52,17 @@ class NetworkBoot(StrEnum):
 
 
 class ReinstallMode(StrEnum):
-    """Whether networkBoot Always may boot an image that writes disks."""
+    """Whether an image that writes disks is allowed with networkBoot Always."""
 
     NEVER = "Never"
     EVERY_BOOT = "EveryBoot"
 
 
 class OverrideMode(StrEnum):
-    """Redfish BootSourceOverrideEnabled, except that None leaves the firmware's own boot order unchanged."""
+    """The values of Redfish BootSourceOverrideEnabled.
+
+    In addition, None does not change the boot order of the firmware.
+    """
 
     ONCE = "Once"
     CONTINUOUS = "Continuous"
@@ -104,19 +107,27 @@ class UserData:
     format: FormatField = Field(description="The format of the rendered template. The image must support it.")
     template: FilePath = Field(description="A Jinja2 template in this repository, relative to the fleet's root.")
     vendor_data: FilePath | None = Field(
-        default=None, description="A template of vendor-data for NoCloud (CloudInit, Autoinstall). Default: none."
+        default=None,
+        description="A template of the vendor-data for NoCloud, for the formats CloudInit and "
+        "Autoinstall. Default: none.",
     )
     network_config: FilePath | None = Field(
-        default=None, description="A template of network-config for NoCloud (CloudInit, Autoinstall). Default: none."
+        default=None,
+        description="A template of the network-config for NoCloud, for the formats CloudInit and "
+        "Autoinstall. Default: none.",
     )
     secrets: dict[VariableName, SecretPath] = Field(
         default_factory=dict,
-        description="Files encrypted with age, by name. Templates have their URLs as urls.secrets.NAME. Default: none.",
+        description="Files that are encrypted with age, by name. Templates read the URLs of these files as "
+        "urls.secrets.NAME. Default: none.",
     )
 
     @property
     def extra_templates(self) -> dict[str, tuple[str, str]]:
-        """Return the templates for vendor-data and network-config: (field, path of the template) by file name."""
+        """Return the templates for vendor-data and network-config.
+
+        The keys are file names, and the values are pairs of a field and the path of its template.
+        """
         named = {
             "vendor-data": ("vendorData", self.vendor_data),
             "network-config": ("networkConfig", self.network_config),
@@ -146,15 +157,20 @@ class BootProfileSpec:
         default=None, description="The name of a BootImage, instead of a stream. Default: the image of the stream."
     )
     stream: NameField | None = Field(
-        default=None, description="The name of an ImageStream, which names the image. Default: none; set image then."
+        default=None,
+        description="The name of an ImageStream, which determines the image. Default: none, and image is required.",
     )
-    method: Method = Field(description="UefiHttp, Pxe, VirtualMedia, or Disk for the firmware's own boot order.")
+    method: Method = Field(
+        description="The boot method: UefiHttp, Pxe, VirtualMedia, or Disk for the firmware's own boot order."
+    )
     http_boot: HttpBoot | None = Field(
         default=None,
         description="The file that UefiHttp fetches: uki, iso, or loader. Required for UefiHttp. Default: none.",
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Kernel arguments or templates of them. -NAME removes one. Default: none."
+        default=(),
+        description="Kernel arguments, or templates of kernel arguments. An item -NAME removes an "
+        "argument. Default: none.",
     )
     user_data: UserData | None = Field(default=None, description="User data for the first boot. Default: none.")
     templates: Templates = Field(default_factory=Templates, description="Your own boot scripts. Default: built in.")
@@ -191,7 +207,7 @@ class BootProfileSpec:
 
 @structure
 class BootProfile(Document):
-    """The boot of servers: the image or stream, the method, the kernel arguments and the user data."""
+    """The image or stream that servers boot, the boot method, the kernel arguments and the user data."""
 
     kind: Literal["BootProfile"] = Field(description="The kind of this document.")
     spec: BootProfileSpec = Field(description="The image, the boot method and the user data.")
@@ -203,7 +219,7 @@ class Taint:
 
     key: LabelKey = Field(description="The taint's key.")
     value: LabelValue = Field(default="", description="The taint's value. Default: empty.")
-    effect: TaintEffect = Field(description="What happens to pods that do not tolerate the taint.")
+    effect: TaintEffect = Field(description="The effect on pods that do not tolerate the taint.")
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}"
@@ -211,63 +227,77 @@ class Taint:
 
 @structure
 class BootPolicySpec:
-    """The servers of a pool, the profile that they boot, and how often they boot from the network."""
+    """The servers of a pool, their profile, and how often they boot from the network."""
 
-    select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers. Never inherited.")
+    select: Select = Field(
+        description="The servers of the policy: All, None, matchLabels and matchExpressions, or servers. A policy "
+        "never inherits this field."
+    )
     priority: SignedInteger | None = Field(
-        default=None, description="The policy with the highest priority wins. Default: the parent's, else 0."
+        default=None,
+        description="The policy with the highest priority wins. Default: the priority of the parent, else 0.",
     )
     inherits: NameField | None = Field(
         default=None,
-        description="The parent policy. This policy inherits its fields, and wins over it. Default: none.",
+        description="The parent policy. This policy inherits the fields of its parent, and wins over the parent. "
+        "Default: none.",
     )
-    profile: NameField | None = Field(default=None, description="The name of the BootProfile. Default: the parent's.")
+    profile: NameField | None = Field(
+        default=None, description="The name of the BootProfile. Default: the profile of the parent."
+    )
     network_boot: NetworkBoot | None = Field(
         default=None,
-        description="Always; Once for each provision number; OnImageChange; Never. Default: the parent's.",
+        description="How often the servers boot from the network. Always: at each boot. Once: once for each "
+        "provision number. OnImageChange: once for each new image. Never: not at all. Default: the value of the "
+        "parent.",
     )
     reinstall: ReinstallMode | None = Field(
         default=None,
         description="EveryBoot: networkBoot Always may boot an image that writes disks at each boot. Never: such an "
-        "image is an error. Default: the parent's, else Never.",
+        "image is an error. Default: the value of the parent, else Never.",
     )
     override: OverrideMode | None = Field(
         default=None,
-        description="Once, Continuous, or None for the firmware's own boot order. Default: the parent's, else Once; "
-        "Continuous for networkBoot Always with Pxe or a loader.",
+        description="The boot override of the BMC: Once, Continuous, or None for the firmware's own boot order. "
+        "Default: the value of the parent. Without that, Continuous for networkBoot Always with Pxe or a loader, else "
+        "Once.",
     )
     disk_boot: DiskBoot | None = Field(
         default=None,
         description="Hdd: gitboot sets an override to the disk, for firmware that does not boot the disk by itself. "
-        "Default: the parent's, else FirmwareOrder.",
+        "Default: the value of the parent, else FirmwareOrder.",
     )
     power: PolicyPower | None = Field(
         default=None,
-        description="On: gitboot switches on a machine that is off and waits for its first boot. Default: the "
-        "parent's, else None.",
+        description="On: gitboot switches on a machine that is off and waits for its first boot. Default: the value of "
+        "the parent, else None.",
     )
     wait_for: PolicyWait | None = Field(
         default=None,
         description="PowerOff: gitboot offers a one-time boot only after the BMC has shown that the machine is off. So "
-        "gitboot never installs a machine that is in use. Default: the parent's, else None.",
+        "gitboot never installs a machine that is in use. Default: the value of the parent, else None.",
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Kernel arguments, which come after the parent's. -NAME removes one. Default: none."
+        default=(),
+        description="Kernel arguments, which come after the kernel arguments of the parent. An item "
+        "-NAME removes an argument. Default: none.",
     )
     node_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="Kubernetes node labels. They win over the parent's. Default: none."
+        default_factory=dict,
+        description="Kubernetes node labels. They win over the node labels of the parent. Default: none.",
     )
     node_taints: tuple[Taint, ...] = Field(
-        default=(), description="Kubernetes node taints, in addition to the parent's. Default: none."
+        default=(), description="Kubernetes node taints, in addition to the taints of the parent. Default: none."
     )
     vars: dict[VariableName, Variable] = Field(
-        default_factory=dict, description="Variables for templates. They win over the parent's. Default: none."
+        default_factory=dict,
+        description="Variables for templates. They win over the variables of the parent. Default: none.",
     )
 
 
 @structure
 class BootPolicy(Document):
-    """A pool of servers: their profile, and how often they boot from the network."""
+    """A pool of servers, with their profile and how often they boot from the network."""
 
     kind: Literal["BootPolicy"] = Field(description="The kind of this document.")
     spec: BootPolicySpec = Field(description="The servers of the pool, and what they boot.")
@@ -298,7 +328,7 @@ class Window:
 
 @structure
 class Approval:
-    """The place of the approval of a maintenance: a file in the fleet, or a URL."""
+    """The location of the approvals of a maintenance: a file in the fleet, or a URL."""
 
     file: FilePath | None = Field(
         default=None,
@@ -357,9 +387,11 @@ class Before:
 
 @structure
 class MaintenanceSpec:
-    """The servers of a maintenance, the profile that they boot, and when."""
+    """The servers of a maintenance, the profile that they boot, and the window."""
 
-    select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers.")
+    select: Select = Field(
+        description="The servers of the maintenance: All, None, matchLabels and matchExpressions, or servers."
+    )
     window: Window = Field(
         default_factory=Window,
         description="When the maintenance is active. If its image writes disks, the window needs an end. Default: as "
@@ -377,8 +409,9 @@ class MaintenanceSpec:
     )
     override: OverrideMode | None = Field(
         default=None,
-        description="Once, Continuous, None. Default for networkBoot Once: Once. Default for Always: Continuous with "
-        "Pxe or a loader, else Once, which gitboot sets again after each reset.",
+        description="The boot override of the BMC: Once, Continuous or None. Default for networkBoot Once: Once. "
+        "Default for networkBoot Always: Continuous with Pxe or a loader, else Once, which gitboot sets again after "
+        "each reset.",
     )
     run: Integer = Field(
         default=1,
@@ -397,15 +430,18 @@ class MaintenanceSpec:
     )
     max_unavailable_per: LabelKey | None = Field(
         default=None,
-        description="Site, or the key of a label such as rack. Then maxUnavailable applies to the servers of each "
-        "site, or with the same value of the label. Default: it applies to all servers of the maintenance.",
+        description="Site, or the key of a label such as rack. maxUnavailable then applies to the servers of each "
+        "site, or to the servers with the same value of the label. Default: maxUnavailable applies to all servers of "
+        "the maintenance.",
     )
     before: Before | None = Field(
         default=None,
         description="An approval and a drain, for which each server waits. Until then, gitboot neither resets the "
         "server nor offers it the boot of the maintenance. Default: none.",
     )
-    reason: Text | None = Field(default=None, description="The reason, for other people. Default: none.")
+    reason: Text | None = Field(
+        default=None, description="The reason for the maintenance, for other people. Default: none."
+    )
     priority: SignedInteger = Field(
         default=0, description="If several maintenances are active, the highest priority wins. Default: 0."
     )
@@ -432,7 +468,7 @@ class MaintenanceSpec:
 
 @structure
 class Maintenance(Document):
-    """Another profile for a limited time. It wins over all policies within its window."""
+    """A profile that servers boot for a limited time. Within its window, a maintenance wins over all policies."""
 
     kind: Literal["Maintenance"] = Field(description="The kind of this document.")
     spec: MaintenanceSpec = Field(description="The servers, the profile and the window of the maintenance.")

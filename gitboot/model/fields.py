@@ -1,4 +1,7 @@
-"""Document fields: how they are declared, read and written, and the selectors and metadata of all kinds."""
+"""Document fields: declare, read and write the fields of documents.
+
+The module also contains selectors and metadata, which all kinds use.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ from gitboot.model.scalars import (
 from gitboot.problems import Code
 from gitboot.text import did_you_mean
 
-# JSON Schema types. Editors read plain scalars by YAML 1.2, so 3815.2 is a number there, but gitboot reads it as text.
+# JSON Schema types. Editors use YAML 1.2 for plain scalars, so 3815.2 is a number for them. gitboot reads it as text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT = {"type": ["string", "number"], "minLength": 1}
 
@@ -82,9 +85,10 @@ def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 
 
 class Scalar:
-    """The parser for a single value, and the JSON Schema of the values that it accepts. Used in `Annotated`.
+    """The parser for a single value, and the JSON Schema of the values that it accepts.
 
-    ``common`` is for values that occur in many documents: each distinct value is parsed once and shared.
+    Use it in `Annotated`. Set ``common`` for values that occur in many documents. gitboot then parses each distinct
+    value only once.
     """
 
     def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
@@ -231,7 +235,7 @@ def list_words(kind: Any) -> dict[str, Any]:
 
 
 class InvalidField(Malformed):
-    """A field's declaration does not allow its value. The message may begin with the path of the value."""
+    """The declaration of a field does not allow the field's value. The message may begin with the path of the value."""
 
     def __init__(
         self,
@@ -240,7 +244,7 @@ class InvalidField(Malformed):
         hint: str = "",
         at: Path = (),
         *,
-        # Computes a hint that takes long. gitboot calls this only for problems that it shows.
+        # Computes a hint for which gitboot needs much time. gitboot calls this only for problems that it shows.
         find_hint: Callable[[], str] | None = None,
         follows_place: bool = False,  # whether `describe` puts the path of the value before the message
     ) -> None:
@@ -257,7 +261,7 @@ class Fault(NamedTuple):
 
     path: Path  # the path of the value in the document
     error: Malformed
-    is_key: bool = False  # whether the key is wrong, rather than the value
+    is_key: bool = False  # whether the key is wrong, and not the value
 
 
 class InvalidDocument(ValueError):
@@ -367,7 +371,7 @@ def _structure_reader(kind: Any) -> Read:
         faults: list[Fault] = []
         for key, item in _mapping(value).items():
             if item is None:
-                continue  # a field without a value counts as absent
+                continue  # gitboot treats a field without a value as absent
             if key not in fields:
                 faults.append(Fault((), _unknown_field(key, fields), is_key=True))
                 continue
@@ -432,7 +436,7 @@ def _faults_at(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
 
 
 def to_yaml_value(value: Any) -> Any:
-    """Convert a structure, or a value in one, to scalars, lists and mappings as in YAML, without nulls."""
+    """Convert a structure, or a value in a structure, to the scalars, lists and mappings of YAML. Omit nulls."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
@@ -517,7 +521,7 @@ class MatchExpression:
 
 @structure
 class Selector:
-    """Servers by label, if they meet all conditions, or by name."""
+    """A selection of servers by their labels or by their names. A server must meet all conditions."""
 
     match_labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, description="Labels that a server must have, with these values. Default: none."

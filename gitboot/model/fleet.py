@@ -79,7 +79,10 @@ class Site:
 
 @structure
 class Hardware:
-    """Settings for machines of one model. A server's own document wins, then the first entry that has the setting."""
+    """Settings for machines of one model.
+
+    The setting in a server's own document wins. Otherwise the first matching entry with the setting wins.
+    """
 
     select: Select = Field(description="The servers of this model, for example by a label for the vendor.")
     local_disk: LocalDisk | None = Field(
@@ -101,18 +104,20 @@ class Hardware:
 
 @structure
 class UnknownProfile:
-    """A profile for unknown machines: those that no Server document describes."""
+    """A profile for unknown machines, which are machines without a Server document."""
 
-    profile: NameField = Field(description="The name of the BootProfile. Its image must not write disks.")
+    profile: NameField = Field(
+        description="The name of the BootProfile. The image of the profile must not write disks."
+    )
 
 
-UNKNOWN_NOT_FOUND: Final = "NotFound"  # the value of unknownServers with which unknown machines get a 404
+UNKNOWN_NOT_FOUND: Final = "NotFound"  # with this value of unknownServers, unknown machines get a 404
 UnknownServers = Literal["LocalDisk", "NotFound"] | UnknownProfile
 
 
 @structure
 class Provisioning:
-    """The evidence of an installation, the clients whose fetches count, and the responsible instance."""
+    """The evidence of an installation, the clients whose fetches count as evidence, and the responsible instance."""
 
     evidence: Evidence = Field(
         default=Evidence.FETCHED,
@@ -125,15 +130,19 @@ class Provisioning:
         "signed list. Default: none.",
     )
     clients: tuple[Network, ...] = Field(
-        default=(), description="Networks from which machines boot. Only fetches from them count. Default: any network."
+        default=(),
+        description="Networks from which machines boot. Only fetches from these networks count as "
+        "evidence. Default: any network.",
     )
     attempts: Positive = Field(
-        default=1, description="How often gitboot offers an installation, with evidence Reported. Default: 1."
+        default=1,
+        description="How often gitboot offers an installation that does not succeed. Values above 1 "
+        "need the evidence Reported. Default: 1.",
     )
     ledger: Ledger | None = Field(
         default=None,
         description="The identity of the ledger whose instance publishes and sets BMCs. Default: any instance may "
-        "publish, but instances do not set BMCs.",
+        "publish, and no instance sets BMCs.",
     )
 
     @check
@@ -162,18 +171,19 @@ class LateEnds(StrEnum):
 
 @structure
 class Serving:
-    """How boot scripts are served."""
+    """The way in which gitboot and its copies serve boot scripts."""
 
     restrict: Boolean = Field(
         default=False,
-        description="true: a server that boots its disk gets 404, if unknownServers is NotFound too. Otherwise it gets "
-        "its local-disk script, so that it never boots the boot script for unknown machines. Default: false.",
+        description="true: a server that boots its disk gets a 404, but only if unknownServers is NotFound. Otherwise "
+        "the server gets its local-disk script, so that it never boots the boot script for unknown machines. Default: "
+        "false.",
     )
     one_time_boots: OneTimeBoots = Field(
         default=OneTimeBoots.ENDPOINT_ONLY,
-        description="EndpointOnly: only an endpoint serves one-time boots, because it records each fetch first. "
-        "Copies: OUTPUT and its copies serve them too. A copy serves such a boot to every client, as often as it is "
-        "fetched, until gitboot reads the access log and updates the copy. Default: EndpointOnly.",
+        description="EndpointOnly: only an endpoint serves one-time boots, because an endpoint records each fetch "
+        "first. Copies: OUTPUT and its copies also serve one-time boots. A copy serves such a boot to every client, as "
+        "often as it is fetched, until gitboot reads the access log and updates the copy. Default: EndpointOnly.",
     )
     late_ends: LateEnds | None = Field(
         default=None,
@@ -203,7 +213,7 @@ class Guards:
     )
     max_small_group: Integer | None = Field(
         default=None,
-        description="How many servers may change in a group of fewer than 10. Default: the instance's limit.",
+        description="How many servers may change in a group with fewer than 10 servers. Default: the instance's limit.",
     )
     max_reinstalls: Integer | None = Field(
         default=None, description="How many servers may be installed again. Default: the instance's limit."
@@ -233,7 +243,7 @@ class FleetSpec:
         description="Sites with their own mirrors. The first site that selects a server wins. Default: none.",
     )
     hardware: tuple[Hardware, ...] = Field(
-        default=(), description="Settings for machines of some models. The first match wins. Default: none."
+        default=(), description="Settings for machines of some models. The first matching entry wins. Default: none."
     )
     unknown_servers: UnknownServers = Field(
         default="LocalDisk",
@@ -253,8 +263,8 @@ class FleetSpec:
     )
     stopped: Text | None = Field(
         default=None,
-        description="The reason for a stop of all install boots. Machines then boot images that write no disk, else "
-        "their disk. gitboot obeys as soon as the commit is pushed. Default: no stop.",
+        description="The reason for a stop of all install boots. Machines then boot an image that does not write "
+        "disks, or their disk. gitboot stops install boots as soon as the commit is pushed. Default: no stop.",
     )
     serving: Serving = Field(default_factory=Serving, description="How boot scripts are served.")
     guards: Guards = Field(default_factory=Guards, description="Limits on the changes of one commit.")
@@ -279,7 +289,7 @@ class FleetSpec:
         """Return the ledger whose instance may be active for a site, or for all sites if ``site`` is None.
 
         If any instance may publish, return None. In that case, no instance may change BMCs, because several instances
-        would change the same BMC. If the given site names no ledger, return `NO_LEDGER`, because two instances that do
+        could change the same BMC. If the given site names no ledger, return `NO_LEDGER`, because two instances that do
         not share their records would install a machine twice. An instance for all sites may be active if no site names
         a ledger, or if all sites name the same ledger.
         """
@@ -289,11 +299,14 @@ class FleetSpec:
         return " and ".join(by_sites) or self.provisioning.ledger
 
     def orders_at(self, site: str | None) -> Orders:
-        """Return the orders that the instance for ``site`` obeys before it accepts the commit. None: for all sites."""
+        """Return the orders that the instance for ``site`` obeys before it accepts the commit.
+
+        If ``site`` is None, return the orders for the instance of all sites.
+        """
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 
-NO_LEDGER: Final = "nobody"  # no ledger has this identity
+NO_LEDGER: Final = "nobody"  # this is not the identity of a ledger
 
 
 @structure

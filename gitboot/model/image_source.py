@@ -1,4 +1,4 @@
-"""ImageSource: the index of a vendor's releases, and the files of a release."""
+"""ImageSource: the place where a vendor lists releases, and the files of a release."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -31,7 +31,8 @@ from gitboot.model.server import Architecture
 from gitboot.problems import Code
 from gitboot.text import did_you_mean
 
-# The sources that gitboot ships (gitboot/image_sources/vendors). A fleet may replace one by a source of the same name.
+# The sources that gitboot ships (gitboot/image_sources/vendors). A fleet may replace a built-in source with a source of
+# the same name.
 BUILT_IN_SOURCES: Final = (
     "almalinux",
     "alpine",
@@ -70,14 +71,14 @@ def _require_placeholders(value: object, allowed: Collection[str]) -> str:
             words = ", ".join(f"{{{name}}}" for name in allowed)
             raise Malformed(
                 Code.SOURCE_TEMPLATE,
-                f"there is no placeholder {quote_value(match[0])} here",
+                f"this template cannot use the placeholder {quote_value(match[0])}",
                 did_you_mean(match[1], allowed, f"use {words}"),
             )
     return found
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
-    """Replace each placeholder of a template by its value. Other text in braces stays."""
+    """Replace each placeholder of a template with its value. Other text in braces stays."""
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
@@ -146,7 +147,10 @@ _KEY: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|RW[A-Za-z0-9+/]{54}")
 
 
 def parse_argument_template(value: object) -> str:
-    """Read a kernel argument. Braces of Jinja2 templates, such as {{ image.artifacts.iso.url }}, stay in the image."""
+    """Read a kernel argument of new images.
+
+    The new images keep Jinja2 expressions such as {{ image.artifacts.iso.url }}.
+    """
     found = text(value)
     plain = re.sub(r"\{\{.{0,200}?\}\}", "", found)
     _require_placeholders(plain or "x", _IN_ARGUMENT)
@@ -167,14 +171,14 @@ ArgumentTemplate = Annotated[str, Scalar(parse_argument_template, {"type": ["str
 class IndexFormat(StrEnum):
     """The formats in which vendors list their releases."""
 
-    COREOS_STREAM = "CoreOSStream"  # stream metadata: one release, with its files
+    COREOS_STREAM = "CoreOSStream"  # stream metadata of Fedora CoreOS: one release, with its files
     FLATCAR_RELEASES = "FlatcarReleases"  # releases-CHANNEL.json of www.flatcar.org
     GITHUB_RELEASES = "GitHubReleases"  # GitHub's API: a list of releases, with their files
-    SIMPLESTREAMS = "Simplestreams"  # products:1.0, with the files of each version
+    SIMPLESTREAMS = "Simplestreams"  # simplestreams products:1.0, with the files of each version
     ALPINE_RELEASES = "AlpineReleases"  # latest-releases.yaml
     OPENSUSE_DISTRIBUTIONS = "OpenSUSEDistributions"  # distributions.json of get.opensuse.org
     JSON_LIST = "JSONList"  # a JSON list of versions, or of objects with a field version
-    CHECKSUM_LIST = "ChecksumList"  # a list of digests; the names of its files contain the version
+    CHECKSUM_LIST = "ChecksumList"  # a list of digests; the file names in the list contain the version
     DIRECTORY_LISTING = "DirectoryListing"  # a page of a web server with a link for each entry of a folder
     TEXT = "Text"  # a text with the version on a line of its own
     OCI_TAGS = "OCITags"  # the tags of a repository in a registry
@@ -183,7 +187,7 @@ class IndexFormat(StrEnum):
 class FilesFormat(StrEnum):
     """The formats of documents that describe the files of one release."""
 
-    TREEINFO = "TreeInfo"  # .treeinfo: names and digests of the boot files
+    TREEINFO = "TreeInfo"  # .treeinfo files, with the names and the digests of the boot files
 
 
 _MATCHING: Final = frozenset({IndexFormat.CHECKSUM_LIST, IndexFormat.DIRECTORY_LISTING, IndexFormat.TEXT})
@@ -200,7 +204,7 @@ _WITH_FILES: Final = frozenset(
 
 @structure
 class SignatureTemplate:
-    """The URL of a detached signature, of one type."""
+    """The URL of a detached signature. The field shows the type of the signature."""
 
     openpgp: DerivedUrl | None = Field(default=None, description="An OpenPGP signature. Default: none.")
     minisign: DerivedUrl | None = Field(default=None, description="A minisign signature. Default: none.")
@@ -227,8 +231,8 @@ class ReleaseIndex:
     )
     starts_with: NameTemplate | None = Field(
         default=None,
-        description="gitboot ignores versions that do not begin with this text, such as {channel}. Default: all "
-        "versions count.",
+        description="gitboot ignores versions that do not begin with this text, such as {channel}. Default: gitboot "
+        "uses all versions.",
     )
     signature: DerivedUrl | None = Field(
         default=None,
@@ -237,7 +241,8 @@ class ReleaseIndex:
     )
     clear_signed: Boolean = Field(
         default=False,
-        description="Whether the index is clear-signed with OpenPGP. Only its signed part counts. Default: false.",
+        description="Whether the index is clear-signed with OpenPGP. gitboot then reads only the signed part of "
+        "the index. Default: false.",
     )
 
     @check
@@ -268,7 +273,7 @@ class FilesIndex:
 
 @structure
 class SourceFile:
-    """One file of a release: its URL, its name in the index, or both."""
+    """One file of a release. Set its URL, its name in the index, or both."""
 
     url: UrlTemplate | None = Field(
         default=None,
@@ -282,14 +287,16 @@ class SourceFile:
     )
     member: NameTemplate | None = Field(
         default=None,
-        description="The path of the file in the archive at url, such as amd64/linux. Default: it is no archive.",
+        description="The path of the file in the archive at url, such as amd64/linux. Default: url is not an archive.",
     )
     signature: SignatureTemplate | None = Field(
-        default=None, description="The signature of the file or of its archive. {url} is its URL. Default: none."
+        default=None,
+        description="The signature of the file or of its archive. {url} is the URL of the file or of "
+        "the archive. Default: none.",
     )
     signed: Boolean = Field(
         default=True,
-        description="Use false if the vendor signs other files, but not this one. gitboot then accepts the file "
+        description="Use false if the vendor signs other files, but not this file. gitboot then accepts the file "
         "without a signature. Default: true.",
     )
 
@@ -338,7 +345,8 @@ class SignedListTemplate:
     url: UrlTemplate = Field(description="The URL of the signed list.")
     signature: SignatureTemplate | None = Field(
         default=None,
-        description="The detached signature of the list. {url} is its URL. Default: the list is clear-signed.",
+        description="The detached signature of the list. {url} is the URL of the list. Default: the list is "
+        "clear-signed.",
     )
 
 
@@ -348,11 +356,12 @@ class ChecksumsTemplate:
 
     url: UrlTemplate = Field(description="The URL of the list, with placeholders such as {version} and {arch}.")
     signature: SignatureTemplate | None = Field(
-        default=None, description="The detached signature of the list. {url} is its URL. Default: none."
+        default=None, description="The detached signature of the list. {url} is the URL of the list. Default: none."
     )
     clear_signed: Boolean = Field(
         default=False,
-        description="Whether the list is clear-signed with OpenPGP. Only its signed part counts. Default: false.",
+        description="Whether the list is clear-signed with OpenPGP. gitboot then reads only the signed part of the "
+        "list. Default: false.",
     )
     listed_in: SignedListTemplate | None = Field(
         default=None, description="A signed list that has the digest of this list. Default: none."
@@ -372,7 +381,7 @@ class ChecksumsTemplate:
 
 @structure
 class SourceImage:
-    """The fields of new BootImages, besides their files."""
+    """The fields of new BootImages, without their files."""
 
     user_data: ImageFormatField = Field(
         default="None",
@@ -394,39 +403,42 @@ class SourceImage:
 
 @structure
 class ImageSourceSpec:
-    """The index in which a vendor lists releases, and the files of a release."""
+    """The place where a vendor lists releases, and the files of a release."""
 
-    description: Text | None = Field(default=None, description="The product, for people. Default: none.")
+    description: Text | None = Field(default=None, description="The name of the product, for people. Default: none.")
     channels: tuple[Text, ...] = Field(
         default=(), description="The channels of the vendor. The first one is the default. Default: no channels."
     )
     architectures: dict[Architecture, Text] = Field(
-        min_length=1, description="The vendor's name of each architecture, which {arch} stands for."
+        min_length=1, description="The vendor's name of each architecture. {arch} stands for this name."
     )
     base_urls: dict[Architecture, BaseTemplate] = Field(
         default_factory=dict,
         alias="baseURLs",
-        description="A URL for each architecture, which {base} stands for. It may contain {version}, {channel} and "
+        description="A base URL for each architecture. {base} stands for this URL, which may contain {version}, "
+        "{channel} and "
         "{arch}. Default: none.",
     )
     releases: ReleaseIndex = Field(description="The index that lists releases.")
     described_by: FilesIndex | None = Field(
         default=None,
-        description="A document that describes the files of one release. Default: releases describes them, or files "
-        "has their URLs.",
+        description="A document that describes the files of one release. Default: the index describes the files, or "
+        "the field files has their URLs.",
     )
-    files: SourceFiles = Field(description="The files of a release, by their use.")
+    files: SourceFiles = Field(description="The files of a release, by their role.")
     checksums: ChecksumsTemplate | None = Field(
         default=None, description="A list of the digests of the files. Default: none."
     )
     keys: tuple[KeyFingerprint, ...] = Field(
         default=(),
-        description="The keys that may sign: full fingerprints of OpenPGP keys, or public keys of minisign. gitboot "
+        description="The keys whose signatures gitboot accepts: full fingerprints of OpenPGP keys, or public keys "
+        "of minisign. gitboot "
         "ships the keys of the built-in sources. Other keys come from --image-keys, never from the fleet. Default: the "
         "vendor does not sign files.",
     )
     image: SourceImage = Field(
-        default_factory=SourceImage, description="The fields of new BootImages, besides their files. Default: defaults."
+        default_factory=SourceImage,
+        description="The fields of new BootImages, besides their files. Default: the default values of these fields.",
     )
 
     @check
@@ -476,7 +488,8 @@ class ImageSourceSpec:
             or (self.checksums is not None and self.checksums.is_signed)
             or any(file.signature is not None for _, file in self.files.list_files())
         )
-        if self.keys and not is_signed and self.releases.format is not IndexFormat.COREOS_STREAM:  # it names signatures
+        # the checksums have signatures
+        if self.keys and not is_signed and self.releases.format is not IndexFormat.COREOS_STREAM:
             raise Malformed(
                 Code.COMBINATION,
                 "keys has no effect, because the source has no signature",
@@ -504,7 +517,10 @@ def _list_templates(value: Any) -> Iterator[str]:
 
 @structure
 class ImageSource(Document):
-    """A vendor's releases, from which gitboot makes BootImages. An ImageSource does not change what servers boot."""
+    """The releases of a vendor, from which gitboot makes BootImages.
+
+    An ImageSource does not change what servers boot.
+    """
 
     kind: Literal["ImageSource"] = Field(description="The kind of this document.")
     spec: ImageSourceSpec = Field(

@@ -23,8 +23,8 @@ KINDS: Final = (Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile,
 def build_schema(kind: type) -> dict[str, Any]:
     """Return the JSON Schema for documents of a kind.
 
-    Editors decide the types of plain scalars by YAML 1.2, but gitboot decides by the field. So if gitboot reads text,
-    the schema also allows a number.
+    Editors determine the type of a plain scalar from YAML 1.2, but gitboot determines the type from the field.
+    Therefore the schema also allows a number if gitboot reads text.
     """
     definitions: dict[str, Any] = {}
     found = build_structure_schema(kind, definitions)
@@ -32,7 +32,10 @@ def build_schema(kind: type) -> dict[str, Any]:
 
 
 def build_any_document_schema() -> dict[str, Any]:
-    """Return the JSON Schema for documents of any kind, which selects by kind so that an error refers to only one."""
+    """Return the JSON Schema for documents of any kind.
+
+    The schema first checks the kind, so that errors refer only to that kind.
+    """
     definitions: dict[str, Any] = {}
     return {
         "$schema": _DIALECT,
@@ -55,7 +58,7 @@ def build_any_document_schema() -> dict[str, Any]:
 
 
 def build_structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a structure, and add the definitions to which that schema refers."""
+    """Return the JSON Schema of a structure. Add the definitions to which the schema refers to ``definitions``."""
     properties = {}
     for field in list_fields(kind):
         found = _build_value_schema(field.type, definitions)
@@ -114,16 +117,16 @@ _PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
 
 
 class SchemaField(Struct, frozen=True, kw_only=True):
-    """A field of a kind, as the documentation shows it."""
+    """A field of a kind of document, as the documentation shows the field."""
 
-    path: str  # such as spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping
-    type: str  # for an enumeration, its words in backquotes
+    path: str  # such as spec.interfaces[].mac; [] is an item of a list, and {} is a value of a mapping
+    type: str  # for an enumeration, the allowed words in backquotes
     is_required: bool
     description: str
 
 
 def list_schema_fields(kind: type) -> Iterator[SchemaField]:
-    """Yield `spec` of a kind and all fields below it, each field before the fields that it contains."""
+    """Yield the field `spec` of a kind and all fields below it. Each field comes before the fields that it contains."""
     (spec,) = (field for field in list_fields(kind) if field.alias == "spec")
     return _list_field(spec, "spec")
 

@@ -14,8 +14,8 @@ from gitboot.jsonio import Digest
 from gitboot.problems import Code
 from gitboot.text import parse_duration, printable, quote_words
 
-MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
-SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
+MacAddress = NewType("MacAddress", str)  # a MAC address in lower case with hyphens: 52-54-00-12-34-56
+SystemUuid = NewType("SystemUuid", str)  # a UUID in lower case with hyphens
 _MAC: Final = re.compile(
     r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}",
     re.IGNORECASE | re.ASCII,
@@ -43,7 +43,8 @@ def parse_mac(value: object) -> MacAddress:
 
 
 _INFINIBAND: Final = re.compile(
-    # The hardware type 32, which dnsmasq writes first; flags and queue pair; the GID; and its last 8 bytes, the GUID.
+    # The pattern matches the parts of an InfiniBand address: the hardware type 32, which dnsmasq writes first; the
+    # flags and the queue pair; and the GID, whose last 8 bytes are the GUID.
     r"(?:20)?[0-9a-f]{8}(?P<address>[0-9a-f]{32})|(?P<gid>fe80[0-9a-f]{28})|(?P<guid>[0-9a-f]{16})",
     re.IGNORECASE | re.ASCII,
 )
@@ -51,7 +52,7 @@ _INFINIBAND_KINDS: Final = {"address": "address of 20 bytes", "gid": "GID of 16 
 
 
 def _reject_infiniband(found: str) -> None:
-    """Raise `Malformed` for an InfiniBand address, and name the MAC address that iPXE uses instead.
+    """Raise `Malformed` for an InfiniBand address. The message contains the MAC address that iPXE uses instead.
 
     iPXE omits the fourth and the fifth byte of the GUID (src/drivers/net/ipoib.c, ``ipoib_init_addr``). Ironic derives
     the MAC address in the same way.
@@ -74,7 +75,7 @@ def parse_uuid(value: object) -> SystemUuid:
     hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
     found = require_match(value, _UUID, Code.UUID, "a system UUID", hint)
     lower = found.lower()
-    if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
+    if len(set(lower)) == 2:  # only zeros or only f: "not present" and "not set" in SMBIOS 7.2.1
         raise Malformed(
             Code.UUID, f"{quote_value(found)} means that the firmware has no UUID", "set a UUID in the firmware"
         )
@@ -102,9 +103,12 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     return tuple(sorted({uuid, swap_byte_order(uuid)}))
 
 
-@lru_cache(maxsize=256)  # the rendering of one server uses the same few values several times
+@lru_cache(maxsize=256)  # cached, because gitboot reads the same values several times when it renders a server
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs by which the endpoint finds a machine: both byte orders, ``uuid`` first. Placeholder: ()."""
+    """Return the UUIDs by which the endpoint finds a machine: ``uuid``, and then the UUID in the other byte order.
+
+    For a placeholder, return ().
+    """
     return () if is_placeholder_uuid(uuid) else tuple(dict.fromkeys((uuid, *byte_orders(uuid))))
 
 
@@ -131,16 +135,19 @@ def parse_lookup_mac(value: object) -> MacAddress:
 
 
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # matches the same addresses as ipaddress, ten times as fast
+# this pattern matches the same addresses as ipaddress, and is ten times as fast
+_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")
 _GROUPS: Final = "(?:[1-9a-f][0-9a-f]{0,3}(?::[1-9a-f][0-9a-f]{0,3})*)?"
-# The common spelling: up to six groups, all nonzero. IPv4-mapped addresses are left to ipaddress, because Python 3.13
-# formats them differently.
+# The common spelling of an IPv6 address: up to six groups, none of them zero. ipaddress parses IPv4-mapped addresses,
+# because Python 3.13 formats them differently.
 _SHORT_IPV6: Final = re.compile(f"(?!::ffff:){_GROUPS}::{_GROUPS}")
 LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\.[Ee][Ff][Ii]")
 
 
 def parse_local_disk(value: object) -> str:
-    """Parse how a loader boots the local disk: a word, or the path of an EFI program on the system partition."""
+    """Parse the way in which a loader boots the local disk: Exit, Sanboot, NotFound, or the path of an EFI program on
+    the system partition.
+    """
     found = text(value)
     return require(
         LOCAL_DISK.fullmatch(found) and "/../" not in found,
@@ -152,7 +159,7 @@ def parse_local_disk(value: object) -> str:
 
 
 _DERIVED_UUID_PREFIX: Final = (
-    "00000000-0000-8000-8000-"  # version 8 is for custom use (RFC 9562, 5.8), so no board has such a UUID
+    "00000000-0000-8000-8000-"  # version 8 is for custom use (RFC 9562, 5.8), so a board does not have such a UUID
 )
 
 
@@ -210,8 +217,8 @@ _UUIDS: Final = frozenset(
         "07090201-0103-0301-0807-060504030201",  # FreeBSD
         "11111111-2222-3333-4444-555555555555",  # FreeBSD
         "12345678-1234-5678-90ab-cddeefaabbcc",  # reference boards
-        "4c4c4544-0000-0010-8000-80c04f000000",  # Dell, whose UUIDs contain the service tag, here as zero bytes
-        "4c4c4544-0000-2010-8020-80c04f202020",  # Dell, with spaces as service tag (FreeBSD)
+        "4c4c4544-0000-0010-8000-80c04f000000",  # Dell: the UUID contains the service tag, which is zero bytes here
+        "4c4c4544-0000-2010-8020-80c04f202020",  # Dell: the service tag in the UUID is spaces (FreeBSD)
         "6ab5b300-538d-1014-9fb5-b0684d007b53",  # GLPI
         "890e2d14-cacd-45d1-ae66-bc80e8bfeb0f",  # FreeBSD
         "8e275844-178f-44a8-aceb-a7d7e5178c63",  # FreeBSD
@@ -223,7 +230,9 @@ _ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
 def _list_counting_digits(length: int) -> frozenset[str]:
-    """Return the texts of ``length`` hexadecimal digits that count up or down: 0123…, 00010203…, 00112233…, 1234…."""
+    """Return texts of ``length`` hexadecimal digits that count up or down, such as 0123…, 00010203…, 00112233… and
+    1234….
+    """
     digits = "0123456789abcdef"
     up = (
         4 * digits,
@@ -255,8 +264,8 @@ _OF_32_DIGITS: Final = frozenset(
 def is_placeholder_uuid(uuid: SystemUuid) -> bool:
     """Return whether firmware reports this UUID, in either SMBIOS byte order, if no UUID is set.
 
-    Patterns also count as placeholders: one or two repeated digits, groups of repeated digits, and counting digits or
-    bytes.
+    The function also returns True for patterns: one or two repeated digits, groups of repeated digits, and digits or
+    bytes that count up or down.
     """
     digits = uuid.replace("-", "")
     if digits in _OF_32_DIGITS or digits == digits[:2] * 16 or uuid.endswith(_ALL_F_BUT_THE_FIRST):
@@ -265,7 +274,8 @@ def is_placeholder_uuid(uuid: SystemUuid) -> bool:
 
 
 _MACS: Final = frozenset(
-    # From GLPI: dial-up adapters, modems, and host adapters of hypervisors, with the same address on all machines.
+    # A list from GLPI: dial-up adapters, modems, and host adapters of hypervisors have the same address on all
+    # machines.
     {
         "00-0b-ca-fe-00-00",
         "00-50-56-c0-00-01",
@@ -284,18 +294,18 @@ _MACS: Final = frozenset(
         "d2-6b-25-2f-2c-e7",
         "e2-e6-16-20-0a-35",
         "fe-ff-ff-ff-ff-ff",
-        # Not assigned by IEEE.
+        # IEEE has not assigned these prefixes.
         "aa-bb-cc-dd-ee-ff",
         "de-ad-be-ef-ca-fe",
     }
 )
 
 
-@lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
+@lru_cache(maxsize=256)  # cached, because gitboot reads the same values several times when it decides a server's boot
 def is_placeholder_mac(mac: MacAddress) -> bool:
     """Return whether a MAC address is a known placeholder or a pattern, such as a repeated byte or counting digits.
 
-    ``mac`` is never a group address, because `parse_mac` rejects these.
+    ``mac`` is never a group address, because `parse_mac` rejects group addresses.
     """
     digits = mac.replace("-", "")
     return digits == digits[:2] * 6 or mac in _MACS or digits in _OF_12_DIGITS
@@ -319,8 +329,8 @@ _ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*
 def is_placeholder_serial(serial: str) -> bool:
     """Return whether boards report this serial number, in any case, if no serial number is set.
 
-    Placeholders are listed texts, several words without a digit, texts with fewer than three different characters, and
-    counting digits.
+    Placeholders are known texts, several words without a digit, texts with fewer than three different characters, and
+    digits that count up or down.
     """
     lower = serial.casefold().strip()
     words = re.sub(r"[\s_-]+", " ", lower)
@@ -382,9 +392,10 @@ _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key that sorts versions by their dotted numbers (3602.2.3 < 3815.0), and other text before numbers.
+    """Return a sort key for versions.
 
-    Numbers of equal length are compared as text, because `int` rejects very long ones.
+    It compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. It compares numbers
+    of equal length as text, because `int` rejects very long numbers.
     """
     parts = _VERSION_PART.findall(version)
     digits = {part: part.lstrip("0") for part in parts if part[0] in "0123456789"}
@@ -411,7 +422,7 @@ def parse_instant(value: object) -> datetime:
 
 
 def parse_duration_text(value: object) -> str:
-    """Read a duration without a sign: 2h, 30m, 1d12h. Return it unchanged."""
+    """Check that a text is a duration without a sign, such as 2h, 30m or 1d12h, and return the text."""
     found = text(value)
     hint = "write a number and a unit: 3d, 12h, 1d12h"
     try:
@@ -527,7 +538,8 @@ def parse_bmc_address(value: object) -> str:
     return require(is_host, found, Code.URL, "the address of a BMC with IPMI", hint).rstrip("/")
 
 
-_URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces, which every loader passes on unchanged
+# printable ASCII without spaces; every loader passes these characters on unchanged
+_URL_TEXT: Final = re.compile(r"[!-~]+")
 
 
 def _parse_url_text(value: object) -> str:
@@ -580,7 +592,10 @@ class Malformed(ValueError):
 
 
 def make_user_data_fault(message: str, hint: str, line: int = 0, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
-    """Return an error in rendered user data. ``line`` is 1-based, or 0 if the error concerns the whole document."""
+    """Return an error in rendered user data.
+
+    ``line`` is the number of the line, from 1, or 0 if the error concerns the whole document.
+    """
     return Malformed(code, message, hint, (line,) if line else ())
 
 
@@ -599,7 +614,7 @@ def text(value: object) -> str:
 
 
 def require_match(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
-    """Return the source text of a scalar if the pattern matches all of it, and raise `Malformed` otherwise."""
+    """Return the source text of a scalar if the pattern matches the complete text. Otherwise raise `Malformed`."""
     found = text(value)
     return require(pattern.fullmatch(found), found, code, expected, hint)
 
@@ -636,7 +651,10 @@ def parse_name(value: object) -> Name:
 
 
 def build_document_name(text: str) -> str:
-    """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
+    """Return a name for a document.
+
+    It consists of letters, digits, hyphens and dots. The same text always gives the same name.
+    """
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
     return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
@@ -675,8 +693,11 @@ def parse_variable_name(value: object) -> str:
 
 
 def parse_variable(value: object) -> str | bool:
-    """Return plain ``true`` and ``false`` as booleans, which templates can test, and other scalars as source text."""
-    found, is_plain = text(value), type(value) is str  # a quoted value is a `Quoted`
+    """Return unquoted ``true`` and ``false`` as booleans, which templates can test.
+
+    Return other scalars as source text.
+    """
+    found, is_plain = text(value), type(value) is str  # a quoted value has the type `Quoted`
     return found == "true" if is_plain and found in ("true", "false") else found
 
 
@@ -696,7 +717,10 @@ AGE_SUFFIX: Final = ".age"  # the suffix of an encrypted file
 
 
 def parse_secret_path(value: object) -> str:
-    """Parse the path of a file that is encrypted with age, which its suffix must show to people and editors."""
+    """Parse the path of a file that is encrypted with age.
+
+    The suffix of the file must show this to people and editors.
+    """
     found = parse_file_path(value)
     return require(
         found.endswith(AGE_SUFFIX),
@@ -713,7 +737,7 @@ _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 def is_reserved_argument(argument: str) -> bool:
     """Return whether only gitboot and boot loaders may set this kernel argument.
 
-    Linux's EFI stub and PXELINUX load the file that ``initrd=`` names. PXELINUX and GRUB set ``BOOT_IMAGE=``.
+    The EFI stub of Linux and PXELINUX load the file in ``initrd=``. PXELINUX and GRUB set ``BOOT_IMAGE=``.
     """
     return argument.startswith(("initrd=", "BOOT_IMAGE="))
 
@@ -722,7 +746,9 @@ def parse_kernel_argument(value: object) -> str:
     """Parse one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
     found = parse_nonempty(value)
     if is_reserved_argument(found):
-        raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader writes {found.partition('=')[0]}= itself")
+        raise Malformed(
+            Code.RESERVED_ARGUMENT, f"gitboot or the boot loader writes the argument {found.partition('=')[0]}="
+        )
     return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,
@@ -735,7 +761,7 @@ def parse_kernel_argument(value: object) -> str:
 Step: TypeAlias = str | int
 Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
 _PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
-_VERSION: Final = 0xA0  # the tag [0] of the version, which certificates of version 1 lack
+_VERSION: Final = 0xA0  # the tag [0] of the version; certificates of version 1 do not have it
 _UTC_TIME: Final = 0x17
 
 
@@ -748,7 +774,9 @@ def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
 
 
 def read_public_key(pem: bytes) -> bytes | None:
-    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file, or None without a certificate."""
+    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file, or None if the file has no
+    certificate.
+    """
     found = _PEM.search(pem)
     try:
         der = a2b_base64(found[1]) if found is not None else b""
@@ -769,7 +797,7 @@ _RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")
 
 
 def _find_validity(der: bytes) -> int:
-    """Return where the validity of a DER certificate begins (RFC 5280, 4.1)."""
+    """Return the offset of the validity in a DER certificate (RFC 5280, 4.1)."""
     at = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
     if der[at] == _VERSION:
         at = _find_end(der, at)

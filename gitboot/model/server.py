@@ -37,7 +37,7 @@ from gitboot.model.scalars import (
 )
 from gitboot.problems import Code
 
-PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the provision number that is installed
+PROVISIONED = "gitboot.dev/provisioned"  # the annotation with the provision number that is installed
 
 
 class Architecture(StrEnum):
@@ -55,7 +55,7 @@ class Loader(StrEnum):
 
     IPXE = "iPXE"
     GRUB = "GRUB"  # the GRUB that `gitboot artifacts loaders` builds, which has no signature
-    SHIM = "Shim"  # the distribution's shim, which starts its signed GRUB
+    SHIM = "Shim"  # the distribution's shim, which starts the signed GRUB of the distribution
 
 
 class Lifecycle(StrEnum):
@@ -69,7 +69,9 @@ class Interface:
     """One network interface of a server."""
 
     name: Text | None = Field(default=None, description="The name of the interface, for people. Default: none.")
-    mac: Mac = Field(description="The MAC address, with colons, hyphens, dots or no separators, in any case.")
+    mac: Mac = Field(
+        description="The MAC address, in upper or lower case, with colons, hyphens, dots or no separators."
+    )
     addresses: tuple[InterfaceAddress, ...] = Field(
         default=(),
         description="The IP addresses, each with or without a prefix length. Interfaces of one server may share an "
@@ -77,8 +79,8 @@ class Interface:
     )
     boot: Boolean = Field(
         default=True,
-        description="Whether the machine may boot from this interface. Then its MAC address has boot scripts. "
-        "Default: true.",
+        description="Whether the machine may boot from this interface. If so, gitboot publishes boot scripts for the "
+        "MAC address. Default: true.",
     )
 
 
@@ -101,7 +103,10 @@ class BmcTls:
 
 @structure
 class BmcReports:
-    """The identity that a BMC shows, if it differs from the document. If both differ, gitboot does not set the BMC."""
+    """The identity that a BMC shows if it differs from the Server document.
+
+    If neither the UUID nor the serial number matches, gitboot does not set the BMC.
+    """
 
     uuid: Uuid | None = Field(
         default=None, description="The UUID that the BMC shows, in either byte order. Default: the server's UUID."
@@ -116,20 +121,21 @@ class Bmc:
     """The management controller (BMC) of a server. gitboot uses Redfish, or IPMI if the BMC has no Redfish."""
 
     address: BmcAddress = Field(
-        description="The base URL of the BMC: https://10.112.0.13, or ipmi://10.112.0.13 if it has no Redfish."
+        description="The base URL of the BMC, such as https://10.112.0.13, or ipmi://10.112.0.13 if the BMC has no "
+        "Redfish."
     )
     system: Text | None = Field(
         default=None,
         description="The Redfish path of the system: /redfish/v1/Systems/1. Default: the only system of the BMC.",
     )
     credentials: NameField = Field(
-        description="The name of the user and password. The instance has the values; they are never in Git."
+        description="The name of the credentials. The instance has the user and the password, which are never in Git."
     )
     tls: BmcTls = Field(default_factory=BmcTls, description="How gitboot checks the certificate.")
     reports: BmcReports | None = Field(
         default=None,
-        description="The identity that the BMC shows, if it is neither the UUID nor the serial number of the server. "
-        "Default: it is one of the two.",
+        description="The identity that the BMC shows, if it shows neither the UUID nor the serial number of the "
+        "server. Default: the UUID and the serial number of the server.",
     )
 
     @check
@@ -155,13 +161,14 @@ class Bmc:
 
 @structure
 class Pin:
-    """An image for one server. It wins over streams."""
+    """An image for one server. A pin wins over streams."""
 
     image: NameField = Field(description="The BootImage that this server boots.")
-    reason: Text = Field(description="The reason, for other people.")
+    reason: Text = Field(description="The reason for the pin, for other people.")
     until: Instant | None = Field(
         default=None,
-        description="A deadline. gitboot reports when it has passed, but changes nothing by itself. Default: none.",
+        description="A deadline. gitboot reports when the deadline has passed, but does not remove the pin. "
+        "Default: none.",
     )
 
 
@@ -171,8 +178,8 @@ class ServerSpec:
 
     uuid: Uuid | None = Field(
         default=None,
-        description="The SMBIOS system UUID, in any case. It is the key of the server's record. Default: not known "
-        "yet. Without a UUID, gitboot does not install the server or use its BMC.",
+        description="The SMBIOS system UUID, in upper or lower case. It is the key of the server's record. Default: "
+        "the UUID is not known yet. Without a UUID gitboot neither installs the server nor uses its BMC.",
     )
     replaces: Uuid | None = Field(
         default=None,
@@ -181,16 +188,18 @@ class ServerSpec:
     )
     serial: Text | None = Field(
         default=None,
-        description="The SMBIOS serial number. iPXE can find the server by it too. Default: none.",
+        description="The SMBIOS serial number. iPXE can also find the server by its serial number. Default: none.",
     )
     architecture: Architecture = Field(description="The architecture of the processor.")
     firmware: Firmware = Field(description="The firmware mode in which the machine boots.")
-    interfaces: tuple[Interface, ...] = Field(min_length=1, description="The network interfaces; at least one.")
+    interfaces: tuple[Interface, ...] = Field(
+        min_length=1, description="The network interfaces. At least one is required."
+    )
     bmc: Bmc | None = Field(default=None, description="The management controller. Default: none.")
     lifecycle: Lifecycle = Field(
         default=Lifecycle.ACTIVE,
-        description="Active; Parked if other people work on the machine, so that gitboot changes nothing; Retired if "
-        "the machine is out of service permanently. Default: Active.",
+        description="Active: gitboot manages the server. Parked: other people work on the machine, so gitboot changes "
+        "nothing. Retired: the machine is out of service permanently. Default: Active.",
     )
     policy: NameField | None = Field(
         default=None,
@@ -199,7 +208,7 @@ class ServerSpec:
     )
     local_disk: LocalDisk | None = Field(
         default=None,
-        description="How loaders boot the disk: Exit, Sanboot, NotFound, or the path of an EFI program on it. "
+        description="How loaders boot the disk: Exit, Sanboot, NotFound, or the path of an EFI program on the disk. "
         "Default: the setting for its hardware in the Fleet, else the method that works on most machines.",
     )
     loader: Loader | None = Field(
@@ -217,14 +226,15 @@ class ServerSpec:
         default=0, description="Raise the number to provision the server again. Default: 0, the server stays as it is."
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Kernel arguments, which come last. -NAME removes one. Default: none."
+        default=(), description="Kernel arguments, which come last. An item -NAME removes an argument. Default: none."
     )
     vars: dict[VariableName, Variable] = Field(
-        default_factory=dict, description="Variables for templates. They win over all others. Default: none."
+        default_factory=dict, description="Variables for templates. They win over all other variables. Default: none."
     )
     secrets: dict[VariableName, SecretPath] = Field(
         default_factory=dict,
-        description="Files encrypted with age, by name. They win over those of the profile. Default: none.",
+        description="Files that are encrypted with age, by name. They win over the secrets of the profile. "
+        "Default: none.",
     )
 
     @check
@@ -267,12 +277,18 @@ class Server(Document):
 
     @property
     def lookup_macs(self) -> tuple[MacAddress, ...]:
-        """The MAC addresses by which loaders find the server: those of boot interfaces, without placeholders."""
+        """The MAC addresses by which loaders find the server.
+
+        They are the addresses of boot interfaces, without placeholders.
+        """
         return tuple(mac for mac in self.boot_macs if not is_placeholder_mac(mac))
 
     @property
     def boot_serial(self) -> str | None:
-        """The serial number by which loaders find the server. None: not set, a placeholder, or invalid in a path."""
+        """The serial number by which loaders find the server.
+
+        None: the serial number is not set, is a placeholder, or is not valid in a path.
+        """
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None

@@ -24,8 +24,8 @@ from gitboot.files import NEW_FILE, open_lock, take_lock
 # link(2): the file has the maximum number of links, the file system has no hard links, or the mounts differ.
 NO_LINK_ERRORS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
 _READ_BYTES: Final = 1 << 16
-# Up to this number of files and folders, one fsync for each is faster than one syncfs. A syncfs also waits for data
-# that other processes have written to the same file system.
+# Up to this number of files and folders, gitboot calls fsync for each of them. This is faster than one syncfs, which
+# also waits for data that other processes have written to the same file system.
 MAX_FSYNCS: Final = 16
 _HINTS: Final = {
     errno.ENOSPC: "free some space",
@@ -33,7 +33,7 @@ _HINTS: Final = {
     errno.EROFS: "mount it writable",
     errno.EACCES: "give write access to the user that runs gitboot",
     errno.EPERM: "give write access to the user that runs gitboot",
-    errno.ELOOP: "it is a symlink, and gitboot does not follow symlinks here; move it away",
+    errno.ELOOP: "the path is a symlink, which gitboot does not follow here; move it away",
 }
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,7 +46,7 @@ def to_publish_error(path: Path, error: OSError) -> PublishError:
 
 
 def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
-    """Wrap a method so that an OSError becomes a `PublishError` that names the path."""
+    """Wrap a method. If the method raises OSError, the wrapper raises a `PublishError` that contains the path."""
 
     @wraps(act)
     def named(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -59,7 +59,7 @@ def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[
 
 
 class _StagedFile(NamedTuple):
-    """The most recently staged file, to which `Disk.stage` can hard-link other paths."""
+    """The last staged file. `Disk.stage` can create hard links to it for other paths with the same content."""
 
     path: str
     mtime: int
@@ -75,7 +75,7 @@ class TreeModes(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
-        """Return modes that match the permissions and the group of a folder, for use below that folder."""
+        """Return the permissions and the group that new files below a folder get: those of the folder."""
         mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
         return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
 
@@ -122,9 +122,9 @@ class Disk:
 
     @_raise_with_path
     def lock(self, path: str) -> str:
-        """Lock the file at ``path`` until `close`. Return an empty string if this succeeded.
+        """Lock the file at ``path`` until `close`, and return an empty string.
 
-        If another process holds the lock, return a description of that process.
+        If another process holds the lock, return a description of that process instead.
         """
         folder, name = split(path)
         while True:
@@ -153,14 +153,17 @@ class Disk:
             return None
 
     def has_file(self, path: str) -> bool:
-        """Return whether ``path`` is a regular file that can be reached without following a symlink."""
+        """Return whether ``path`` is a regular file, and no part of the path is a symlink."""
         try:
             return is_file(self.lstat(path))
         except NotAFolder:
             return False
 
     def size(self, path: str) -> int | None:
-        """Return the size of a file in bytes, or None if there is no regular file. Follows symlinks to folders."""
+        """Return the size of a file in bytes, or None if there is no regular file.
+
+        The path may contain symlinks to folders.
+        """
         try:
             found = os.lstat(path, dir_fd=self.folders.root)
         except OSError:
@@ -181,7 +184,8 @@ class Disk:
         except FileNotFoundError:
             return None
         try:
-            content = bytearray()  # creating a file object takes as long as reading a small file
+            # os.read is faster here: creating a file object takes as long as reading a small file
+            content = bytearray()
             while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, _READ_BYTES)):
                 content += part
             return bytes(content if max_bytes is None else content[: max_bytes + 1])
@@ -209,8 +213,8 @@ class Disk:
 
         The modification time is ``at``, or one second after that of the current file if ``at`` is not later. With
         ``exact``, it is always ``at``. ``like`` is another path for which the same content was staged before. If both
-        files get the same modification time and the file system supports hard links, the temporary file becomes a hard
-        link to the one staged for ``like``.
+        files get the same modification time and the file system supports hard links, the temporary file is a hard link
+        to the temporary file of ``like``.
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
@@ -219,7 +223,7 @@ class Disk:
         if alike is None or not _try_link(self.folders.root, alike, beside, parent):
             try:
                 fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
-            except FileExistsError:  # a killed process left it, and it may be a hard link to another file
+            except FileExistsError:  # a killed process left this file, which may be a hard link to another file
                 os.unlink(beside, dir_fd=parent)
                 fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
             try:
@@ -241,7 +245,7 @@ class Disk:
 
     @_raise_with_path
     def remove(self, path: str) -> None:
-        """Remove a file if it exists, and any folders that this leaves empty."""
+        """Remove a file if it exists, and remove the folders that are then empty."""
         folder, name = split(path)
         if (fd := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
@@ -336,9 +340,10 @@ def split(path: str) -> tuple[str, str]:
 
 
 def staging_path(path: str) -> str:
-    """Return the path of the temporary file from which the next version of ``path`` is renamed into place.
+    """Return the path of the temporary file for the next version of ``path``.
 
-    Its name has a fixed length, because the name of the file itself may already be as long as the file system allows.
+    gitboot later renames the temporary file to ``path``. The name of the temporary file has a fixed length, because the
+    name of the file itself may already be as long as the file system allows.
     """
     folder, name = split(path)
     beside = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
@@ -373,16 +378,17 @@ class _Folder(NamedTuple):
 
 
 class OpenFolders:
-    """Keeps the folders open from the root down to the most recently used folder.
+    """Keep the folders open from the root to the most recently used folder.
 
-    Callers mostly go through paths in sorted order, so the next folder is usually close to the previous one. Methods
-    raise OSError and NotAFolder.
+    Callers usually process paths in sorted order, so the next folder is usually close to the previous folder. The
+    methods raise OSError and NotAFolder.
     """
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self._root, self._modes = root, modes
         self._open_folders = [_Folder("", os.open(root, os.O_RDONLY | os.O_DIRECTORY))]
-        self.filesystems: dict[int, int] = {}  # by device, an open folder on it; any folder may be a mount point
+        # an open folder on each device, by device number; any folder may be a mount point
+        self.filesystems: dict[int, int] = {}
         self.changed: set[str] = set()  # folders in which folders were created or removed
 
     def close(self) -> None:
@@ -419,7 +425,8 @@ class OpenFolders:
             try:
                 os.rmdir(name, dir_fd=self._open_folders[-1].fd)
             except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):  # busy: a mount point
+                # the folder is busy if it is a mount point
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
                     return
                 raise
             self.changed.add(self._open_folders[-1].path)
@@ -470,7 +477,7 @@ def build_restricted_modes(group: int | None = None) -> TreeModes:
 def find_group_id(name: str) -> int:
     """Return the ID of a group. ``name`` may be a name or a number.
 
-    Raises `UsageError` if the group does not exist, or if this process is not allowed to assign files to the group.
+    Raises `UsageError` if the group does not exist, or if this process may not assign files to the group.
     """
     if name.isdecimal():
         found = int(name)
@@ -501,10 +508,10 @@ def is_readable_by_others(root: Path) -> bool:
 def apply_modes(root: Path, modes: TreeModes) -> None:
     """Apply ``modes`` to an existing output tree, except to files that belong to operators. Raises PublishError.
 
-    The top folders are changed last, so if they already have these modes, the rest of the tree is skipped. Files that
-    only their owner can read keep their permissions. Files and folders of other users are not changed. If ``root``
-    contains anything besides the tree, ``root`` itself is not changed either, because other users may need access to
-    its other files.
+    The function changes the top folders last. Therefore, if they already have these modes, it skips the rest of the
+    tree. Files that only their owner can read keep their permissions. The function does not change files and folders of
+    other users. If ``root`` also contains other files, the function does not change ``root``, because other users may
+    need access to these files.
     """
     try:
         tops = [path for path in (root / "ops", root / "boot") if path.is_dir()]

@@ -37,9 +37,10 @@ _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
 _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # a publication is complete only after this file is in place
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})  # source and destination are on different mounts
+# the source and the destination are on different mounts
+_OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})
 _MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
-_CERTAIN_SHARE: Final = 0.9  # a publication certainly needs this share of an estimate
+_CERTAIN_SHARE: Final = 0.9  # a publication needs at least this share of the estimated space
 _MIB: Final = 2**20
 
 
@@ -47,7 +48,7 @@ class FilledTree(NamedTuple):
     """The result of writing the files of a new tree."""
 
     head: Head
-    content: Mapping[str, tuple[str, ...]]  # by server, the content paths that its boot scripts refer to
+    content: Mapping[str, tuple[str, ...]]  # the content paths to which boot scripts refer, by server
     files_written: int
     listings: Listings
 
@@ -55,9 +56,10 @@ class FilledTree(NamedTuple):
 def fill_tree(
     disk: Disk, tree: Tree, publication: Publication, stamp: Stamp, at: datetime, report_progress: ReportProgress
 ) -> FilledTree | None:
-    """Write a first publication to an empty tree. Return None if the files cannot be renamed into place.
+    """Write a first publication to an empty tree.
 
-    Raises PublishError.
+    Return None if gitboot cannot rename the files to their final paths. Raises PublishError if the files cannot be
+    written.
     """
     check_room(disk.root, _estimate_files(publication))
     written = 0
@@ -68,7 +70,7 @@ def fill_tree(
     with create_tree(disk, at) as fresh:
         if fresh is None:
             return None
-        # The progress counts one more step than servers: moving all files into place.
+        # The progress has one step for each server, and one step to move all files to their final paths.
         for server, files in iterate_with_progress(
             publication.servers.items(), lambda done, total: report_progress(done, total + 1)
         ):
@@ -89,10 +91,11 @@ def fill_tree(
 
 @contextmanager
 def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
-    """Yield a new tree to fill, and move it into place when the block ends without an error.
+    """Yield a new tree to fill.
 
-    Yields None if the files cannot be renamed into place. Raises PublishError. After a crash,
-    `finish_first_publication` removes an unfinished tree, or finishes moving a complete tree.
+    When the block ends without an error, move the tree to its final path. Yield None if the files cannot be renamed.
+    Raises PublishError if the tree cannot be written. After a crash, `finish_first_publication` removes an unfinished
+    tree, or finishes moving a complete tree.
     """
     with _own_folder(disk) as own:
         os.mkdir(_FRESH, disk.modes.folder, dir_fd=own)
@@ -133,7 +136,10 @@ def finish_first_publication(disk: Disk) -> bool:
 
 @contextmanager
 def _own_folder(disk: Disk) -> Iterator[int]:
-    """Yield a descriptor of gitboot's private folder in the tree. An OSError in the block becomes a PublishError."""
+    """Yield a file descriptor of gitboot's private folder in the tree.
+
+    Convert an OSError in the block to a PublishError.
+    """
     try:
         own = os.dup(disk.folders.make(OWN))
         try:
@@ -154,7 +160,10 @@ def _open_folder(name: str, folder: int) -> Iterator[int]:
 
 
 def _can_be_moved(own: int, root: int) -> bool:
-    """Return whether folders can be renamed from gitboot's private folder into the tree. A mount may prevent it."""
+    """Return whether folders can be renamed from gitboot's private folder into the tree.
+
+    A mount below the tree may prevent this.
+    """
     with ExitStack() as stack:
         fresh = stack.enter_context(_open_folder(_FRESH, own))
         folder, name = root, _BOOT
@@ -175,8 +184,8 @@ def _can_be_moved(own: int, root: int) -> bool:
 def _move(source: int, target: int, folder: str) -> None:
     """Move everything in one folder into another, merging folders that exist in both.
 
-    ``folder`` is the path of both folders in the tree, either empty or with a trailing slash. As in every publication,
-    content is moved first, then boot scripts, then first scripts, and the manifest last.
+    ``folder`` is the path of both folders in the tree. It is empty, or has a trailing slash. The function moves content
+    first, then boot scripts, then first scripts, and the manifest last. Every publication uses this order.
     """
     stands = frozenset(os.listdir(target))
     for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, move_order(folder + name), name)):
@@ -193,16 +202,16 @@ def _move(source: int, target: int, folder: str) -> None:
 
 
 class NewTree:
-    """Writes a new tree to a folder that no other process uses. Each file is written once."""
+    """Writes a new tree to a folder that no other process uses. It writes each file once."""
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
         self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
         self._made = {""}  # paths of the folders that exist
-        # Whether the system gives new files other permissions or another group than wanted. None: no file written yet.
+        # Whether the system gives new files the wrong permissions or the wrong group. None: no file was written yet.
         self._is_masked: bool | None = None
 
     def add(self, files: Files) -> int:
-        """Write the files of one server, or the files that belong to no server. Return the number of new paths.
+        """Write the files of one server, or the files that do not belong to a server. Return the number of new paths.
 
         Paths with identical content become hard links to one file. Only content paths may already exist, because
         several servers can refer to the same content. Raises PublishError.
@@ -228,7 +237,11 @@ class NewTree:
         return written
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write gitboot's own files, by path, skipping paths without content. Raises PublishError."""
+        """Write gitboot's own files.
+
+        ``files`` has the content by path, and paths without content are skipped. Raises PublishError if a file cannot
+        be written.
+        """
         for path, content in contents.items():
             if content is not None:
                 try:
@@ -272,7 +285,10 @@ class NewTree:
 
 
 class _Need(Struct):
-    """The inodes and bytes that files need on one file system, possibly estimated from a sample of the servers."""
+    """The number of inodes and bytes that files need on one file system.
+
+    The numbers may be estimates from a sample of the servers.
+    """
 
     inodes: float = 0
     size: float = 0  # bytes
@@ -282,9 +298,9 @@ class _Need(Struct):
 def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
     """Raise `PublishError` if a file system has too few inodes or too little disk space for these files and folders.
 
-    ``files`` yields the path of each file, its size in bytes, and the number of files that it represents. Hard links to
-    one file count once. The manifest and the index are not counted. A file system without a fixed number of inodes,
-    such as Btrfs, is never short of inodes.
+    ``files`` yields the path of each file, its size in bytes, and the number of files that it represents. The function
+    counts hard links to one file once. It does not count the manifest and the index. A file system without a fixed
+    number of inodes, such as Btrfs, never has too few inodes.
     """
     needs: dict[Path, _Need] = {}
     places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
@@ -314,7 +330,10 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
 
 
 def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
-    """Yield the files and folders of a publication for `check_room`, or for many servers an estimate from a sample."""
+    """Yield the files and folders of a publication for `check_room`.
+
+    If there are many servers, estimate them from a sample.
+    """
     names = sorted(publication.servers)
     number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
     had, sizes = Counter[str](), dict[str, int]()

@@ -20,7 +20,7 @@ except ImportError:
 
 ROOT_KEY: Final = "root.key"
 ROOT_PUBLIC_KEY: Final = "root.pub"
-ROOT_VALID: Final = timedelta(days=3 * 365)  # how long root and targets metadata is valid
+ROOT_VALID: Final = timedelta(days=3 * 365)  # how long the root metadata and the targets metadata are valid
 _BIN_BITS: Final = 8  # 256 bins; docs/adr/0031-targets-and-signed-list.md compares other numbers
 _BIN_PREFIX: Final = "servers"
 
@@ -108,14 +108,14 @@ def _write_list_root(
 
 def _create_key(file: Path, signer: CryptoSigner) -> None:
     if not create_output_file(file, signer.private_bytes, mode=0o600, make_folders=True):
-        raise UsageError(f"{file} exists already: move it away, or name another file")
+        raise UsageError(f"{file} already exists: move it away, or choose another file")
 
 
 def _read_key(file: Path) -> CryptoSigner:
     try:
         key = load_pem_private_key(read_private(file), password=None)
     except (ValueError, TypeError):
-        raise UsageError(f"{file} is not a PEM file with a private key: name the file of the root key") from None
+        raise UsageError(f"{file} is not a PEM file with a private key: give the path of the root key") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{file} is not an Ed25519 key: name the file of the root key")
+        raise UsageError(f"{file} is not an Ed25519 key: give the path of the root key")
     return CryptoSigner(key)

@@ -15,13 +15,13 @@ from gitboot.render.endpoint_files import ListedFile
 
 MANIFEST: Final = "ops/manifest.json"
 SHARED: Final = "ops/manifest/shared.json"
-STATUS: Final = "ops/status.json"  # the state of the instance; no manifest lists this file
-HISTORY: Final = "ops/history.json"  # the last commits and their files, for the page; no manifest lists this file
-UNKNOWN: Final = "ops/unknown.json"  # unknown machines; no manifest lists this file
+STATUS: Final = "ops/status.json"  # the file with the state of the instance; no manifest lists this file
+HISTORY: Final = "ops/history.json"  # the file with the last commits, for the page; no manifest lists this file
+UNKNOWN: Final = "ops/unknown.json"  # the file with unknown machines; no manifest lists this file
 _NODES: Final = "ops/manifest/"
 _PART: Final = re.compile(rf"{_NODES}([0-9a-f]{{2}})(?:/([0-9a-f]{{2}}))?\.json")
 FORMAT: Final = 2
-Digests = Mapping[str, str]  # sha256 by name
+Digests = Mapping[str, str]  # sha256 digests by name
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """All files of a tree, with their digests and sizes."""
 
     stamp: Stamp
-    files: Mapping[str, ListedFile]  # by path, sorted; includes the states of servers
+    files: Mapping[str, ListedFile]  # files by path, sorted; they include the states of servers
 
 
 class UnknownFormat(ValueError):
@@ -72,7 +72,7 @@ def leaf_path(node: str, leaf: str) -> str:
 def parse_part_path(path: str) -> tuple[str | None, str | None]:
     """Return the node and the leaf that a manifest path names.
 
-    The leaf is None if the path is that of a node. Both are None for any other path.
+    The leaf is None if the path is the path of a node. For any other path, both are None.
     """
     found = _PART.fullmatch(path)
     return (found[1], found[2]) if found else (None, None)
@@ -92,7 +92,7 @@ def parse_digests(data: bytes) -> dict[str, str]:
     """Parse a node or a leaf of the manifest. Raises ValueError."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(digest, str) for digest in found.values()):
-        raise ValueError("not a part of a manifest")
+        raise ValueError("the file is not a part of a manifest")
     return found
 
 
@@ -111,7 +111,7 @@ def parse_listing(data: bytes) -> dict[str, ListedFile]:
     try:
         return {path: ListedFile(each["sha256"], each["size"]) for path, each in found.items()}
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError("not a file listing") from error
+        raise ValueError("the file is not a file listing") from error
 
 
 def render_head(head: Head) -> bytes:
@@ -140,5 +140,7 @@ def parse_head(data: bytes) -> Head:
         }:
             return Head(stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger), nodes=nodes, shared=shared)
         case {"version": int(version)} if version != FORMAT:
-            raise UnknownFormat(f"a manifest of format {version}; this version of gitboot reads format {FORMAT}")
-    raise ValueError(f"not a manifest of format {FORMAT}")
+            raise UnknownFormat(
+                f"the manifest has the format {version}, but this version of gitboot reads the format {FORMAT}"
+            )
+    raise ValueError(f"the file is not a manifest of the format {FORMAT}")

@@ -43,7 +43,7 @@ from gitboot.render.paths import (
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 20
-_BATCH: Final = 4096  # files that are submitted to the threads at a time
+_BATCH: Final = 4096  # the number of files that gitboot submits to the threads at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "the mirror serves a file that is not published"
@@ -59,19 +59,19 @@ _EARLIER: Final = "an earlier publication had this file, and machines can still 
 class MirrorReport(Struct, frozen=True, kw_only=True):
     """The result of comparing a mirror with a published tree, or with its signed list."""
 
-    findings: tuple[MirrorFinding, ...]  # sorted by path, findings about the list first
+    findings: tuple[MirrorFinding, ...]  # sorted by path; findings about the signed list come first
     files: int  # number of published files, including those that were not read
-    unread: tuple[str, ...]  # sorted paths that were not read, because only machines may fetch them
+    unread: tuple[str, ...]  # sorted paths that gitboot did not read, because only machines may fetch them
     in_transition: tuple[str, ...]  # sorted paths that have the version before or after a transition
     hidden_files: int = 0  # number of files whose paths the list contains only as digests
-    signed_list: SignedList | None = None  # None: not read, or not readable
+    signed_list: SignedList | None = None  # None: the list was not read, or is not readable
 
 
 def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
-    """Return the files that a mirror of the tree at ``root`` must contain, by path below boot/, sorted.
+    """Return the files that a mirror of the tree at ``root`` must contain, sorted by their path below boot/.
 
-    With ``as_target``, modification times are not compared, because a target does not keep those of the tree. Raises
-    `PublishError`.
+    With ``as_target``, gitboot does not compare modification times, because a target does not keep the modification
+    times of the tree. Raises `PublishError` if the tree cannot be read.
     """
     manifest = read_manifest(root)
     if manifest is None:
@@ -129,8 +129,8 @@ def compare_files(
 ) -> MirrorReport:
     """Compare a mirror with these files. Files published during the comparison are compared again.
 
-    ``look_again`` returns the current files, or None if they have not changed. Its argument states whether there are
-    findings.
+    ``look_again`` returns the current files, or None if the files have not changed. The argument of ``look_again`` is
+    true if there are findings.
     """
     read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     on_start(len(read))
@@ -186,14 +186,17 @@ def sort_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...
 
 
 class FolderMirror:
-    """A mirror in a local folder. gitboot can read all files, but not the headers that a web server sends."""
+    """A mirror in a local folder. gitboot can read all files, but cannot check the headers that a web server sends."""
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
         """``root`` is the published output tree, if the tree is on this host."""
         self._folder, self._boot = folder, root / BOOT if root is not None else None
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return a file, cut off after ``max_bytes + 1`` bytes, or None if it is absent. Raises `HostUnreachable`."""
+        """Return the first ``max_bytes + 1`` bytes of a file, or None if the file is absent.
+
+        Raises `HostUnreachable`.
+        """
         try:
             with (self._folder / path).open("rb") as content:
                 return content.read(max_bytes + 1)
@@ -228,8 +231,8 @@ class FolderMirror:
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
         """Find files that are not in the published tree, and artifacts whose digest is wrong.
 
-        If the tree is not on this host, the signed list, `assets/` and content with a digest in its path count as
-        published.
+        If the tree is not on this host, the function treats these files as published: the signed list, files in
+        `assets/`, and content with a digest in its path.
         """
         for path in self.names():
             if path in files:
@@ -251,10 +254,10 @@ class FolderMirror:
 class WebMirror:
     """A mirror behind a web server.
 
-    gitboot's own requests must not count as fetches by machines. Each request therefore names gitboot in its
-    User-Agent, and a request for a path whose fetch is evidence also has a mark in its query. Endpoints and `gitboot
-    read-access-logs` check both. By default, gitboot does not request such paths at all, not even with HEAD, because a
-    cache may turn a HEAD into a GET.
+    Requests by gitboot must not count as fetches by machines. Therefore the User-Agent of each request names gitboot.
+    If a fetch of a path is evidence, the request for the path also has a mark in its query. Endpoints and `gitboot
+    read-access-logs` check the User-Agent and the mark. By default, gitboot does not request such paths at all, not
+    even with HEAD, because a cache may turn a HEAD into a GET.
     """
 
     def __init__(
@@ -268,19 +271,21 @@ class WebMirror:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """``deadline_s`` limits a response without its body. The body must arrive at ``rate`` or faster.
+        """``deadline_s`` is the time limit for the status and the headers of a response.
 
-        ``nonce`` must differ in each comparison, so that no cache has stored a response for it.
+        The body must arrive at ``rate`` or faster. ``nonce`` must differ in each comparison, so that no cache has a
+        stored response.
         """
         self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
-        self._numbers = count()  # numbers for the queries of requests that bypass caches
+        self._numbers = count()  # the numbers in the queries of requests that bypass caches
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
-        # Once a file of the list was read, a 403 means an absent file: S3 returns it to clients that may not list.
+        # After gitboot has read a file of the list, a 403 means that a file is absent. S3 returns 403 to clients that
+        # may not list the bucket.
         self._gives_list = False
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file, cut off after ``max_bytes + 1`` bytes, bypassing all caches.
+        """Return the first ``max_bytes + 1`` bytes of a file, bypassing all caches.
 
         Return None if the file is absent. Raises `HostUnreachable`.
         """
@@ -293,7 +298,8 @@ class WebMirror:
     def find_cached_list(self) -> Iterator[MirrorFinding]:
         """Find caches that may serve an outdated signed list.
 
-        The timestamp file, which changes with each publication, is fetched both past all caches and through them.
+        gitboot fetches the timestamp file twice: once bypassing all caches, and once from the caches. This file changes
+        with each publication.
         """
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
@@ -302,7 +308,7 @@ class WebMirror:
         if answer.age_s > 0:
             message = f"a cache stored this file {answer.age_s} s ago"
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
-            message = "a cache answers with another version than the mirror behind it"
+            message = "a cache serves a different version of this file than the mirror behind the cache"
         elif stored is not None and may_be_cached(answer.cache_control or ""):
             fault, message = MirrorFault.CACHEABLE, "caches may store the list"
             remedy = "configure the mirror to send Cache-Control: no-cache"
@@ -313,13 +319,16 @@ class WebMirror:
     def _fetch(
         self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
     ) -> tuple[bytes | None, MirrorAnswer]:
-        """Return at most ``max_bytes + 1`` bytes of a file (None if it is absent), and the status and headers."""
+        """Return at most ``max_bytes + 1`` bytes of a file, and the status and the headers of the response.
+
+        The bytes are None if the file is absent.
+        """
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
             # S3 returns 403 for an absent object if the client may not list the bucket. Readers fetch the timestamp
-            # first, so a 403 after that means an absent file. At the end of the chain of roots, python-tuf also accepts
-            # both 403 and 404.
+            # first, so a 403 after that means an absent file. python-tuf also accepts 403 and 404 at the end of the
+            # chain of roots.
             if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
                 return None, _read_answer(answer)
             if answer.status == 403:
@@ -339,10 +348,10 @@ class WebMirror:
         return self._reads_entries or not is_fetched_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
-        """Send a HEAD request, as firmware does first. Then read the file if its size is one of ``sizes``, in bytes.
+        """Send a HEAD request, because firmware does this first.
 
-        Files that only machines fetch are small, and boot loaders send no HEAD for them, so they are read with a single
-        GET.
+        Then read the file if its size in bytes is one of ``sizes``. If only machines fetch the file, send a single GET,
+        because such files are small and boot loaders do not send HEAD requests for them.
         """
         if is_fetched_by_machines_only(path):
             return self._request("GET", path, most_bytes=max(sizes) + 1)
@@ -356,7 +365,7 @@ class WebMirror:
         If ``files`` is empty, the published files are unknown, and gitboot assumes that they contain GRUB scripts.
         Raises `HostUnreachable`.
         """
-        first = self._request("GET", UNKNOWN_MACHINE, most_bytes=2)  # one byte more than the body #
+        first = self._request("GET", UNKNOWN_MACHINE, most_bytes=2)  # one byte more than the expected body, "#"
         if first.trouble:
             raise HostUnreachable(first.trouble)
         found = [check_unknown_machine(first)]
@@ -413,22 +422,22 @@ class MirrorFault(StrEnum):
     """The kind of a fault in one file of a mirror."""
 
     MISSING = "Missing"
-    STALE = "Stale"  # an earlier version
-    WRONG = "Wrong"  # different content
+    STALE = "Stale"  # the mirror has an earlier version
+    WRONG = "Wrong"  # the mirror has different content
     EXTRA = "Extra"  # the file is not published
     REDIRECTED = "Redirected"
     MISTYPED = "Mistyped"
     UNSIZED = "Unsized"
     CACHEABLE = "Cacheable"
-    UNDATED = "Undated"  # the modification time differs from that of the published version
+    UNDATED = "Undated"  # the modification time differs from that of the published file
     CACHED = "Cached"  # a cache served a stored version
-    UNSIGNED = "Unsigned"  # the list has no signatures, but the command names a key
-    BAD_SIGNATURE = "BadSignature"  # a part of the list lacks valid signatures by the required keys
+    UNSIGNED = "Unsigned"  # the list has no signatures, but the operator passed a key
+    BAD_SIGNATURE = "BadSignature"  # a part of the list lacks valid signatures of the required keys
     DAMAGED = "Damaged"  # a part of the list is malformed, or belongs to another list
-    INCOMPLETE = "Incomplete"  # a listing is not the version that the list names
+    INCOMPLETE = "Incomplete"  # a listing has another version than the list states
     EXPIRED = "Expired"  # the list was not renewed in time
     EARLY = "Early"  # the list is newer than the clock of this host
-    UNKNOWN = "Unknown"  # no response, or an inconclusive response
+    UNKNOWN = "Unknown"  # the mirror did not respond, or the response does not show whether the file is correct
 
 
 class MirrorFile(Struct, frozen=True, kw_only=True):
@@ -436,15 +445,18 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
 
     path: str  # below boot/
     right: tuple[FileVersion | None, ...]  # allowed versions, the current version first; None: absent
-    versions: tuple[FileVersion, ...]  # all versions that the tree or the list names
-    modified: int | None = None  # in seconds since 1970; None: gitboot does not compare times
+    versions: tuple[FileVersion, ...]  # all versions that the tree or the list contains
+    modified: int | None = None  # modification time in seconds since 1970; None: gitboot does not compare times
     keeps_time: bool = True  # whether a mirror must keep this time, so that its access log is evidence
     server: str | None = None  # the server to which the file belongs; None: no server, or unknown
-    contents: Mapping[str, str] = field(default_factory=dict)  # text by sha256, of versions not in OUTPUT
+    contents: Mapping[str, str] = field(default_factory=dict)  # the texts of versions that are not in OUTPUT, by sha256
 
     @property
     def is_evidence(self) -> bool:
-        """Return whether a complete GET of the file counts as evidence, so that only machines may request it."""
+        """Return whether a complete GET of the file is evidence of a boot.
+
+        In that case, only machines may request the file.
+        """
         kind = find_path_kind(BOOT + self.path)
         return (
             kind is not None and kind.role is not Role.OFFER and (self.keeps_time or kind.role is not Role.BOOT_SCRIPT)
@@ -452,17 +464,20 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
 
     @property
     def is_entry(self) -> bool:
-        """Return whether the file belongs to one machine and is replaced in place."""
+        """Return whether the file belongs to one machine and keeps its path when its content changes."""
         kind = find_path_kind(BOOT + self.path)
         return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 
 
 class MirrorAnswer(Struct, frozen=True, kw_only=True):
-    """A mirror's response for one path. A field is None if the response lacks it or gitboot did not request it."""
+    """A mirror's response for one path.
+
+    A field is None if the response does not contain its value, or if gitboot did not request the value.
+    """
 
     status: int
     size: int | None = None
-    sha256: str | None = None  # the digest of the bytes that were read
+    sha256: str | None = None  # the sha256 of the bytes that gitboot read
     has_body: bool = False  # whether at least one byte was read
     modified: int | None = None
     content_type: str | None = None
@@ -512,7 +527,10 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
 
 
 def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
-    """Return the fault of a response for an unpublished path, or None. ``why`` states why a file there would matter."""
+    """Return the fault of a response for an unpublished path, or None.
+
+    ``why`` is the reason why there must be no file at this path.
+    """
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
@@ -532,7 +550,10 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
         return found
-    message = f"a cache may store this {answer.status}, so a new machine stays unknown: Cache-Control lacks no-store"
+    message = (
+        f"Cache-Control lacks no-store, so a cache may store this {answer.status} response and a new machine "
+        "would stay unknown"
+    )
     return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
 
 
@@ -562,7 +583,10 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
     if answer.trouble:
         yield MirrorFault.UNKNOWN, answer.trouble
     elif answer.redirect_url is not None:
-        yield MirrorFault.REDIRECTED, f"firmware follows no redirects, and this path redirects to {answer.redirect_url}"
+        yield (
+            MirrorFault.REDIRECTED,
+            (f"this path redirects to {answer.redirect_url}, but firmware does not follow redirects"),
+        )
     elif answer.status >= 500 or answer.status == 429:
         yield MirrorFault.UNKNOWN, f"the mirror answers {answer.status}"
     elif answer.status != 200:
@@ -580,25 +604,26 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"the mirror sends Content-Encoding {answer.encoding}, which gitboot did not request"
     elif answer.size is not None and answer.size != version.size_bytes:
-        yield differs, f"the file has {answer.size} bytes, the published file {version.size_bytes}"
+        yield differs, f"the file has {answer.size} bytes instead of {version.size_bytes}"
     elif answer.sha256 is not None and answer.sha256 != version.sha256:
-        yield differs, f"the file has the sha256 {answer.sha256}, the published file {version.sha256}"
+        yield differs, f"the file has the sha256 {answer.sha256} instead of {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield (
             MirrorFault.UNDATED,
-            "the modification time differs from that of the published file, so fetches from here cannot be evidence",
+            "the modification time differs from that of the published file, so fetches from this mirror cannot be "
+            "evidence",
         )
     wanted = find_content_type(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()
     if answer.age_s > 0 and not is_fixed:
         yield (
             MirrorFault.CACHED,
-            f"a cache stored this answer {answer.age_s} s ago, and machines get it until it expires",
+            f"a cache stored this response {answer.age_s} s ago, and machines get it until it expires",
         )
     if answer.size is None:
-        yield MirrorFault.UNSIZED, "firmware and boot loaders need the size, and the answer has no Content-Length"
+        yield MirrorFault.UNSIZED, "the response has no Content-Length, but firmware and boot loaders need the size"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
-        yield MirrorFault.MISTYPED, f"the Content-Type must be {wanted}, and is {given or 'missing'}"
+        yield MirrorFault.MISTYPED, f"the Content-Type must be {wanted}, but it is {given or 'missing'}"
     if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
@@ -615,12 +640,13 @@ def may_be_cached(cache_control: str) -> bool:
 
 # Paths that are not published
 
-UNKNOWN_MACHINE: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # an address that no network card has
+UNKNOWN_MACHINE: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # a MAC address that no network card has
 PRIVATE: Final = {
     "ops/manifest.json": "files in ops/ are for operators, and contain tokens and secrets",
     "": "a directory listing may show every machine",
 }
-SAMPLE_SIZE: Final = 100  # minimum number of identities to check for a kind of path that is no longer published
+# if gitboot no longer publishes a kind of path, it checks this kind for at least so many identities
+SAMPLE_SIZE: Final = 100
 
 
 def is_fetched_by_machines_only(path: str) -> bool:
@@ -632,9 +658,9 @@ def is_fetched_by_machines_only(path: str) -> bool:
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
     """Return paths below boot/ that an earlier publication may have left for the same machines.
 
-    ``paths`` are the currently published paths. If a kind of file is missing, the Fleet does not name the output of
-    that kind. An earlier tree with that output contained such a path for every machine, so it is enough to check
-    `SAMPLE_SIZE` machines.
+    ``paths`` are the paths that are published now. If they do not contain a certain kind of path, for example GRUB
+    configurations, the Fleet document does not list this kind of output. An earlier tree with this output contained
+    such a path for every machine. Therefore it is sufficient to check `SAMPLE_SIZE` machines.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}
@@ -655,7 +681,7 @@ class ServedFiles(NamedTuple):
     """The files of one server that a target serves."""
 
     files: dict[str, str]  # sha256 by path below the output directory
-    lacks_boots: bool = False  # whether a one-time boot is due that no endpoint can serve
+    lacks_boots: bool = False  # whether the server has a one-time boot that no endpoint can serve
 
 
 def list_served_files(state: PublishedServer) -> ServedFiles:

@@ -43,8 +43,9 @@ from gitboot.publish.signed_list_reader import (
     read_list,
 )
 
-STAGING = ".staging"  # in the mirror's folder, so that hard links work; web servers do not serve hidden files
-KEPT = ("assets/*",)  # files that no list names, but that are copied and kept
+# this folder is in the mirror's folder, so that hard links work; web servers do not serve hidden files
+STAGING = ".staging"
+KEPT = ("assets/*",)  # Files that are copied and kept although no list contains them.
 # Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
 _ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
 _CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # files that boot scripts refer to
@@ -68,7 +69,7 @@ def artifact_digest(path: str) -> Optional[str]:
 class Failure(Exception):
     """The tree cannot be copied or verified.
 
-    The mirror keeps serving the last verified tree, and still ends its windows.
+    The mirror continues to serve the last verified tree, and still ends maintenance windows.
     """
 
 
@@ -89,7 +90,7 @@ class State:
         self._keys = []  # the root keys that verified the accepted list
         self.made = None  # type: Optional[datetime]
         self.endings = {}  # type: Dict[str, Ending]
-        self._known = {}  # digests by device and inode, from the previous run
+        self._known = {}  # file digests from the previous run, by device and inode
         self._used = {}  # type: Dict[str, List[Any]]
         try:
             found = _read_json(path)
@@ -106,8 +107,8 @@ class State:
         except FileNotFoundError:
             pass
         except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-            self.made = None  # the program reads the served list instead
-            warn(f"{path} is damaged, so it is replaced: {error}")
+            self.made = None  # the program then reads the list that the mirror serves
+            warn(f"{path} is damaged, so the program replaces the file: {error}")
         with suppress(OSError, RecursionError, ValueError):
             known = _read_json(path + ".digests")
             # Each value contains a file's size, mtime, ctime and digest.
@@ -115,7 +116,10 @@ class State:
                 self._known = known
 
     def trust(self, keys: Iterable[bytes]) -> None:
-        """Set the trusted root keys. If they changed, forget the accepted list, so that any list is accepted again."""
+        """Set the trusted root keys.
+
+        If the keys changed, discard the accepted list, so that the program accepts any verified list again.
+        """
         named = sorted(key.hex() for key in keys)
         if self._keys != named:
             self.seen, self._keys = None, named
@@ -225,7 +229,7 @@ class Mirror:
             if ending.since <= now:
                 try:
                     self._end_window(path, ending)
-                except OSError as error:  # the other windows must end anyway
+                except OSError as error:  # the other windows must still end
                     failures.append(error)
         if failures:
             raise failures[0]
@@ -284,7 +288,7 @@ class Mirror:
             process.kill()
             process.communicate()
             raise
-        os.chmod(self.staging, 0o700)  # rsync has copied the permissions of the source
+        os.chmod(self.staging, 0o700)  # replace the permissions of the source, which rsync has copied
         if process.returncode != 0:
             words = shown.decode("utf-8", "replace").strip().splitlines()
             raise Failure(
@@ -292,17 +296,22 @@ class Mirror:
             )
 
     def fetch_again(self, path: str) -> None:
-        """Remove a staged file so that the next copy fetches it: rsync skips files with unchanged size and time."""
+        """Remove a staged file, so that the next copy fetches the file again. rsync skips files with the same size and
+        time.
+        """
         at = os.path.join(self.staging, path)
         if os.path.lexists(at):
             os.unlink(at)
 
     def remember(self, keys: Sequence[bytes]) -> None:
-        """Read the ends of windows from the served list. Used if there is no saved state."""
+        """Read the ends of windows from the list that the mirror serves.
+
+        The program does this if there is no saved state.
+        """
         try:
             self._note(self.read_tree(self._folder, keys))
         except (Failure, ListProblem, OSError) as error:
-            warn(f"there is no saved state, and no usable list in {self._folder}: {error}")
+            warn(f"there is no saved state, and {self._folder} does not contain a usable list: {error}")
 
     def find_foreign_file(self) -> Optional[str]:
         """Return a file that the first copy would delete.
@@ -336,10 +345,10 @@ class Mirror:
     def _note(self, tree: "Tree") -> None:
         """Store a list and the ends of its windows in the state.
 
-        The latest time is set back only if it is later than the expiry of a newer list. Then either this clock was
-        ahead, because a publisher renews its list long before it expires, or the list waited for this copy. The time is
-        never set back to before the end of a window that has passed, so that an ended window stays ended. The program
-        keeps future ends until `replace` has replaced the files.
+        The method sets the latest time back only if this time is later than the expiry of a newer list. In that case,
+        either the clock of this host was ahead, because a publisher renews its list long before the expiry, or the list
+        is old because the copy took long. The latest time always stays after the ends of past windows, so that an ended
+        window stays ended. The method keeps future ends until `replace` has replaced the files.
         """
         state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
@@ -352,8 +361,8 @@ class Mirror:
     def replace(self, tree: "Tree") -> None:
         """Replace the served files with those of a verified tree, and remove all other files.
 
-        The order is content, boot scripts, scripts for all machines, the list. Raises `Failure` if a file differs from
-        the list.
+        The order is: content, boot scripts, scripts for all machines, signed list. Raises `Failure` if a file differs
+        from the list.
         """
         now = self._state.now(self._clock())
         files = tree.files(self._state.digest, now)
@@ -383,8 +392,8 @@ class Mirror:
     def _link(self, path: str, folders: Set[str]) -> None:
         """Hard-link a staged file into the served folder, or copy the file if it cannot be linked.
 
-        ``folders`` contains folders that exist. The function adds the file's folder to it. An unchanged
-        file takes only two system calls.
+        ``folders`` contains the folders that are known to exist. The method adds the file's folder to this set. The
+        method needs only two system calls for an unchanged file.
         """
         source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)
         if folder not in folders:
@@ -425,7 +434,7 @@ class Mirror:
 
 
 def paths_in(root: str) -> Iterator[str]:
-    """Yield the paths of all files and symlinks below a mirror's folder except staged files, sorted by folder."""
+    """Yield the paths of all files and symlinks below a mirror's folder, sorted by folder. Omit staged files."""
     for folder, folders, names in os.walk(root):
         names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
         folders[:] = sorted(name for name in folders if name not in names and (folder != root or name != STAGING))
@@ -441,7 +450,7 @@ class Tree:
         self._shared = {path for each in listings if each.server is None for path in each.files}
 
     def endings(self) -> Dict[str, Ending]:
-        """Return the content that files get at the end of their open windows, by path."""
+        """Return the content that files get at the end of their open maintenance windows, by path."""
         return {
             path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
             for each in self._listings
@@ -452,7 +461,7 @@ class Tree:
     def files(self, digest: Callable[[str], Optional[str]], now: datetime) -> FrozenSet[str]:
         """Verify the files, and return the paths of the published files and of the list.
 
-        Raises `Failure` if a file differs from the list, after removing the file so that the next run copies it again.
+        If a file differs from the list, remove the file, so that the next run copies it again, and raise `Failure`.
         """
         present = list(paths_in(self._root))
         by_digest = {hash_path(path): path for path in present}
@@ -507,7 +516,11 @@ def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
 def main(
     arguments: Optional[Sequence[str]] = None, clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 ) -> int:
-    """Run once. Return 0, or 1 if no tree could be copied and verified. Windows are ended in both cases."""
+    """Run once.
+
+    Return 0, or 1 if no tree could be copied and verified. In both cases, the program ends the maintenance windows that
+    are over.
+    """
     parser = argparse.ArgumentParser(
         prog="gitboot-mirror",
         description="Copy a published tree to a mirror, verify its signed list, and end maintenance windows on time.",
@@ -524,7 +537,9 @@ def main(
     places = [("--state", options.state), *(("--key", name) for name in options.key), ("this program", __file__)]
     for what, path in places:
         if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
-            parser.error(f"{what}: name a file outside DIR, because DIR is served and overwritten")
+            parser.error(
+                f"{what}: choose a file outside DIR, because the program overwrites DIR and a web server serves it"
+            )
     try:
         with open(options.state + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -532,13 +547,13 @@ def main(
             mirror = Mirror(folder, state, clock, options.keep)
             try:
                 keys = _read_keys(options.key)
-            except (OSError, ValueError):  # the saved ends of windows were verified earlier
+            except (OSError, ValueError):  # an earlier run verified the saved ends of windows
                 _end_windows(mirror, state)
                 raise
             state.trust(keys)
             return _run_once(mirror, state, options.source, keys)
     except BlockingIOError:
-        warn(f"another process is running with {options.state}")
+        warn(f"another process uses {options.state}")
     except (OSError, ValueError) as error:
         warn(str(error))
     return 1
@@ -568,7 +583,7 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         mirror.remember(keys)
         foreign = mirror.find_foreign_file()
         if foreign is not None:
-            warn(f"{foreign} is in the folder of --to, and no tree was copied there before: name an empty folder")
+            warn(f"{foreign} is in the folder of --to, but no tree was copied there before: choose an empty folder")
             return 1
     _end_windows(mirror, state)
     try:

@@ -44,8 +44,8 @@ from gitboot.text import did_you_mean, format_count
 
 ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time
-_RETRY_S: Final = 0.5  # the pause before the next attempt
-# files to write between two checks of the tree and of the mirror's records
+_RETRY_S: Final = 0.5  # The pause before the next attempt.
+# The number of files that gitboot writes between two checks of the tree and of the mirror's records.
 _BATCH: Final = 200
 
 
@@ -62,12 +62,12 @@ class Repair(NamedTuple):
 
 
 class MirrorStore:
-    """The files of a mirror to repair, by path below boot/. An instance may write to the mirror at the same time.
+    """The files of a mirror to repair, by path below boot/.
 
-    Every method may raise `PublishError` and `HostUnreachable`.
+    An instance may write to the mirror during a repair. Every method may raise `PublishError` and `HostUnreachable`.
     """
 
-    records: FileStore | None  # the store with a target's records; None: the mirror is not a target
+    records: FileStore | None  # the store that contains the records of a target; None: the mirror is not a target
 
     def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
         """``name`` identifies the mirror in messages. ``below`` is the path of the folder that machines read."""
@@ -85,7 +85,7 @@ class MirrorStore:
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write files, each with the version of the file that it replaces, or None if there must be no file.
+        """Write files. Each file comes with the version of the file that it replaces, or None if there must be no file.
 
         Raises `Overtaken` if another process changed a file.
         """
@@ -100,7 +100,7 @@ class MirrorStore:
 
 
 class FolderStore(MirrorStore):
-    """A mirror in a local folder. Written files get the permissions and the group of the folder."""
+    """A mirror in a local folder. Files that gitboot writes get the permissions and the group of the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, TargetFolder(folder)
@@ -155,7 +155,7 @@ class RepairReport(Struct, frozen=True, kw_only=True):
 
     files: int  # the number of compared files
     repairs: tuple[Repair, ...]  # sorted by path
-    extra_paths: tuple[str, ...]  # paths that are not published and that machines do not request
+    extra_paths: tuple[str, ...]  # unpublished paths that machines do not request
 
 
 def repair(
@@ -169,12 +169,11 @@ def repair(
     on_progress: Callable[[int], None],
     retry_s: float = _RETRY_S,
 ) -> RepairReport:
-    """Replace the files of a mirror that differ from the output tree at ``root``, as valid at the ``clock``'s time.
+    """Replace the files of a mirror that differ from the output tree at ``root``.
 
-    ``paths`` are below boot/, and `ALL` means all paths.
-
-    Files are written in this order: content, boot scripts, first scripts and those of unknown machines, the signed
-    list. Unpublished files are removed last, but only if machines may request them or if ``paths`` names them. The
+    ``clock`` returns the time for which the files must be valid. ``paths`` are below boot/, and `ALL` means all paths.
+    gitboot writes files in this order: content, boot scripts, first scripts and scripts for unknown machines, signed
+    list. It removes unpublished files last, but only if machines may request them or if ``paths`` contains them. The
     repair restarts after ``retry_s`` seconds if another process publishes to the tree, if an instance writes to the
     mirror, or if a transition passes.
 
@@ -194,7 +193,7 @@ def repair(
 
 
 class _Attempt:
-    """One attempt at a repair, valid as long as the tree and the mirror's records do not change."""
+    """One attempt at a repair. It fails if the tree or the mirror's records change."""
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
@@ -221,7 +220,7 @@ class _Attempt:
                 )
         self._files = _read_right_files(root, now, parallel, compute_digest(self._published.manifest))
         self._now = now
-        self._next_transition: datetime | None = None  # the next transition of the files to repair
+        self._next_transition: datetime | None = None  # the time of the next transition of the files to repair
 
     def repair(
         self,
@@ -230,19 +229,19 @@ class _Attempt:
         on_start: Callable[[int], None],
         on_progress: Callable[[int], None],
     ) -> RepairReport:
-        """Replace or remove the files that differ, and record in ``repairs`` what was done with each path."""
+        """Replace or remove the files that differ. Record the change to each path in ``repairs``."""
         store, files = self._store, self._files
         names = frozenset(store.names())
         known, asked = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
         if ALL not in paths and (unknown := sorted(asked - known)):
-            hint = did_you_mean(unknown[0], known, f"{ALL} stands for all paths")
+            hint = did_you_mean(unknown[0], known, f"use {ALL} for all paths")
             raise UsageError(f"--repair {unknown[0]}: no such path in the tree or on the mirror; {hint}")
         chosen = known if ALL in paths else asked
         wanted = sorted(files.keys() & chosen, key=lambda path: (_stage(path), path))
         instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
         self._next_transition = min((at for at in instants if at > self._now), default=None)
         on_start(len(wanted))
-        different: dict[str, str | None] = {}  # the version to replace, by path
+        different: dict[str, str | None] = {}  # the versions to replace, by path
 
         def compare(path: str, found: StoredFile | None) -> None:
             digest = compute_digest(found.content) if found is not None else None
@@ -261,7 +260,8 @@ class _Attempt:
                 or (find_path_kind(BOOT + path) is not None and not is_content(BOOT + path))
             )
         )
-        # A server that an earlier version of gitboot published has no listing, so the list does not name its files.
+        # If an earlier version of gitboot published a server, the server has no listing. The list then does not contain
+        # the server's files.
         gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
         for _, stage in groupby((path for path in wanted if path in different), key=_stage):
             for some in batches(stage, _BATCH):
@@ -296,17 +296,20 @@ class _Attempt:
 
 
 def _stage(path: str) -> tuple[int, int]:
-    """Return a sort key for the write order: the signed list comes last, and ``timestamp.json`` at its end."""
+    """Return a sort key for the order in which files are written.
+
+    The signed list comes last, and its ``timestamp.json`` is the very last file.
+    """
     if path.startswith(SIGNED):
         return 1, int(path == f"{SIGNED}{TIMESTAMP}")
     return 0, publication_stage(BOOT + path)
 
 
 class _TreeState(NamedTuple):
-    """The files that each publication to an output tree changes. An absent file is None."""
+    """The files that every publication to an output tree changes. None means that a file is absent."""
 
     manifest: bytes | None
-    pending: bytes | None  # present during a publication and after an interrupted one
+    pending: bytes | None  # this file exists during a publication, and after an interrupted publication
     timestamp: bytes | None  # the timestamp of the signed list
 
 
@@ -341,7 +344,7 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
         raise Overtaken(f"{root / BOOT / SIGNED}: the list belongs to another publication (let gitboot publish again)")
     if signed is not None and signed.made > now + TOLERANCE:
         raise PublishError(
-            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, and the clock of this host shows "
+            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, but the clock of this host shows "
             f"{format_instant(now)} (correct the clock: a repair would begin maintenance windows again)"
         )
     for name in boot.names():
@@ -380,7 +383,7 @@ _HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this 
 
 
 class MirrorRecords:
-    """The records that a store contains: those of a target, those of a complete copy of OUTPUT, or none."""
+    """The records in a store: the records of a target, the records of a complete copy of OUTPUT, or none."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
         self._name, self._store, self._ledger = name, store, ledger
@@ -388,7 +391,8 @@ class MirrorRecords:
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
-        """Return whether the mirror is a target of the tree's instance, and remember the target's records.
+        """Return whether the mirror is a target of the tree's instance, and store the target's records for
+        `is_as_observed`.
 
         Raises `ForeignTree` if another ledger publishes to the mirror, `Overtaken` if the target differs from the tree,
         `PublishError` and `HostUnreachable`.
@@ -489,7 +493,10 @@ def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
     Raises `UsageError`.
     """
     if not folder.startswith("/"):
-        raise UsageError(f"{folder}: name the absolute path of the folder that the mirror's web server serves")
+        raise UsageError(
+            f"{folder} is not an absolute path: give the absolute path of the folder that the "
+            "mirror's web server serves"
+        )
     service = _SERVICE.format(
         installed=_INSTALLED,
         program=PROGRAM,

@@ -48,10 +48,10 @@ class PublicationResult(Struct, frozen=True, kw_only=True):
     """The result of a publication. Paths are sorted."""
 
     written: tuple[str, ...]
-    withdrawn: tuple[str, ...]  # removed because the paths are no longer planned
-    expired: tuple[str, ...]  # content that was removed because no file had referred to it for GRACE
+    withdrawn: tuple[str, ...]  # paths that were removed, because they are no longer planned
+    expired: tuple[str, ...]  # content that was removed, because no file had referred to it during GRACE
     unchanged: int  # number of checked files that did not need to change
-    first_files: int = 0  # the number of files in a first publication, which `written` does not list
+    first_files: int = 0  # the number of files in a first publication; `written` does not list these files
 
     @property
     def new(self) -> int:
@@ -76,9 +76,10 @@ class OutputDirectory:
         self._tree = Tree(disk)
         self._references = ContentReferences()
         self._unfinished: Publication | None = None  # the publication that failed and must be completed
-        self._indexed: frozenset[Pair] = frozenset()  # pairs that failed publications may have left in the index
+        # (identity, server) pairs that failed publications may have left in the index
+        self._indexed: frozenset[Pair] = frozenset()
         self._last_manifest: bytes | None = None  # the manifest after the last publication
-        self._last_manifest_digest = ""  # its sha256
+        self._last_manifest_digest = ""  # the sha256 of that manifest
         self._is_foreign = False  # whether the directory contained the tree of another ledger
         self._list = SignedList()
         self._window_ends = WindowEnds()
@@ -118,7 +119,7 @@ class OutputDirectory:
             raise
 
     def close(self, *, and_forget_lock: bool = False) -> None:
-        """Unlock the directory. ``and_forget_lock`` also removes the lock file, which identifies this process."""
+        """Unlock the directory. With ``and_forget_lock``, also remove the lock file, which identifies this process."""
         if and_forget_lock:
             self._disk.remove(LOCK)
         self._disk.close()
@@ -131,10 +132,10 @@ class OutputDirectory:
 
     @property
     def is_unchanged(self) -> bool:
-        """Return whether the directory was not replaced and still contains the manifest of the last publication.
+        """Whether the directory still contains the manifest of the last publication.
 
-        False if somebody restored an older copy of the tree. Also False if the tree belongs to another ledger, so that
-        the next publication checks the tree again.
+        The value is False if somebody replaced the directory or restored an older copy of the tree. It is also False if
+        the tree belongs to another ledger, so that the next publication checks the tree again.
         """
         with suppress(PublishError):
             is_same = self._last_manifest is None or self._disk.read(MANIFEST) == self._last_manifest
@@ -149,7 +150,7 @@ class OutputDirectory:
         """Return the modification time (seconds since 1970) of ``path`` if ``file`` is published there at ``at``."""
         stands = self._disk.lstat(path)
         if stands is not None and self.has_files({path: file}):
-            return int(stands.st_mtime)  # publishing would not rewrite the file
+            return int(stands.st_mtime)  # gitboot would not write the file again
         return self._disk.choose_mtime(path, at)
 
     def has_files(self, files: Files) -> bool:
@@ -172,8 +173,8 @@ class OutputDirectory:
     def resume(self, before: Inventory) -> frozenset[str] | None:
         """Continue from the tree of an earlier process. Return the servers whose files have changed since ``before``.
 
-        The first publication must then include these servers in their current state, but need not be complete. `ALL` in
-        the result means the shared files. If the result is None, the first publication must be complete.
+        The first publication must then include the current files of these servers, but does not have to be complete. In
+        the result, `ALL` stands for the shared files. If the result is None, the first publication must be complete.
         """
         tree = self._tree
         if (
@@ -202,16 +203,16 @@ class OutputDirectory:
     ) -> PublicationResult:
         """Publish the files of these servers, and the shared files.
 
-        A server's files include its state. None as a server's files means that the server is gone. None as ``shared``
-        means that the shared files have not changed. ``parts`` contains the shared files that are rendered in parts and
-        may have changed. The first publication of a process must be ``complete``. A complete publication names all
-        servers: other files of the tree are removed, and files of the wrong size are replaced. If there is no tree yet,
-        the items of ``servers`` are read once and not stored. Later publications need to name only the servers that may
-        have changed, and spend no time on other servers. Publishing the same files again does not write files.
+        The files of a server include its state. If they are None, the server was removed. If ``shared`` is None, the
+        shared files have not changed. ``parts`` contains shared files that are rendered in parts and may have changed.
+        The first publication of a process must be ``complete``. A complete publication contains all servers. It removes
+        all other files of the tree, and replaces files of the wrong size. If there is no tree yet, the items of
+        ``servers`` are read once and not stored. Later publications only need to contain the servers that may have
+        changed. They take no time for other servers. A publication of unchanged files does not write to the tree.
 
         Before anything is written, gitboot decides all changes and checks their paths for foreign files. After a crash
         or a failure, each file is complete in its old or its new version, and all content that scripts refer to is
-        present. The next publication completes the rest. Each version of a file is dated at least one second after the
+        present. The next publication writes the rest. Each version of a file is dated at least one second after the
         previous version, so that access logs show the difference. If somebody replaced the tree, gitboot reads it
         again, and the publication must be complete.
 
@@ -282,9 +283,9 @@ class OutputDirectory:
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         """Update the signed list to match the current tree, or renew it if it is due. Return when the list expires.
 
-        ``keys`` sign the list. If they are None, the list is unsigned. Nothing is written before the first publication
-        is complete, or if somebody replaced the tree. Return None if this process has not written a list. If this
-        raises `PublishError`, the earlier list remains.
+        ``keys`` sign the list. If they are None, the list is unsigned. The method does not write a list before the
+        first publication is complete, or if somebody replaced the tree. Return None if this process has not written a
+        list. If the method raises `PublishError`, the earlier list stays.
         """
         head = self._tree.head
         if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
@@ -307,7 +308,7 @@ class OutputDirectory:
             written = set(changes.written)
             found = {path: files[path].content for files in publication for path in files.keys() & written}
             content, alike = {path: found[path] for path in changes.written}, _group_same_content(changes, publication)
-            if tree.stamp is None:  # the rest of an interrupted first publication
+            if tree.stamp is None:  # complete an interrupted first publication
                 others = {path for paths in alike.values() for path in paths}
                 check_room(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
             write_changes(self._disk, tree, changes, content, alike, manifest, self._report_progress)
@@ -331,7 +332,7 @@ class OutputDirectory:
         self._unfinished, self._indexed, self._last_manifest = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
-        """Write the state of the instance for endpoints. Errors are ignored, because only this file is lost."""
+        """Write the state of the instance for endpoints. The method ignores errors, because only this file is lost."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
             name, on_page = ON_PAGE[path]
@@ -396,8 +397,8 @@ def write_changes(
     """
     batch = _render_batches(tree, changes)
     joined, parted = render_shards(changes.shards_after_adding), render_shards(changes.shards_after_removing)
-    # After an interrupted publication, the states in this set show which servers are affected. PENDING marks a set for
-    # which this is true: sets that older versions wrote lack it.
+    # After an interrupted publication, the paths of states in this set show which servers are affected. PENDING marks
+    # sets for which this is true, because older versions of gitboot wrote sets without these paths.
     tree.mark_pending({*changes.paths, *changes.unchanged_states, *batch, *manifest, PENDING})
     try:
         _stage(disk, {PENDING: encode_canonical(sorted(tree.pending))}, changes.at)
@@ -477,7 +478,9 @@ def _stage(
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """Render the list of content that this publication retires, and lists that an interrupted one may have changed."""
+    """Render the list of content that this publication retires, and the lists that an interrupted publication may have
+    changed.
+    """
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
         since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
@@ -491,7 +494,10 @@ def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
 
 
 class PublicationPreview:
-    """Stands in for an `OutputDirectory` in a dry run: computes the result of a publication without writing."""
+    """Replacement for an `OutputDirectory` in a dry run.
+
+    It computes the result of a publication without writing files.
+    """
 
     def __init__(self, root: Path, *, ledger: str, heir_of: str | None) -> None:
         self._root, self._ledger, self._heir_of = root, ledger, heir_of
@@ -526,7 +532,7 @@ class PublicationPreview:
         at: datetime,
         parts: FileUpdates = NO_UPDATES,
     ) -> PublicationResult:
-        """Return what a complete publication of all files passed so far would do.
+        """Return the result that a complete publication of all files passed so far would have.
 
         Raises the same errors as a real publication.
         """

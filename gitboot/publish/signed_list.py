@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 VALID: Final = timedelta(hours=24)  # how long a timestamp is valid
-RENEWED_BELOW: Final = VALID / 2  # a timestamp with less time left is renewed
+RENEWED_BELOW: Final = VALID / 2  # gitboot renews a timestamp with less time left than this
 _METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is valid
-_RESIGNED_BELOW: Final = timedelta(days=60)  # a bin or a snapshot with less time left is signed again
+_RESIGNED_BELOW: Final = timedelta(days=60)  # gitboot signs a bin or a snapshot again if less time is left than this.
 # Superseded metadata stays for this time, because a reader may be about to fetch it.
 _KEPT_FOR: Final = timedelta(minutes=10)
 _FOLDER: Final = SIGNED.rstrip("/")
@@ -48,7 +48,7 @@ _ROOT_ENDING: Final = ".root.json"
 _SPEC_VERSION: Final = "1.0.31"  # the version of the TUF specification
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
-_MOST: Final = 10**11 - 1  # the highest version that gitboot writes, a time in the year 5138
+_MOST: Final = 10**11 - 1  # the highest version that gitboot writes; it corresponds to a time in the year 5138
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
 Targets = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
@@ -101,7 +101,7 @@ class _Unusable(ValueError):
 
 
 class ListAbout(NamedTuple):
-    """The facts about a tree that its signed list states."""
+    """The facts about a tree that the signed list of the tree contains."""
 
     stamp: Stamp
     manifest: str  # the digest of ops/manifest.json
@@ -124,14 +124,16 @@ class ListState(Struct, frozen=True, kw_only=True):
     manifest: str  # the digest of the ops/manifest.json that the list describes
     keyid: str | None  # the ID of the key that signed the list; None: the list is unsigned
     targets: int | None  # the version of targets.json
-    bins: Mapping[str, int]  # the version of each bin, by name
+    bins: Mapping[str, int]  # the versions of the bins, by name
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether the timestamp must be renewed, because it expires soon or was dated by a fast clock."""
+        """Return whether the timestamp must be renewed, because it expires soon, or because it has a date in the
+        future.
+        """
         return not RENEWED_BELOW <= self.expires - now <= VALID
 
     def is_by(self, keys: ListKeys | None) -> bool:
-        """Return whether these keys signed the list, or if ``keys`` is None, whether the list is unsigned."""
+        """Return whether these keys signed the list. If ``keys`` is None, return whether the list is unsigned."""
         own = (keys.keyid, keys.targets_version) if keys is not None else (None, None)
         return (self.keyid, self.targets) == own
 
@@ -143,7 +145,7 @@ class ListState(Struct, frozen=True, kw_only=True):
 
 
 def find_bin(target: str) -> str:
-    """Return the name of the bin that contains a target: TAP 15 with 256 bins."""
+    """Return the name of the bin that contains a target. TAP 15 defines the bins, and gitboot uses 256 of them."""
     return f"servers-{sha256(target.encode()).hexdigest()[:2]}"
 
 
@@ -159,8 +161,9 @@ def amend_list(
 ) -> tuple[ListState, dict[str, bytes]]:
     """Return the list after these changes, and the files to write, by path, with the timestamp last.
 
-    ``changed_targets`` contains the targets that differ from ``before``, or all targets if ``before`` is None. A
-    removed target is None. ``read_bin`` returns the targets in a bin of ``before``, given the bin's name and version.
+    ``changed_targets`` contains the targets that differ from ``before``, or all targets if ``before`` is None. The
+    value of a removed target is None. ``read_bin`` returns the targets in a bin of ``before``, given the bin's name and
+    version.
     """
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
@@ -220,7 +223,10 @@ def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
 
 
 def _get_expiry(version: int) -> datetime:
-    """Return when a bin or a snapshot expires. The version is its creation time in seconds since 1970."""
+    """Return when a bin or a snapshot expires.
+
+    The version of a bin or a snapshot is its creation time in seconds since 1970.
+    """
     return datetime.fromtimestamp(version, UTC) + _METADATA_VALID
 
 
@@ -246,7 +252,7 @@ def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]
             if signature["keyid"] != keys.keyid or not keys.has_signed(encode_canonical(signed), signature["sig"]):
                 raise _Unusable("another key")
         elif signatures:
-            raise _Unusable("it is signed")
+            raise _Unusable("the list is signed, but this instance has no key")
         return convert(signed, kind)
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise _Unusable(str(error)) from error
@@ -264,11 +270,12 @@ class SignedList:
     def __init__(self) -> None:
         self._state: ListState | None = None  # the list in the tree; None: not read yet
         self._from: str | None = None  # the manifest's digest before the changes that are not in a list yet
-        # The manifest's digest after these changes; None: this process has not published.
+        # The manifest's digest after the changes that are not in a list yet. None: this process has not published.
         self._to: str | None = None
         self._changed: dict[str, ListedFile | None] = {}  # the changed targets of servers
         self._is_current = False  # whether this process found or wrote a correct list since the last change
-        self._superseded: dict[str, datetime] = {}  # files that the list no longer uses, and since when
+        # files that the list no longer uses, each with the time since which it is unused
+        self._superseded: dict[str, datetime] = {}
 
     @property
     def expires(self) -> datetime | None:
@@ -276,10 +283,10 @@ class SignedList:
         return self._state.expires if self._state is not None else None
 
     def note(self, listings: Listings, before: str | None, after: str) -> None:
-        """Record the listings that a publication changed, by server. The listing of a removed server is None.
+        """Record the listings that a publication changed, by server.
 
-        ``before`` and ``after`` are the digests of the manifest before and after the publication. If ``before`` is
-        None, the tree had no servers.
+        A removed server has the listing None. ``before`` and ``after`` are the digests of the manifest before and after
+        the publication. If ``before`` is None, the tree had no servers.
         """
         if self._to is None or self._to != before:
             self._from, self._changed = before, {}
@@ -310,7 +317,7 @@ class SignedList:
         shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
         before = self._state
         if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
-            before = None  # the changes do not start at this list, or somebody removed files of the list
+            before = None  # the changes do not begin with this list, or somebody removed files of the list
         if before is not None and not _has_targets(disk, keys, before, shared_target):
             # a process may have ended after it wrote the listing but before it wrote the list
             self._changed |= shared_target
@@ -332,7 +339,8 @@ class SignedList:
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
         for name in lies.keys() - by_root.keys():
-            # Readers would accept root metadata of a lost root key as the successor of the new root.
+            # Remove the root metadata of a lost root key, because readers would accept it as the successor of the new
+            # root.
             if name.endswith(_ROOT_ENDING):
                 disk.remove(SIGNED + name)
         _write(disk, last, now)
@@ -422,7 +430,10 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
 
 
 def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
-    """Return the digest and size of each server's listing, by target name, from the states in the manifest."""
+    """Read the digest and the size of each server's listing from the states in the manifest.
+
+    Return them by target name.
+    """
     found: dict[str, ListedFile | None] = {}
     for server, digest in tree.iter_servers():
         data, path = disk.read(state_path(server)), listing_path(server)
@@ -436,7 +447,7 @@ def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
 PUBLICATION_KEY: Final = "publication.key"
 ROOTS: Final = re.compile(r"([1-9][0-9]*)\.root\.json")
 TARGETS: Final = re.compile(r"([1-9][0-9]*)\.targets\.json")
-INSTALL: Final = "a signed list needs python-tuf and cryptography: run pip install 'gitboot[signing]'"
+INSTALL: Final = "signing a list needs python-tuf and cryptography: run pip install 'gitboot[signing]'"
 
 
 class KeyUnreadable(UsageError):
@@ -495,12 +506,12 @@ def read_list_keys(folder: Path) -> ListKeys:
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
     public = key.public_key().public_bytes_raw().hex()
-    # As in python-tuf: the sha256 of the key's canonical JSON.
+    # The key ID is the sha256 of the key's canonical JSON, as in python-tuf.
     keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
     roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
-            f"{folder} lacks root.json or targets.json files; copy all of them from the host of the root key"
+            f"{folder} lacks root.json files or targets.json files; copy all of them from the host of the root key"
         )
     newest, delegation = max(roots), max(targets)
     root, delegating = roots[newest], targets[delegation]

@@ -68,10 +68,10 @@ def compare_with_list(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Compare a mirror with its own signed list, as of ``now``.
+    """Compare a mirror with its own signed list, at the time ``now``.
 
-    ``keys`` are the public root keys. Without keys, gitboot does not verify signatures. If the list is replaced during
-    the comparison, gitboot compares the paths with findings again. Raises `HostUnreachable`.
+    ``keys`` are the public root keys. If there are no keys, gitboot does not verify signatures. If the list is replaced
+    during the comparison, gitboot compares the paths with findings again. Raises `HostUnreachable`.
     """
     with threads(parallel) as pool:
         findings = [*mirror.find_cached_list()]
@@ -82,14 +82,14 @@ def compare_with_list(
             return MirrorReport(findings=sort_findings(findings), files=0, unread=(), in_transition=())
         if signed.expires <= now:
             until = f"expired at {format_instant(signed.expires)}"
-            message = f"{SIGNED}{signed.expiring} {until}, and the clock of this host shows {format_instant(now)}"
+            message = f"{SIGNED}{signed.expiring} {until}, but the clock of this host shows {format_instant(now)}"
             findings.append(
                 MirrorFinding(path=f"{SIGNED}{signed.expiring}", fault=MirrorFault.EXPIRED, message=message)
             )
         if signed.made > now + TOLERANCE:
             made = f"the list was made at {format_instant(signed.made)}"
             message = (
-                f"{made}, and the clock of this host shows {format_instant(now)} (correct the clock that is wrong)"
+                f"{made}, but the clock of this host shows {format_instant(now)} (correct the clock that is wrong)"
             )
             findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
         listed: list[MirrorFinding] = []
@@ -121,7 +121,7 @@ class ListReader:
     def read(self, findings: list[MirrorFinding]) -> SignedList | None:
         """Return the list, or None if the list cannot be trusted.
 
-        An unsigned list is also returned, but with a finding if there are keys.
+        Also return an unsigned list, and add a finding if there are keys.
         """
         try:
             return read_list(self._get, self._keys, each=self._pool.map)
@@ -141,7 +141,10 @@ class ListReader:
     def read_files(
         self, signed_list: SignedList, now: datetime, findings: list[MirrorFinding]
     ) -> tuple[dict[str, MirrorFile], int]:
-        """Return the files in all listings, sorted by path, and the number of files known only by a path's digest."""
+        """Return the files in all listings, sorted by path.
+
+        Also return the number of files for which the list contains only the digest of the path.
+        """
         files: dict[str, MirrorFile] = {}
         hidden, names = 0, self._mirror.names()
         by_digest = {hash_path(path): path for path in names or ()}
@@ -163,11 +166,14 @@ class ListReader:
         return dict(sorted(files.items())), hidden
 
     def _read_listing(self, signed_list: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
-        """Return a listing and any finding about it. The listing may differ from the version that the list names."""
+        """Return a listing, and the finding about the listing if there is one.
+
+        The listing may have another version than the list states.
+        """
         target = signed_list.targets[name]
         try:
             if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
-                raise ListProblem(MISSING, name, "the list names this listing, but the file is absent")
+                raise ListProblem(MISSING, name, "the list contains this listing, but the file is absent")
             return parse_listing(name, data, target), None
         except ListProblem as problem:
             listing = self._other_version(name) if problem.fault == DAMAGED else None

@@ -27,13 +27,14 @@ MAX_TIMESTAMP_BYTES = 16384
 MAX_SNAPSHOT_BYTES = 2000000
 MAX_TARGETS_BYTES = 5000000
 _MAX_ROOTS = 1024
-_TRIES = 3  # attempts while the tree is being copied
+_TRIES = 3  # the number of attempts if the tree changes during the reading
 
 # A mirror changes a file according to its own clock, or when a copy arrives. Within this time before and after a
 # transition, both versions are acceptable.
 TOLERANCE = timedelta(seconds=120)
 
-# Returns a file below signed/, or its first ``max_bytes + 1`` bytes, or None if the file is absent.
+# A function that returns a file below signed/, or only its first ``max_bytes + 1`` bytes. It returns None if the file
+# is absent.
 Fetch = Callable[[str, int], Optional[bytes]]
 
 # Faults of a list
@@ -46,7 +47,7 @@ OLDER = "Older"
 
 
 class ListProblem(Exception):
-    """A file of the list that cannot be trusted: the fault, the path below boot/, and the reason."""
+    """A file of the list cannot be trusted. The exception has the fault, the path below boot/, and the reason."""
 
     def __init__(self, fault: str, name: str, message: str) -> None:
         super().__init__(f"{SIGNED}{name}: {message}")
@@ -60,7 +61,7 @@ _ORDER = 2**252 + 27742317777372353535851937790883648493
 _D = -121665 * pow(121666, _FIELD - 2, _FIELD) % _FIELD
 _ROOT_OF_MINUS_1 = pow(2, (_FIELD - 1) // 4, _FIELD)
 
-_Point = Tuple[int, int, int, int]  # extended homogeneous coordinates: RFC 8032, 5.1.4
+_Point = Tuple[int, int, int, int]  # a point in extended homogeneous coordinates: RFC 8032, 5.1.4
 _NEUTRAL = (0, 1, 1, 0)
 
 
@@ -112,7 +113,7 @@ def _base() -> _Point:
 _BASE = _base()
 
 
-@lru_cache(maxsize=1024)  # most parts of a list are unchanged when it is read again
+@lru_cache(maxsize=1024)  # cached, because most parts of a list are the same when the list is read again
 def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     """Return whether a signature of a message is valid for the key: RFC 8032, 5.1.7, without the cofactor.
 
@@ -127,7 +128,7 @@ def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     k = int.from_bytes(digest, "little") % _ORDER
     negative = (_FIELD - point[0], point[1], point[2], _FIELD - point[3])
     terms = (None, _BASE, negative, _add(_BASE, negative))
-    found = _NEUTRAL  # s * base - k * key, bit by bit
+    found = _NEUTRAL  # compute s * base - k * key, bit by bit
     for bit in range(_ORDER.bit_length() - 1, -1, -1):
         found = _add(found, found)
         term = terms[(s >> bit & 1) + 2 * (k >> bit & 1)]
@@ -138,7 +139,7 @@ def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
 
 # Metadata
 
-_Keys = Dict[str, bytes]  # public keys by key id
+_Keys = Dict[str, bytes]  # public keys by key ID
 
 
 class _Role(NamedTuple):
@@ -280,7 +281,10 @@ def _parse_role(value: Dict[str, Any], keys: _Keys) -> _Role:
 
 
 def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
-    """Return the public keys whose signature of the metadata is valid. A key with several IDs counts once."""
+    """Return the public keys whose signature of the metadata is valid.
+
+    If a key has several IDs, the function counts the key once.
+    """
     return frozenset(
         keys[keyid]
         for keyid, signature in metadata.signatures.items()
@@ -332,10 +336,10 @@ class _MetadataReader:
         return data
 
     def find_root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
-        """Return the newest root in the chain from a root that all ``keys`` signed.
+        """Return the newest root in the chain that begins with a root that all ``keys`` signed.
 
-        Return None if there is no root metadata. Each root must be signed by enough of its own keys and of the previous
-        root's keys: TUF, 5.3.
+        Return None if there is no root metadata. Each root needs signatures by enough of its own keys and by enough
+        keys of the previous root: TUF, 5.3.
         """
         trusted = None  # type: Optional[_Root]
         for version in range(1, _MAX_ROOTS):
@@ -353,7 +357,7 @@ class _MetadataReader:
             if trusted is not None:
                 _check_signatures(metadata, trusted.roles["root"])
             elif not keys <= _find_signers(metadata, root.roles["root"].keys):
-                continue  # older than these keys
+                continue  # skip root metadata that is older than these keys
             _check_signatures(metadata, root.roles["root"])
             trusted, self.previous_root = root, trusted
         raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} roots")
@@ -379,13 +383,16 @@ class _MetadataReader:
 class FileVersion(NamedTuple):
     """The content that a path has from a given time on."""
 
-    since: Optional[datetime]  # None: since the tree was published
+    since: Optional[datetime]  # None: from the publication of the tree
     sha256: Optional[str]  # None: the path is absent
     size_bytes: int
 
 
 class WindowEnd(NamedTuple):
-    """The end of the open maintenance window, with the files that a copy then serves if no newer copy has arrived."""
+    """The end of the open maintenance window, with the files that a copy of the tree serves from then on.
+
+    A newer copy of the tree replaces these files.
+    """
 
     since: datetime
     files: Dict[str, FileVersion]  # by path below boot/
@@ -395,10 +402,10 @@ class Listing(NamedTuple):
     """A listing of the files of one server, or of the files that belong to no server."""
 
     server: Optional[str]
-    # by path below boot/, or by the digest of the path if it contains a token
+    # versions by path below boot/, or by the digest of the path if the path contains a token
     files: Dict[str, Tuple[FileVersion, ...]]
     end: Optional[WindowEnd]
-    contents: Dict[str, str]  # text by sha256, of the files at the end of the window
+    contents: Dict[str, str]  # the texts of the files at the end of the window, by sha256
 
 
 class Target(NamedTuple):
@@ -412,25 +419,28 @@ class SignedList(NamedTuple):
     """A signed list, whose metadata was verified if the caller named keys."""
 
     is_signed: bool
-    is_verified: bool  # whether the signatures were checked
+    is_verified: bool  # whether gitboot checked the signatures
     commit: str
     made: datetime  # when the tree was published
     manifest: str  # the digest of ops/manifest.json
     gitboot: str  # the version of gitboot that published the tree
     expires: datetime  # when the part of the list that expires first expires
-    expiring: str  # the file name of that part
+    expiring: str  # the file name of the part that expires first
     version: int  # the version of the timestamp
     accepted: AcceptedList
-    targets: Dict[str, Target]  # by name below signed/
+    targets: Dict[str, Target]  # files by name below signed/
 
 
 def hash_path(path: str) -> str:
-    """Return the digest that a listing contains instead of a path with a token."""
+    """Return the digest of a path that contains a token. Listings contain the digest instead of the path."""
     return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
 
 
 def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
-    """Return the version that is valid at ``now``, or None if the path is absent then. Intervals are half-open."""
+    """Return the version that is valid at ``now``, or None if there is no file at ``now``.
+
+    Each version is valid from its time until just before the time of the next version.
+    """
     found = None
     for version in versions:
         if version.since is not None and now < version.since:
@@ -442,9 +452,10 @@ def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[Fil
 def find_versions_around(
     versions: Sequence[FileVersion], now: datetime, tolerance: timedelta = TOLERANCE
 ) -> Tuple[Optional[FileVersion], ...]:
-    """Return the versions that a mirror may have at ``now``, starting with the current one. None means an absent path.
+    """Return the versions that a mirror may have at ``now``, starting with the current one.
 
-    If its clock differs or a copy is in progress, a mirror may have the version before or after a transition.
+    None means that the file is absent. A mirror may have the version before or after a transition if the mirror's clock
+    differs or if a copy is in progress.
     """
     instants = [version.since for version in versions if version.since is not None]
     near = [at for at in instants if now - tolerance < at <= now + tolerance]
@@ -465,7 +476,7 @@ def is_hashed(path: str) -> bool:
 
 
 def check_path(path: str) -> str:
-    """Return ``path`` if a listing may contain it. Raises ValueError for any other path."""
+    """Return ``path`` if a listing may contain this path. Raises ValueError for any other path."""
     parts = path.split("/")
     if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
         raise ValueError(f"a listing must not contain the path {path!r}")
@@ -518,7 +529,7 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
 # The list
 
 
-# The bytes before an Ed25519 key in a SubjectPublicKeyInfo: RFC 8410, 4.
+# In a SubjectPublicKeyInfo, these bytes come before an Ed25519 key: RFC 8410, 4.
 _SPKI = bytes.fromhex("302a300506032b6570032100")
 _PEM = re.compile(r"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
 
@@ -546,10 +557,11 @@ def read_list(
 ) -> SignedList:
     """Read a signed list with ``fetch``, and verify the list.
 
-    ``keys`` are public root keys, all of which must have signed the first trusted root. Without keys, signatures are
-    not verified. ``each`` works like `map`, and may read several bins at a time. An expired list is also returned,
-    because it still ends windows. If the list is replaced while it is being read, this function reads it again. Raises
-    `ListProblem`, and the errors of ``fetch``.
+    ``keys`` are public root keys, and all of them must have signed the first trusted root. If there are no keys, the
+    function does not verify signatures. ``each`` works like `map`, and may read several bins at a time. The function
+    also returns an expired list, because an expired list still ends maintenance windows. If the list is replaced during
+    the reading, the function reads it again. Raises `ListProblem` if the list cannot be trusted, and the errors of
+    ``fetch``.
     """
     known, reading = frozenset(keys), _MetadataReader(fetch)
     for left in reversed(range(_TRIES)):
@@ -628,17 +640,17 @@ def _read_verified_list(
 
 
 def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
-    """Raise `ListProblem` for a list that is older than the accepted one: TUF, 5.4.3 and 5.5.5.
+    """Raise `ListProblem` if a list is older than the accepted list: TUF, 5.4.3 and 5.5.5.
 
-    If other keys sign the timestamp, for example after a key was stolen, versions may start again: TUF, 5.3.11.
+    If other keys sign the timestamp, for example after a key was stolen, the versions may begin again: TUF, 5.3.11.
     """
     if accepted is None:
         return
     if newest.root < accepted.root:
-        message = f"the newest root has version {newest.root}, but version {accepted.root} was read before"
+        message = f"the newest root has version {newest.root}, but the program read version {accepted.root} before"
         raise ListProblem(OLDER, f"{newest.root}.root.json", message)
     if newest.keys == accepted.keys and (newest.timestamp < accepted.timestamp or newest.snapshot < accepted.snapshot):
-        message = f"the list has version {newest.timestamp}, but version {accepted.timestamp} was read before"
+        message = f"the list has version {newest.timestamp}, but the program read version {accepted.timestamp} before"
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
@@ -650,14 +662,16 @@ def _bin_role(delegations: Dict[str, Any]) -> _Role:
     """Return the role whose keys sign the bins: TAP 15 with 8 bits."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
-        raise ValueError("the bins are not the ones that gitboot writes")
+        raise ValueError("the list does not have the bins that gitboot writes")
     return _parse_role(roles, _ed25519_keys(delegations["keys"]))
 
 
 def _read_bin(
     reading: _MetadataReader, name: str, meta: Dict[str, Any], role: Optional[_Role]
 ) -> Tuple[_Metadata, Dict[str, Target]]:
-    """Return the metadata of a bin, and its targets by name. If ``role`` is None, signatures are not checked.
+    """Return the metadata of a bin, and its targets by name.
+
+    If ``role`` is None, the function does not check signatures.
 
     The first byte of the sha256 of a target's name determines its bin: TAP 15.
     """

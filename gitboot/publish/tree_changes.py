@@ -54,8 +54,9 @@ from gitboot.render.plan_and_record_files import (
 )
 from gitboot.text import format_names
 
-GRACE: Final = timedelta(days=7)  # unused content stays for this time, because a running boot may still fetch it
-_MAX_SHOWN: Final = 10  # paths in an error message
+# unused content stays for this time, because a machine that is booting may still fetch it
+GRACE: Final = timedelta(days=7)
+_MAX_SHOWN: Final = 10  # the maximum number of paths in an error message
 
 
 class Publication(Struct, frozen=True, kw_only=True):
@@ -63,7 +64,7 @@ class Publication(Struct, frozen=True, kw_only=True):
 
     servers: Mapping[str, Files | None]  # the servers that may have changed; None: the server is gone
     shared: Files | None  # files that belong to no server, except those rendered in parts; None: unchanged
-    complete: bool  # whether all servers are named
+    complete: bool  # whether ``servers`` contains all servers
     parts: FileUpdates = NO_UPDATES  # shared files that are rendered in parts and may have changed
 
     def __iter__(self) -> Iterator[Files]:
@@ -94,7 +95,7 @@ class TreeChanges(Struct, kw_only=True):
     """The changes that one publication makes to the tree. Paths are sorted, except those of states."""
 
     at: datetime  # UTC, in whole seconds
-    # The new digests of changed states in the manifest, by server; None: the server is removed.
+    # The digests of changed states for the manifest, by server; None: the server is removed.
     digests: dict[str, str | None] = field(default_factory=dict)
     shared: Mapping[str, ListedFile] | None = None  # the new listing of shared files; None: unchanged
     # by server, the content that its scripts refer to
@@ -106,11 +107,11 @@ class TreeChanges(Struct, kw_only=True):
     withdrawn: list[str] = field(default_factory=list)
     retired: list[str] = field(default_factory=list)  # content that is no longer used, and stays for GRACE
     expired: Sequence[str] = ()  # content to remove, because its GRACE is over
-    batches: Sequence[datetime] = ()  # the times of lists of retired content that can be removed
+    batches: Sequence[datetime] = ()  # the times of the lists of retired content that gitboot can remove
     still_used: Sequence[str] = ()  # content that a server no longer uses, but other servers do
     shards_after_adding: Mapping[str, Shard] = field(
         default_factory=dict
-    )  # index shards with the new pairs added and the old pairs still present
+    )  # index shards that contain both the new and the old pairs
     shards_after_removing: Mapping[str, Shard] = field(
         default_factory=dict
     )  # index shards without the old pairs; empty: the shard is removed
@@ -156,7 +157,7 @@ class ContentReferences:
             self.update(server, paths)
 
     def find_used_by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
-        """Return those of ``paths`` that servers other than ``servers`` refer to."""
+        """Return the paths to which servers other than ``servers`` refer."""
         own = Counter(path for server in servers for path in self.by_server.get(server, ()))
         return {path for path in paths if self._counts[path] > own[path]}
 
@@ -172,13 +173,14 @@ def decide_changes(
     possibly_indexed: Collection[Pair],
     at: datetime,
 ) -> TreeChanges:
-    """Return the changes that bring the tree on disk to the wanted publication, including repairs after a crash.
+    """Return the changes that turn the tree on disk into the wanted publication.
 
-    The files of a changed server are compared by content, so that unchanged files are not rewritten. The files of an
-    unchanged server are compared by existence and size. Files that an interrupted publication may have changed are
-    always rewritten, because after a failed sync the kernel may return content that is not on the disk.
-    ``possibly_indexed`` contains (identity, server) pairs that may be in the index. Pairs that are not wanted are
-    removed. Raises PublishError that names all foreign files at wanted paths.
+    This includes repairs after a crash. The files of a changed server are compared by content, so that unchanged files
+    are not rewritten. The files of an unchanged server are compared by existence and size. Files that an interrupted
+    publication may have changed are always rewritten, because after a failed sync the kernel may return content that is
+    not on the disk. ``possibly_indexed`` contains (identity, server) pairs that may be in the index. The changes remove
+    all pairs that the publication does not contain. Raises a PublishError with all files at wanted paths that gitboot
+    did not write.
     """
     decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
     decision.find_suspects()
@@ -240,14 +242,14 @@ class _Decision:
             return
         self._suspects |= files
         indexed = self._note_before(server, digest)
-        if now == digest:  # the caller wants this server checked completely
+        if now == digest:  # the caller requested a complete check of this server
             indexed = frozenset()
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
         """Collect a server's previously published files, which may be replaced or removed.
 
-        Return those identities of the server that are certainly in the index.
+        Return the identities of the server that are in the index without doubt.
         """
         path = state_path(server)
         if digest is None and path not in self._tree.pending:
@@ -321,7 +323,7 @@ class _Decision:
         self.changes.still_used = sorted(self._dropped_content.difference(self.changes.retired))
 
     def _find_unused(self, paths: set[str]) -> set[str]:
-        """Return those of ``paths`` that are not published and that no other server refers to."""
+        """Return the paths that are not published and to which no other server refers."""
         for files in self._publication:
             paths -= files.keys()
         if paths:
@@ -334,9 +336,9 @@ class _Decision:
         )
 
     def expire(self) -> None:
-        """Choose the retired content to remove, because no file has used it for `GRACE`.
+        """Choose the retired content to remove: content that was not used during `GRACE`.
 
-        Content that is used again stays, but the list that retired it is removed.
+        Content that is used again stays, but its list of retired content is removed.
         """
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
@@ -359,8 +361,8 @@ class _Decision:
             changes.shards_after_adding, changes.shards_after_removing = find_index_changes(
                 self._disk, gone, self._added_pairs, self._tree.pending
             )
-        # If an identity moves, the state of its new server is written before the state of its old server, so that one
-        # server always has the identity.
+        # If an identity moves, the state of its new server is written before the state of its old server, so that the
+        # identity always belongs to a server.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
         states = [path for path in changes.written if parse_state_path(path) is not None]
@@ -408,8 +410,8 @@ def rebuild_index(
 ) -> tuple[Shards, Shards]:
     """Return the shards to write for an index of exactly these identities.
 
-    The first shards contain the new pairs and still the old ones, the second no longer the old pairs. Unchanged shards
-    are omitted, except pending ones. Damaged shards are replaced.
+    The first shards contain the new and the old pairs. The second shards contain only the new pairs. The result omits
+    unchanged shards, unless they are pending. It replaces damaged shards.
     """
     wanted: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
     joined: Shards = {}
@@ -444,7 +446,7 @@ def amend_manifest(
 ) -> tuple[Head, Parts]:
     """Return the manifest's head after these changes, and the files of the manifest to write.
 
-    Parts that an interrupted publication may have replaced are written again.
+    The files include all parts that an interrupted publication may have replaced.
     """
     leaves: dict[tuple[str, str], dict[str, str | None]] = {}
     for server, digest in digests.items():
@@ -474,7 +476,7 @@ def amend_manifest(
 
 
 def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
-    """Add a changed node or leaf to ``parts``. Return its digest, or None if it is now empty."""
+    """Add a changed node or leaf to ``parts``. Return the digest of the part, or None if the part is now empty."""
     now = _apply_changes(before, changes)
     parts[path] = data = render_digests(now) if now else None
     return compute_digest(data) if data is not None else None
@@ -486,7 +488,7 @@ def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None])
 
 
 _SERVERS: Final = "ops/servers"
-_IN_WINDOW: Final = b'"inWindow":true'  # text that each state with a window contains
+_IN_WINDOW: Final = b'"inWindow":true'  # Each state with a window contains this text.
 # `WindowEnds` spends at most 1/20 of the time on reading all states, or 1/200 if their folder is unchanged.
 _CHANGED_FACTOR: Final = 20
 _UNCHANGED_FACTOR: Final = 200
@@ -537,9 +539,9 @@ class WindowEnds:
         No other process may publish to the tree during the call. Each file gets the content that is valid for its path
         at ``at``. If that content belongs to another window, the file gets the content outside of windows, because a
         newer commit may have cancelled that window. If the content boots an image that writes to a disk, the file gets
-        its fallback. A file with unknown content stays. New files are dated ``modified_at``, or one second after the
-        previous version if that is later. Raises `WindowsNotEnded`, after which the next call tries again, and reads
-        only the states that are still due.
+        its fallback. A file with unknown content stays. New files get the date ``modified_at``, or one second after the
+        date of the previous version if that is later. Raises `WindowsNotEnded` if a file cannot be replaced. The next
+        call then tries again, and reads only the remaining states.
         """
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)
@@ -548,8 +550,10 @@ class WindowEnds:
             due = [name for name in named if name is not None]
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
-        settled: dict[str, datetime | None] = {}  # when a server without files to replace is due next
-        after: dict[str, datetime | None] = {}  # when a server is due next, after its files are replaced
+        # when `WindowEnds` must check a server next if there is no file to replace
+        settled: dict[str, datetime | None] = {}
+        # when `WindowEnds` must check a server next after its files were replaced
+        after: dict[str, datetime | None] = {}
         try:
             for name in due:
                 state: PublishedServer | None = None
@@ -586,7 +590,7 @@ class WindowEnds:
 
 class _LastRead(NamedTuple):
     version: tuple[int, ...] | None  # the version of the folder of states, before it was read
-    ended_s: float  # of the monotonic clock
+    ended_s: float  # a time on the monotonic clock
     took_s: float
 
 
@@ -615,8 +619,8 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
     with closing(Disk(root, modes)) as disk:
         if disk.lock(LOCK):
             return EndedWindows((), None)
-        # When the window ends, another host may publish a boot at the same path, dated in this second. The access log
-        # of this host must not count as evidence of that boot.
+        # When the window ends, another host may publish a boot at the same path with a date in this second. gitboot
+        # must not use the access log of this host as evidence of that boot.
         return ends.end(disk, at, _A_SECOND_LATER)
 
 
@@ -626,7 +630,8 @@ def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) ->
         now, _ = find_version(turns, at)
         windows = {turn.content for turn in turns if turn.in_window and turn is not now}
         if now is not None and now.in_window:
-            windows.discard(now.content)  # the same maintenance, or another maintenance with the same boot
+            # the window belongs to the same maintenance, or to another maintenance with the same boot
+            windows.discard(now.content)
         if not windows:
             continue
         found = disk.read(path)
@@ -646,7 +651,7 @@ def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
 def _replace_files(
     disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
 ) -> None:
-    """Durably replace files, given by server and path. A file whose content is None is removed.
+    """Durably replace files. ``files`` has the content by server and path; None removes the file.
 
     Each server is added to ``changed_servers`` before its first file changes.
     """

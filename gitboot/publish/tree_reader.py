@@ -66,7 +66,7 @@ _T = TypeVar("_T")
 
 
 class Tree:
-    """A tree's manifest, pending changes and retired content, read from the disk when needed."""
+    """A tree's manifest, pending changes and retired content. They are read from the disk on first use."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -77,15 +77,15 @@ class Tree:
         self._shared: tuple[str | None, dict[str, ListedFile]] | None = None
         self._digest_cache: dict[tuple[str, str], Digests] = {}  # nodes and leaves of the manifest, by path and digest
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
-        self.outdated: frozenset[str] = frozenset()  # parts of an older version of the manifest
-        if older is not None:  # the whole tree counts as pending
+        self.outdated: frozenset[str] = frozenset()  # paths of the parts of an older version of the manifest
+        if older is not None:  # whether gitboot treats all files of the tree as pending
             self.pending, self.outdated = self.pending | older.files, older.parts
         self.batches = {
             _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
             for name in disk.names(_RETIRED)
             if name.endswith(".json")
         }
-        self.retired = {  # path -> time since which it is unused
+        self.retired = {  # by path, the time since which the content is unused
             path: since for since in sorted(self.batches) for path in _read(disk, batch_path(since), _parse_paths) or ()
         }
 
@@ -113,7 +113,7 @@ class Tree:
         return self.read_leaf(node, leaf, self.read_node(node).get(leaf)).get(server)
 
     def read_shared(self) -> dict[str, ListedFile]:
-        """Return the files that belong to no server. The listing is cached until it changes or is pending."""
+        """Return the files that belong to no server. The listing stays in a cache until it changes or is pending."""
         expected = self.head.shared if self.head else None
         if self._shared is not None and self._shared[0] == expected and SHARED not in self.pending:
             return self._shared[1]
@@ -131,7 +131,7 @@ class Tree:
         return None
 
     def _read_digests(self, path: str, expected: str | None) -> Digests:
-        """Return a node or a leaf, from a cache if possible, because many servers share a node."""
+        """Return a node or a leaf. They are cached, because many servers share a node."""
         if expected is None or path in self.pending:
             return self._read_part(path, expected, parse_digests) or {}
         if (held := self._digest_cache.get((path, expected))) is None:
@@ -157,7 +157,7 @@ class Tree:
         self.head, self.stamp = head, head.stamp
 
     def retire(self, paths: Collection[str], since: datetime, expired_batches: Collection[datetime]) -> None:
-        """Record content that has been unused since ``since``, and forget expired lists of such content."""
+        """Record content that is unused since ``since``, and discard expired lists of such content."""
         if paths:
             self.batches.add(since)
             self.retired |= dict.fromkeys(paths, since)
@@ -167,7 +167,7 @@ class Tree:
 
 
 def is_empty_tree(disk: Disk, tree: Tree) -> bool:
-    """Return whether nothing was ever published to the tree, and the tree contains no unknown files."""
+    """Return whether gitboot never published to the tree, and the tree does not contain unknown files."""
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
@@ -189,7 +189,7 @@ def is_record(path: str) -> bool:
 
 
 def batch_path(since: datetime) -> str:
-    """Return the path of the list that names the content unused since ``since``."""
+    """Return the path of the list of content that is unused since ``since``."""
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 
@@ -216,7 +216,9 @@ def read_state(root: Path, server: str) -> PublishedServer | None:
 
 
 class _WholeTree:
-    """A completely read tree: all files that the manifest lists, and the parts whose digest is wrong."""
+    """A tree that was read completely: all files that the manifest lists, and the parts of the manifest with a wrong
+    digest.
+    """
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
@@ -232,7 +234,8 @@ class _WholeTree:
         if head.shared is not None:
             files |= self._read_part(SHARED, head.shared, parse_listing) or {}
         self.manifest = Manifest(stamp=head.stamp, files=dict(sorted(files.items())))
-        self.is_settled = disk.lstat(PENDING) is None  # no publication is in progress or was interrupted
+        # no publication is in progress, and no publication was interrupted
+        self.is_settled = disk.lstat(PENDING) is None
 
     def _read_part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if self._disk.has_file(path) else None
@@ -325,7 +328,7 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
         return _import_records(path)
     files = sorted(path.glob("*.json"))
     if not files:
-        raise UsageError(f"{path}: the folder has no exported records; name ops/records of an output tree")
+        raise UsageError(f"{path}: the folder has no exported records; choose the folder ops/records of an output tree")
     return {uuid: record for file in files for uuid, record in _import_records(file).items()}
 
 
@@ -350,15 +353,15 @@ def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     return found
 
 
-ALL: Final = ""  # used instead of a server name for all files, or for files that belong to no server
-PARTS: Final = "/"  # used instead of a server name for all shared files in parts
+ALL: Final = ""  # this text replaces a server name for all files, or for files that do not belong to a server
+PARTS: Final = "/"  # this text replaces a server name for all shared files in parts
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
     """A summary of a tree: the digests of states and of the shared listing, and the content that servers refer to."""
 
     states: Mapping[str, str]  # sha256 by server
-    content: Mapping[str, tuple[str, ...]]  # paths by server; those of shared files at `ALL`
+    content: Mapping[str, tuple[str, ...]]  # paths by server; `ALL` has the paths of shared files
     shared: str | None  # sha256 of the listing
     has_page: bool
 
@@ -369,8 +372,8 @@ def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, 
     The result includes servers that an interrupted publication affects. Return None if the process cannot continue from
     this tree. This function reads only the records of the tree; `find_suspects` compares the records with the files.
     """
-    # If the pending paths include PENDING, each pending file belongs to a server whose state is also pending, or to no
-    # server: see `write_changes`.
+    # `write_changes` adds PENDING to the pending paths. Then each pending file belongs to a server whose state is also
+    # pending, or does not belong to a server.
     tells_whom = not tree.pending or PENDING in tree.pending
     if tree.head is None or tree.outdated or not tells_whom:
         return None
@@ -414,10 +417,11 @@ def _find_pending_servers(tree: Tree) -> frozenset[str]:
 
 
 def find_suspects(root: Path) -> Iterator[str | None]:
-    """Check all files of a tree, and yield the servers whose files are damaged. `ALL` means shared files.
+    """Check all files of a tree, and yield the servers with damaged files.
 
-    Yields None for each server without damage, to show progress. Files are checked by existence and size, states by
-    content. Servers that are published during the check may be included, but publishing them again is harmless.
+    `ALL` stands for shared files. For each server without damage, yield None to show progress. The function checks the
+    existence and the size of files, and the content of states. Servers that are published during the check may be
+    included, but publishing them again is harmless.
     """
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
@@ -436,7 +440,10 @@ def find_suspects(root: Path) -> Iterator[str | None]:
 
 
 def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
-    """Return the server's name if the index lacks one of its identities, or `ALL` if a shard is not readable."""
+    """Return the server's name if an identity of the server is missing in the index.
+
+    Return `ALL` if a shard is not readable.
+    """
     for identity in state.identities:
         if (path := shard_path(identity)) not in shards:
             shards[path] = _read_shard(disk, path)
@@ -466,7 +473,7 @@ class StopNotice(NamedTuple):
 
 
 def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
-    """Durably write the stop file to ``folder``, replacing any existing one. Raises OSError.
+    """Durably write the stop file to ``folder``, and replace an existing stop file. Raises OSError if this fails.
 
     Every user who can read the folder can read the file.
     """
@@ -475,7 +482,7 @@ def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
 
 
 def remove_stop(folder: Path) -> None:
-    """Remove the stop file, if there is one. Raises OSError if it cannot be removed."""
+    """Remove the stop file if it exists. Raises OSError if it cannot be removed."""
     (folder / STOP_FILE).unlink(missing_ok=True)
 
 
@@ -484,7 +491,8 @@ class StopReader:
 
     def __init__(self, *folders: Path) -> None:
         self._paths = tuple(folder / STOP_FILE for folder in folders)
-        self._read: dict[Path, tuple[tuple[int, int], StopNotice]] = {}  # with the inode and the mtime in nanoseconds
+        # the last content of each file, with the file's inode and its mtime in nanoseconds
+        self._read: dict[Path, tuple[tuple[int, int], StopNotice]] = {}
 
     @property
     def current(self) -> StopNotice | None:

@@ -24,14 +24,13 @@ def select_copy_files(
 ) -> dict[str, File]:
     """Return the boot files that OUTPUT and its copies contain for a plan.
 
-    ``files`` are the files that the endpoint serves for the plan. ``policy_files`` belong to the boot that the policies
-    alone select. If that boot writes a disk, ``policy_files`` belong to the local-disk boot instead.
-
-    A copy contains no one-time boot, because every client could fetch it many times. A copy also contains no boot of a
-    maintenance, because the copy cannot end the maintenance if the publisher stops. Instead, the boot scripts in the
-    copy query the endpoint first, and boot ``policy_files`` if the endpoint does not respond. A loader that cannot
-    query the endpoint boots ``policy_files`` directly, unless the Fleet allows copies to serve one-time boots or to end
-    a maintenance late.
+    ``files`` are the files that the endpoint serves for the plan. ``policy_files`` are the files of the boot that the
+    server's policy selects without maintenances. If that boot writes a disk, ``policy_files`` are the files of the
+    local-disk boot instead. A copy does not contain one-time boots, because every client could fetch them many times. A
+    copy also does not contain boots of a maintenance, because the copy cannot end the maintenance if the publisher
+    stops. Instead, the boot scripts in the copy query the endpoint first, and boot ``policy_files`` if the endpoint
+    does not respond. A loader that cannot query the endpoint boots ``policy_files`` directly, unless the Fleet allows
+    copies to serve one-time boots or to end a maintenance late.
     """
     is_once = plan is not None and plan.key is not None and plan.writes_disk
     if is_once and not decision.copies.one_time_boots:
@@ -53,9 +52,9 @@ def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope
 
 
 def render_asking_scripts(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
-    """Return boot scripts that query the endpoint first, and boot ``policy_files`` if it does not respond.
+    """Return boot scripts that query the endpoint first, and boot ``policy_files`` if the endpoint does not respond.
 
-    If the Fleet names no endpoint, the result is empty. An endpoint that cannot record fetches also serves these
+    If the Fleet does not set an endpoint, the result is empty. An endpoint that cannot record fetches also serves these
     scripts.
     """
     kinds = {
@@ -69,8 +68,8 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
     found = {**files}
-    # Without a token in the path, the one-time boot and its fallback fetch user data from the same paths. There, a copy
-    # contains the user data of the fallback.
+    # Without a token in the path, the one-time boot and its fallback fetch user data from the same paths. At these
+    # paths, a copy contains the user data of the fallback.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
     found |= data
     can_ask = all(files[path] == file for path, file in data.items())
@@ -127,15 +126,18 @@ def _has_role(path: str, role: Role) -> bool:
 
 
 def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
-    """Return the boot script that queries the endpoint first. None: no endpoint, or the loader cannot query one."""
+    """Return the boot script that queries the endpoint first.
+
+    Return None if there is no endpoint, or if the loader cannot query an endpoint.
+    """
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
     loader, below = find_loader(kind.text), path.removeprefix(paths.BOOT)
     if loader not in _ENDPOINT_REQUESTS:
         return None
     if loader is ScriptLoader.PXELINUX:
-        # PXELINUX has no variable that could prevent a second query. If a load balancer returned a copy of this same
-        # configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the fallback's kernel.
+        # PXELINUX has no variable that could prevent a second query. If a load balancer returned a copy of the same
+        # configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the kernel of the fallback.
         below = f"{paths.ASKED}{below}"
     text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{below}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
@@ -146,7 +148,7 @@ def _can_ask_endpoint(decision: Decision, kind: PathKind) -> bool:
     return not is_https or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
 
 
-# For each loader, the renderer of the script that queries the endpoint first.
+# The functions that render the script that queries the endpoint first, by loader.
 _ENDPOINT_REQUESTS: Final[Mapping[ScriptLoader | None, Callable[[str, str], str | None]]] = {
     ScriptLoader.IPXE: ipxe.render_endpoint_request,
     ScriptLoader.GRUB: grub.render_endpoint_request,
@@ -166,7 +168,8 @@ def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[t
 
 
 _EMPTY: Final = File(b"")
-# A path and the renderer for each format. The path determines which output of the Fleet enables the format.
+# A path and the function that renders it, for each format. The path determines which output of the Fleet enables the
+# format.
 RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.IPXE_BY_MAC, ipxe.render),
     (paths.IPXE_BY_SERIAL, ipxe.render_by_serial),
@@ -183,9 +186,9 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.USER_DATA, user_data_files.render_matchbox),
     (paths.BOOT_PARAMETERS, emulated_apis.render_boot_parameters),
 )
-# Renderers of the files that a loader fetches through an interface with `boot: false`.
+# Functions that render the files for an interface with `boot: false`.
 IDLE_RENDERERS: Final = ((Output.GRUB, grub.render_idle), (Output.PXELINUX, pxelinux.render_idle))
-# Renderers of the files that every machine fetches first, and of other files of the fleet, by output.
+# Functions that render the files that every machine fetches first and other files of the fleet, by output.
 SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File]]]], ...]] = (
     (Output.IPXE, ipxe.render_shared),
     (Output.GRUB, grub.render_shared),
@@ -216,7 +219,7 @@ def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan
 def _select_renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[Renderer, ...]:
     requested = {None, evidence, *outputs}
     if Output.EC2 in requested:
-        requested.add(Output.NOCLOUD)  # the EC2 metadata service returns the NoCloud files
+        requested.add(Output.NOCLOUD)  # the emulated EC2 metadata service returns the NoCloud files
     return tuple(render for made, render in RENDERERS if made.requested_by in requested)
 
 
@@ -225,8 +228,8 @@ def render_idle_files(
 ) -> dict[str, File]:
     """Return the boot files of the interfaces from which a server may not boot.
 
-    These files do not depend on the plan, and fetching one is not evidence. A restricted server has no such files, so
-    an endpoint returns 404.
+    These files do not depend on the plan, and a fetch of such a file is not evidence. A restricted server has no such
+    files, so an endpoint returns 404.
     """
     if decision.restrict:
         return {}

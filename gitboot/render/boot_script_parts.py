@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from gitboot.resolve.server_decision import Decision
     from gitboot.resolve.server_plan import BootPlan
 
-# Files below \EFI without `.efi`. GRUB tries them in this order. {cpu} is x64 or aa64. The shim of a distribution
-# comes before its GRUB, because firmware with Secure Boot trusts only the shim. GRUB skips a file that the firmware
-# rejects. The last file is the default path on every disk (UEFI specification 3.5.1.1).
+# Paths of boot loaders below \EFI, without `.efi`. GRUB tries them in this order. {cpu} is x64 or aa64. The shim of a
+# distribution comes before its GRUB, because firmware with Secure Boot trusts only the shim. GRUB skips a file that the
+# firmware rejects. The last file is the default path on every disk (UEFI specification 3.5.1.1).
 EFI_LOADERS: Final = (
     "debian/shim{cpu}",
     "ubuntu/shim{cpu}",
@@ -29,10 +29,11 @@ EFI_LOADERS: Final = (
     "systemd/systemd-boot{cpu}",
     "BOOT/BOOT{cpu}",
 )
-# For each machine architecture, the build architectures that its loaders report. A BIOS build reports i386 on every x86
-# machine.
+# The build architectures that loaders report, by the architecture of the machine. A BIOS build reports i386 on every
+# x86 machine.
 LOADER_ARCHITECTURES: Final = {"x86_64": ("x86_64", "i386"), "aarch64": ("arm64",)}
-IDENTITY_QUERY: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # lets the endpoint detect another machine
+# with this query, the endpoint can detect another machine
+IDENTITY_QUERY: Final = "?uuid=${uuid}&serial=${serial:uristring}"
 # UEFI firmware stops at its menu after a boot option succeeds, and tries the next boot option only after an error (UEFI
 # specification 2.10, 3.1.2).
 IPXE_DISK_BOOT: Final = """\
@@ -81,7 +82,7 @@ def render_ipxe_disk_boot(local_disk: str | None) -> str:
     return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE_DISK_BOOT}"
 
 
-_BACKSLASH: Final = "\\"  # the separator in UEFI paths (UEFI specification 10.3.5.4)
+_BACKSLASH: Final = "\\"  # the path separator of UEFI (UEFI specification 10.3.5.4)
 
 
 def render_grub_disk_boot(local_disk: str | None) -> str:
@@ -113,7 +114,10 @@ def render_pxelinux_disk_boot(local_disk: str | None) -> str:
 
 
 def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
-    """Return the boot script for ``path`` that boots the disk, or None if boot loaders do not fetch ``path``."""
+    """Return a boot script that boots the disk, for the loader that fetches ``path``.
+
+    Return None if boot loaders do not fetch ``path``.
+    """
     loader = find_loader(path)
     if loader is None:
         return None
@@ -134,7 +138,7 @@ def find_loader(path: str) -> ScriptLoader | None:
     return next((loader for loader in ScriptLoader if loader in path), None)
 
 
-# For each loader, the first line of its boot scripts and the renderer of the commands that boot the disk.
+# The first line of boot scripts and the function that renders the commands to boot the disk, by loader.
 _DISK_SCRIPTS: Final = {
     ScriptLoader.IPXE: ("#!ipxe\n", render_ipxe_disk_boot),
     ScriptLoader.GRUB: ("", render_grub_disk_boot),
@@ -143,7 +147,7 @@ _DISK_SCRIPTS: Final = {
 IDLE_REASON: Final = "the Server document has boot: false for this interface"
 NO_BOOT_SCRIPT: Final = "gitboot: could not fetch a boot script. Booting the local disk."
 NO_ANSWER: Final = "gitboot: the endpoint did not return a boot script. Booting the fallback."
-TO_DISK: Final = "gitboot: booting the local disk"  # follows a message that states why
+TO_DISK: Final = "gitboot: booting the local disk"  # this text follows a message that states the reason
 UNKNOWN_COMMENT: Final = """\
 # gitboot: boot script for unknown machines
 # An unknown machine has no Server document.
@@ -173,7 +177,7 @@ def render_endpoint_comment(url: str) -> str:
 
 
 def render_heading(plan: BootPlan) -> str:
-    """Return the comment at the top of a plan's boot scripts. It depends only on the plan."""
+    """Return the comment at the top of a plan's boot scripts. The comment depends only on the plan."""
     source = f"Maintenance/{plan.maintenance}" if plan.maintenance else f"BootPolicy/{plan.policy}"
     source_line = f"{source} boots the local disk"
     if (boot := plan.boot) is not None:

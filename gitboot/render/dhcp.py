@@ -70,7 +70,9 @@ class _V4:
 
 
 def _build_boot_file_options(url: str, *options: Element) -> Element:
-    """Return the options that carry a boot file URL: option 67, and the 128-byte header field if the URL fits."""
+    """Return the options that contain a boot file URL: option 67, and the 128-byte header field if the URL is short
+    enough.
+    """
     field = {"boot-file-name": url} if len(url) < 128 else {}
     return {**field, "option-data": [{"name": "boot-file-name", "data": _escape_commas(url)}, *options]}
 
@@ -107,7 +109,8 @@ def _escape_commas(text: str) -> str:
     return text.replace(",", r"\,")
 
 
-# RFC 8415, 21.16: an enterprise number (343 of Intel, which EDK II sends), the length of HTTPClient, and HTTPClient.
+# RFC 8415, 21.16: an enterprise number, the length of the text HTTPClient, and the text. EDK II sends the number 343 of
+# Intel.
 _VENDOR_CLASS6: Final[Element] = {
     "code": 16,
     "csv-format": False,
@@ -117,13 +120,15 @@ _VENDOR_CLASS6: Final[Element] = {
 
 
 def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
-    """Yield the Kea client classes, each after the classes that its test refers to.
+    """Yield the Kea client classes.
 
-    A machine matches at most one of the classes that set options.
+    The test of a class may refer to other classes, and these come before it. A machine matches at most one of the
+    classes that set options.
     """
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
     requested = list_requested_loaders(decisions)
-    of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]  # loader, part of the name, part of the test
+    # tuples of a loader, a part of the class name, and a part of the test
+    of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]
     if requested:
         of_loaders = [(None, "", "not member('gitboot_loader') and ")]
     for each in requested:
@@ -133,7 +138,8 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
         yield from ({"name": f"gitboot_{kind}_{value}"} for value in values)
         if values:
             members = " or ".join(f"member('gitboot_{kind}_{value}')" for value in values)
-            # Because of KNOWN, Kea evaluates this class, and the classes that name it, after the reservation lookup.
+            # The test contains KNOWN, so Kea evaluates this class, and the classes that refer to it, after the
+            # reservation lookup.
             yield {"name": f"gitboot_{kind}", "test": f"member('KNOWN') and ({members})"}
     ipxe = Output.IPXE in decisions.outputs
     firmware = "not member('gitboot_ipxe') and " if ipxe else ""
@@ -159,7 +165,7 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
 # Reservations
 
 
-@lru_cache(maxsize=2)  # one entry each for DHCPv4 and DHCPv6; most commits change no interface
+@lru_cache(maxsize=2)  # one entry each for DHCPv4 and DHCPv6; most commits do not change interfaces
 def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
     elements = []
     for each in list_reservations(hosts):
@@ -220,7 +226,7 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
             script = _quote(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader in (None, *requested):  # first the loaders for servers that request no loader by name
+        for loader in (None, *requested):  # first the loaders for servers without a setting for the loader
             tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if requested else ""
             for offer in list_loader_offers(decisions, loader):
                 yield from _render_loader_lines(
@@ -229,8 +235,8 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
 
 
 # dnsmasq cannot send an enterprise number in the vendor class of DHCPv6 (RFC 8415, 21.16). It sends strings, and puts
-# two length bytes before each string. The first string, with its length, takes the four bytes of the enterprise number,
-# which firmware ignores.
+# two length bytes before each string. The first string and its length have four bytes, in the place of the enterprise
+# number, which firmware ignores.
 _VENDOR_CLASS: Final = "ed,HTTPClient"
 
 
@@ -250,7 +256,7 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
         yield f"dhcp-option-force={tags},210,{_quote(mirror.url(''))}"
 
 
-@lru_cache(maxsize=1)  # most commits change no interface
+@lru_cache(maxsize=1)  # cached, because most commits do not change interfaces
 def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
     lines = []
     for macs, each in (joined for host in hosts for joined in _join_bonds(list_reservations([host]))):
@@ -267,10 +273,11 @@ def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
 
 
 def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ...], Reservation]]:
-    """Return one server's reservations with their MAC addresses, and merge the interfaces that share an IP address.
+    """Return the reservations of one server with their MAC addresses.
 
-    dnsmasq rejects an IP address that occurs in two reservations. A reservation may contain several MAC addresses
-    (dnsmasq(8), ``dhcp-host``), but only one IPv4 address.
+    Merge the interfaces that share an IP address, because dnsmasq rejects an IP address that occurs in two
+    reservations. A reservation may contain several MAC addresses (dnsmasq(8), ``dhcp-host``), but only one IPv4
+    address.
     """
     found: list[tuple[tuple[str, ...], Reservation]] = []
     for each in reservations:
@@ -293,7 +300,8 @@ def _quote(url: str) -> str:
     return f'"{url}"'
 
 
-# proxyDHCP (Preboot Execution Environment 2.1, 2.2.3: the DHCP server assigns the address, the proxy names the loader)
+# proxyDHCP (Preboot Execution Environment 2.1, 2.2.3): the DHCP server assigns the address, and the proxy sends the
+# name of the loader.
 
 _PROXY_HEADER: Final = """\
 # gitboot: the boot loaders of the fleet, for a network whose DHCP server stays as it is. dnsmasq answers beside that
@@ -305,7 +313,7 @@ _PROXY_HEADER: Final = """\
 # Answer UEFI HTTP boot too. Without this line, dnsmasq 2.83 and later answer only PXE as a proxy.
 dhcp-pxe-vendor=PXEClient,HTTPClient
 """
-# A proxy sends the boot file only in the header, whose field has 128 bytes, including a final zero (RFC 2131, 2).
+# A proxy sends the boot file only in a header field. The field has 128 bytes, including a final zero (RFC 2131, 2).
 LONGEST_PROXY_URL: Final = 127
 
 
@@ -345,7 +353,7 @@ def _render_proxy_loaders(decisions: Decisions) -> Iterator[str]:
                 if offer.client.http:
                     yield _render_proxy_boot(f"{tags}tag:gitboot_{offer.client.name}", mirror.loader_url(offer.path))
                 else:
-                    # The file that firmware loads by TFTP, for each architecture by its number
+                    # The files that firmware loads by TFTP, by the number of the architecture
                     yield from (f"pxe-service={tags}{each},gitboot,{offer.path}{server}" for each in offer.client.types)
 
 
@@ -355,7 +363,7 @@ def list_proxy_offers(decisions: Decisions, preferred: Loader | None = None) -> 
 
 
 def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
-    """Return the URLs that are too long for the answer of a proxy, sorted."""
+    """Return the URLs that are too long for the response of a proxy, sorted."""
     scripts = {mirror.url("boot.ipxe") for mirror in list_mirrors(decisions) if Output.IPXE in decisions.outputs}
     loaders = {
         mirror.loader_url(offer.path)
@@ -392,7 +400,9 @@ def _render_proxy_boot(tags: str, url: str, server: str = "") -> str:
 
 @lru_cache(maxsize=1)  # most commits change no interface
 def _render_proxy_servers(hosts: tuple[Host, ...]) -> str:
-    """Return a line with the tags of each server. dnsmasq also sets the tag ``known`` for its interfaces."""
+    """Return a line with the tags of each server. dnsmasq also sets the tag ``known`` for the interfaces of these
+    servers.
+    """
     lines = ["\n# The servers of the fleet. To answer only them, add dhcp-ignore=tag:!known to your configuration\n"]
     for host in hosts:
         reservations = list(list_reservations([host]))
@@ -407,8 +417,8 @@ def _render_proxy_servers(hosts: tuple[Host, ...]) -> str:
 class Reservation(Struct, frozen=True, kw_only=True):
     """The DHCP reservation of one interface."""
 
-    mac: str  # with colons
-    ipv4: str | None  # a DHCPv4 lease contains only one address
+    mac: str  # a MAC address with colons
+    ipv4: str | None  # at most one address, because a DHCPv4 lease contains only one address
     ipv6: tuple[str, ...]
     hostname: str | None
     site: str | None
@@ -416,7 +426,7 @@ class Reservation(Struct, frozen=True, kw_only=True):
 
 
 def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
-    """Yield the reservations of all boot interfaces, grouped by server, without retired servers."""
+    """Yield the reservations of all boot interfaces, grouped by server. Omit retired servers."""
     for host in (each for each in hosts if each.lifecycle is not Lifecycle.RETIRED):
         for nic in (each for each in host.nics if each.boots):
             yield Reservation(
@@ -429,13 +439,17 @@ def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
             )
 
 
-# Server names that a DHCP server would not read as a host name: lease times, addresses, keywords of dnsmasq's
-# dhcp-host.
+# Server names that a DHCP server would not read as a host name: lease times, addresses, and keywords of the option
+# dhcp-host in dnsmasq.
 _NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
 
 
 def _as_hostname(server: str) -> str | None:
-    """Return a server's name if it is a valid host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
+    """Return the name of a server if the name is a valid host name, whose labels have at most 63 characters (RFC 1035,
+    2.3.4).
+
+    Otherwise return None.
+    """
     fits = all(len(label) <= 63 for label in server.split("."))
     return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
 
@@ -449,12 +463,12 @@ class Platform(StrEnum):
 
 
 class Client(Struct, frozen=True, kw_only=True):
-    """A kind of DHCP client: the firmware types for which one loader is chosen."""
+    """A kind of DHCP client: a group of firmware types that get the same loader."""
 
     name: str
     platform: Platform
     types: tuple[int, ...]  # option 93, in DHCPv6 option 61 (IANA: Processor Architecture Types, RFC 5970)
-    http: bool = False  # True: sends HTTPClient and needs a URL; False: sends PXEClient and uses TFTP
+    http: bool = False  # True: the client sends HTTPClient and needs a URL; False: it sends PXEClient and uses TFTP
 
     @property
     def ipv6(self) -> bool:
@@ -483,14 +497,14 @@ LOADERS: Final = (
 )
 
 
-# The distribution's shim, which starts its signed GRUB
+# The distribution's shim, which starts the signed GRUB of the distribution
 _SHIMS: Final = {Platform.X86_64: "loaders/shimx64.efi", Platform.AARCH64: "loaders/shimaa64.efi"}
 
 
 class Mirror(Struct, frozen=True, kw_only=True):
     """The base URL from which machines fetch their files, either the Fleet's or a site's."""
 
-    site: str | None  # None: for machines without a site
+    site: str | None  # None: the base URL is for machines without a site
     base_url: str
 
     def url(self, path: str) -> str:
@@ -501,7 +515,10 @@ class Mirror(Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> IPv4Address | IPv6Address | None:
-        """The IP address in the base URL, whose host also serves TFTP. None: the base URL contains a host name."""
+        """The IP address in the base URL.
+
+        The host with this address also serves TFTP. None: the base URL contains a host name.
+        """
         try:
             return ip_address(urlsplit(self.base_url).hostname or "")
         except ValueError:
@@ -527,7 +544,9 @@ class LoaderOffer(Struct, frozen=True, kw_only=True):
 
 
 def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
-    """Yield one loader per kind of client: ``preferred`` if the client can load it, otherwise the first available."""
+    """Yield one loader for each kind of client: ``preferred`` if the client can load it, otherwise the first available
+    loader.
+    """
     for client in CLIENTS:
         found = [
             LoaderOffer(client=client, path=path, loader=loader)
@@ -541,5 +560,5 @@ def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) ->
 
 
 def list_requested_loaders(decisions: Decisions) -> tuple[Loader, ...]:
-    """Return the loaders that servers request by name, sorted."""
+    """Return the loaders that Server documents or the Fleet's hardware entries set, sorted."""
     return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))

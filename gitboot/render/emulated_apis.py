@@ -1,4 +1,4 @@
-"""Emulated APIs: matchbox, BSS, EC2 metadata and HTTP boot."""
+"""Emulated APIs of other systems: matchbox, BSS, EC2 metadata and HTTP boot."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Alias(NamedTuple):
     """A path of another system's API, at which the query of the request identifies the machine."""
 
     output: str  # the output of the Fleet that enables the alias
-    path: str  # below boot/
+    path: str  # path below boot/
     keys: Mapping[str, IdentityKind]  # query keys, in order of precedence
     kinds: tuple[PathKind, ...]  # the kinds of paths that the alias refers to; the first existing path is served
-    name: str = ""  # the file name, if these paths contain one
+    name: str = ""  # the file name, if these paths contain a file name
 
 
 _MACHINE: Final = {"mac": IdentityKind.MAC, "uuid": IdentityKind.UUID, "serial": IdentityKind.SERIAL}
@@ -53,8 +53,8 @@ TABLE: Final = (
     Alias("foreman", "unattended/built", _TOKEN, (paths.PROVISIONED,)),
     Alias("foreman", "unattended/failed", _TOKEN, (paths.FAILED,)),
 )
-# The scripts for unknown machines. The first script identifies the machine in the query. If the machine turns out to
-# have a boot script, the endpoint returns that script, or an error if it cannot read the script. So a known machine
+# The scripts for unknown machines. The first script sends the identity of the machine in the query. If the machine has
+# a boot script, the endpoint returns the boot script, or an error if it cannot read the boot script. So a known machine
 # never boots as an unknown machine.
 FOR_UNKNOWN: Final = {
     alias.path: alias
@@ -70,14 +70,17 @@ FOR_UNKNOWN: Final = {
 }
 METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # an endpoint builds the response from the query
 EC2: Final = "ec2"
-# Of the metadata service of EC2, which identifies a machine by its IP address.
+# A path of the EC2 metadata service, which identifies a machine by its IP address.
 EC2_VERSIONS: Final = ("2009-04-04", "latest")
 INVENTORY: Final = "inventory"  # endpoints accept the inventory that an image sends from an unknown machine
 _BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
 
 
 def find_alias(path: str, outputs: Collection[str]) -> Alias | None:
-    """Return the alias at ``path`` (relative to boot/), if one of the fleet's ``outputs`` enables an alias there."""
+    """Return the alias at ``path`` (relative to boot/) if one of the fleet's ``outputs`` enables the alias.
+
+    Otherwise return None.
+    """
     alias = _BY_PATH.get(path)
     return alias if alias is not None and alias.output in outputs else None
 
@@ -86,7 +89,7 @@ class QueryIdentity(NamedTuple):
     """A machine identity from the query of a request."""
 
     kind: IdentityKind
-    value: str  # in the output tree's spelling
+    value: str  # the identity in the output tree's spelling
 
 
 def parse_query_identities(alias: Alias, query: Mapping[str, str]) -> Iterator[QueryIdentity]:
@@ -113,10 +116,10 @@ def _parse_value(kind: IdentityKind, text: str) -> str | None:
 
 
 def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Collection[str]) -> Iterator[str]:
-    """Yield an alias's paths for the machine that the query names by ``identity`` and that has ``uuid`` and ``macs``.
+    """Yield the paths of an alias for a machine with ``uuid`` and ``macs``.
 
-    Only the identity in the query selects a boot script. So a query with the MAC address of an interface that may not
-    boot does not select any.
+    ``identity`` is the identity in the query. Only this identity selects a boot script. So a query does not select a
+    boot script if it contains the MAC address of an interface that may not boot.
     """
     own = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
     for kind in alias.kinds:
@@ -134,7 +137,8 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
 
 
 def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
-    """Return the path of the boot script that an alias and its query select. Otherwise, return ``path`` itself.
+    """Return the path of the boot script that an alias and its query select, or ``path`` if they do not select a boot
+    script.
 
     All paths are relative to boot/.
     """
@@ -150,7 +154,7 @@ def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
 
 
 def render_alias_list(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
-    """Yield the file that tells endpoints which outputs with aliases the fleet enables."""
+    """Yield the file from which endpoints read which outputs with aliases the fleet enables."""
     chosen = sorted({EC2, INVENTORY, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
     if chosen:
         yield ALIASES, File(encode_canonical({"format": FORMAT, "outputs": chosen}) + b"\n", ContentType.JSON)
@@ -161,11 +165,11 @@ def parse_alias_list(data: bytes) -> frozenset[str]:
     match json.loads(data):
         case {"format": 1, "outputs": list(outputs)}:
             return frozenset(map(str, outputs))
-    raise ValueError(f"not a list of aliases of format {FORMAT}")
+    raise ValueError(f"the file is not a list of aliases in the format {FORMAT}")
 
 
 def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield ``httpboot/<uuid>.json`` if the planned boot names a file that firmware can fetch."""
+    """Yield ``httpboot/<uuid>.json`` if the planned boot has a file that firmware can fetch."""
     if plan is None or plan.boot is None or (file := plan.boot.http_boot_file) is None:
         return
     answer = encode_canonical({"SystemUUID": plan.uuid, "UKIURL": file.url})
@@ -173,10 +177,11 @@ def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 
 
 def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield the HTTP boot response for an address that belongs to no server, like boot-operator's default response.
+    """Yield the HTTP boot response for an address that does not belong to a server.
 
-    The response names a file of the image for unknown machines that firmware can start: a UKI, a loader or an ISO. The
-    request contains no architecture, so an image for x86_64 takes precedence.
+    It corresponds to the default response of boot-operator. The response contains the URL of a file that firmware can
+    start: a UKI, a loader or an ISO of the image for unknown machines. The request does not contain an architecture, so
+    an image for x86_64 takes precedence.
     """
     from gitboot.model.server import Architecture  # imported here, because endpoints start without the model
 
@@ -189,8 +194,8 @@ def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]
 def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield the Pixiecore response for a server that boots from the network: a script that fetches the boot script.
 
-    Pixiecore sends a request for each DHCPDISCOVER, even if no machine boots. So the response does not contain the boot
-    itself (pixiecore: README.api.md; ``ipxe-script`` in booters.go).
+    Pixiecore sends a request for each DHCPDISCOVER, even if the machine does not boot. So the response does not contain
+    the boot itself (pixiecore: README.api.md; ``ipxe-script`` in booters.go).
     """
     if plan is None or plan.boot is None:
         return
@@ -201,10 +206,10 @@ def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 
 
 def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield BSS boot parameters for people and tools, without any boot that writes a disk.
+    """Yield BSS boot parameters for people and tools.
 
-    The response is a list with one item, like the BSS response for a single machine (bss: api/swagger.yaml,
-    BootParams).
+    They do not contain boots that write a disk. The response is a list with one item, like the BSS response for a
+    single machine (bss: api/swagger.yaml, BootParams).
     """
     parameters: dict[str, object] = {
         "hosts": [decision.server],

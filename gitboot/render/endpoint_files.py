@@ -48,48 +48,58 @@ class NeededFile(NamedTuple):
     """A file that a boot fetches."""
 
     path: str  # below boot/
-    size: int | None  # bytes; None: the image does not state the size
+    size: int | None  # size in bytes; None: the image does not state the size
 
 
 class DiskWrite(NamedTuple):
-    """How an endpoint serves a boot that writes a disk, and what it serves if it withholds the boot."""
+    """The way in which an endpoint serves a boot that writes a disk, and the content that it serves if it withholds the
+    boot.
+    """
 
-    once: bool  # whether this is a one-time boot, which the endpoint must record before serving it
-    offer: str | None  # the offer of a one-time boot, regardless of other changes of the plan; None: served every time
-    fallback: str | None  # sha256 of the content that is served if the boot is withheld; None: 404
-    hop: str | None = None  # sha256 of the script that queries the endpoint that may serve the boot; None: no script
-    needs: tuple[NeededFile, ...] = ()  # the files that the boot fetches next, as far as an endpoint may store them
-    report: str | None = None  # token of the installer's report, after which this attempt's boot is no longer served
+    once: bool  # whether this is a one-time boot; the endpoint must record a fetch before it serves such a boot
+    # identifies the offer of a one-time boot, independent of other changes to the plan; None: the boot is served every
+    # time
+    offer: str | None
+    # sha256 of the content that the endpoint serves if it withholds the boot; None: the endpoint returns a 404
+    fallback: str | None
+    # sha256 of the script that queries the endpoint that may serve the boot; None: there is no such script
+    hop: str | None = None
+    needs: tuple[NeededFile, ...] = ()  # the files that the boot fetches next and that an endpoint may store
+    # token of the installer's report; after this report, the endpoint no longer serves this attempt's boot
+    report: str | None = None
     in_copies: bool = False  # whether OUTPUT and its copies also serve the boot, although it is a one-time boot
 
 
 class PathVersion(NamedTuple):
-    """The response of an endpoint at a path, from one instant until the next version."""
+    """The content that an endpoint returns at a path, from one instant until the next version."""
 
-    since: datetime | None  # None: from the beginning, before the first transition
-    content: str | None  # sha256; None: 404
+    since: datetime | None  # None: the version applies before the first transition
+    content: str | None  # sha256 of the content; None: the endpoint returns a 404
     content_type: str
     role: Role
     digest: str | None = None  # the digest of the plan, or the token of a report; None: a fetch is not evidence
-    writes: DiskWrite | None = None  # None: the boot writes no disk
+    writes: DiskWrite | None = None  # None: the boot does not write disks
     in_window: bool = False  # whether a maintenance selects the boot
 
 
 class PublishedServer(Struct, frozen=True, kw_only=True):
-    """The published state of one server. It is a single file, so that all paths of the server change together."""
+    """The published state of one server.
+
+    The state is a single file, so that all paths of the server change together.
+    """
 
     server: str
     identities: tuple[str, ...]  # sorted
-    shows: Mapping[str, tuple[str, ...]]  # the values of uuid and serial that its firmware may report
-    summary: Mapping[str, Any]  # the plan as the API shows it
+    shows: Mapping[str, tuple[str, ...]]  # the values of uuid and serial that the server's firmware may report
+    summary: Mapping[str, Any]  # the plan in the form of the API
     plan: Mapping[str, Any]  # decision and plan, with their digests
     files: Mapping[str, ListedFile]  # all files of the server except this state, by path below the output directory
-    contents: Mapping[str, str]  # response texts by sha256, except those of `stored_paths`
-    paths: Mapping[str, tuple[PathVersion, ...]]  # by path below the output directory, sorted by time
+    contents: Mapping[str, str]  # response texts by sha256, without the texts in `stored_paths`
+    paths: Mapping[str, tuple[PathVersion, ...]]  # versions by path below the output directory, sorted by time
 
     @property
     def stored_paths(self) -> dict[str, str]:
-        """The paths of the contents that the output tree stores as separate files, by sha256."""
+        """By sha256, the paths of the contents that the output tree stores as separate files."""
         return {
             each.sha256: path
             for path, each in self.files.items()
@@ -107,7 +117,7 @@ def parse_state_path(path: str) -> str | None:
 
 
 def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathVersion | None, datetime | None]:
-    """Return the version at ``at``, if any, and the instant of the next version."""
+    """Return the version that applies at ``at`` or None, and the instant of the next version or None."""
     found = None
     for version in versions:
         if version.since is not None and at < version.since:
@@ -117,7 +127,7 @@ def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathV
 
 
 def render_state(state: PublishedServer) -> bytes:
-    """Return the state as canonical JSON: equal states give equal bytes."""
+    """Return the state as canonical JSON. Equal states have equal bytes."""
     document = {
         "format": FORMAT,
         "server": state.server,
@@ -155,7 +165,10 @@ class Outline(NamedTuple):
 
 
 def parse_outline(data: bytes) -> Outline:
-    """Return the outline of a state, without the cost of parsing the rest. Raises `ValueError` for other content."""
+    """Return the outline of a state, without parsing the other parts of the state.
+
+    Raises `ValueError` if the content is not a state.
+    """
     from msgspec import DecodeError  # imported here, because an endpoint serves boot scripts without it
 
     try:
@@ -175,7 +188,7 @@ def _outline_decoder() -> Decoder[Any]:
 
 
 def parse_state(data: bytes) -> PublishedServer:
-    """Parse a state that `render_state` wrote. Raises `ValueError` for other content or formats."""
+    """Parse a state that `render_state` wrote. Raises `ValueError` if the content is not a state in this format."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"the file does not contain the state of a server in format {FORMAT}")
@@ -223,14 +236,16 @@ Networks = tuple[IPv4Network | IPv6Network, ...]
 
 
 class ServingTerms(Struct, frozen=True, kw_only=True):
-    """Rules for all boots that an endpoint serves."""
+    """The rules that apply to all boots that an endpoint serves."""
 
     clients: Networks = ()  # networks from which machines boot; (): all networks
-    monitors: Networks = ()  # networks whose fetches never count as those of a machine
-    fetch_log_id: str | None = None  # the fetch log that must record one-time boots; None: no endpoint serves them
-    loss_count: int = 0  # the number of deletions from this fetch log that the tree takes into account
-    forwards_machines: bool = False  # whether other endpoints send machines to the endpoint with this fetch log
-    is_prepared: bool = False  # whether the tree is for a host that is not active yet; endpoints serve no boot from it
+    monitors: Networks = ()  # networks whose fetches are never evidence of a boot
+    # the fetch log that must record one-time boots; None: endpoints do not serve one-time boots
+    fetch_log_id: str | None = None
+    loss_count: int = 0  # the number of deletions from this fetch log at the time of the publication
+    forwards_machines: bool = False  # whether other endpoints redirect machines to the endpoint with this fetch log
+    # whether the tree is for a host that is not active yet; endpoints do not serve boots from such a tree
+    is_prepared: bool = False
 
 
 def build_serving_terms(
@@ -247,7 +262,7 @@ def build_serving_terms(
 
 
 def render_terms(terms: ServingTerms) -> dict[str, File]:
-    """Return the file with the terms by which endpoints serve boots, as a mapping from its path."""
+    """Return the path and the content of the file with the rules by which endpoints serve boots."""
     facts = {
         "format": TERMS_FORMAT,
         "clients": list(map(str, terms.clients)),
@@ -261,7 +276,10 @@ def render_terms(terms: ServingTerms) -> dict[str, File]:
 
 
 def parse_terms(data: bytes) -> ServingTerms:
-    """Parse serving terms that `render_terms` wrote. Raises `ValueError` for other content or formats."""
+    """Parse the serving terms that `render_terms` wrote.
+
+    Raises `ValueError` if the content is not serving terms in this format.
+    """
     match json.loads(data):
         case {
             "format": 1,
@@ -278,34 +296,34 @@ def parse_terms(data: bytes) -> ServingTerms:
                 forwards_machines=more.get("sendsOn") is True,
                 is_prepared=more.get("prepared") is True,
             )
-    raise ValueError(f"not serving terms of format {TERMS_FORMAT}")
+    raise ValueError(f"the file does not contain serving terms in the format {TERMS_FORMAT}")
 
 
 _LISTING_SERVERS: Final = f"{SIGNED}servers/"
-SHARED_LISTING: Final = f"{SIGNED}shared.json"  # lists the files that belong to no server
+SHARED_LISTING: Final = f"{SIGNED}shared.json"  # the listing of the files that do not belong to a server
 
 
 class FileVersion(NamedTuple):
     """The state of one file, from one instant until the next version."""
 
-    since: datetime | None  # None: since the tree was published
-    sha256: str | None  # None: no file
+    since: datetime | None  # None: from the publication of the tree
+    sha256: str | None  # None: there is no file
     size: int  # bytes
 
 
 class WindowEnd(Struct, frozen=True):
-    """The changes that a copy makes at the end of a maintenance window if it has received no newer tree."""
+    """The changes that a copy makes at the end of a maintenance window if it has not received a newer tree."""
 
     since: datetime
     files: Mapping[str, File | None]  # the files that change, by path below the output directory; None: delete the file
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """The files of one server, or the files that belong to no server."""
+    """The files of one server, or the files that do not belong to a server."""
 
-    server: str | None  # None: the files belong to no server
+    server: str | None  # None: the files do not belong to a server
     files: Mapping[str, tuple[FileVersion, ...]]  # by path below the output directory, sorted by time
-    end: WindowEnd | None = None  # of the maintenance window that is open now
+    end: WindowEnd | None = None  # the end of the maintenance window that is open now
 
 
 def listing_path(server: str) -> str:
@@ -323,14 +341,15 @@ def is_listing(path: str) -> bool:
 
 
 def is_shared_list_file(path: str) -> bool:
-    """Return whether ``path`` is part of the signed list but belongs to no server."""
+    """Return whether ``path`` is a part of the signed list that does not belong to a server."""
     return path.startswith(SIGNED) and not is_listing(path)
 
 
 def listing_name(path: str) -> str:
     """Return the name of a path in a listing: the path below ``boot/``, or its sha256 if the path contains a token.
 
-    Anyone who can read the list learns every path in it, and a path with a token reveals the token of an installation.
+    Everyone who can read the list can read all of its paths, and a path with a token would reveal the token of an
+    installation.
     """
     below = path.removeprefix(BOOT)
     if find_token(path) is None and find_non_script_kind(path) is not MEDIUM:
@@ -339,9 +358,10 @@ def listing_name(path: str) -> str:
 
 
 def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
-    """Return the changes that a copy makes at the end of a window, from the tree's files ``before`` to those ``after``.
+    """Return the changes that a copy makes at the end of a window.
 
-    Leave out paths with a token. The list must not contain these paths, and no boot script names them after the window.
+    ``before`` and ``after`` are the tree's files before and after the end. Omit paths with a token, because the list
+    must not contain these paths and boot scripts do not refer to them after the window.
     """
     digests = {path: (file.sha256 if (file := after.get(path)) else None) for path in sorted({*before, *after})}
     changed = {
@@ -356,8 +376,11 @@ def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
 
 
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
-    """Return the versions of each path. ``trees`` holds the output tree's files from each instant on."""
-    if len(trees) == 1:  # as for most servers
+    """Return the versions of each path.
+
+    ``trees`` contains instants and the output tree's files from each instant on.
+    """
+    if len(trees) == 1:  # most servers have only one version of each file
         [(since, files)] = trees
         return {
             path: (FileVersion(since, file.sha256, len(file.content)),)
@@ -377,13 +400,13 @@ def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[
 
 
 def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
-    """Return the listing of the boot files that belong to no server."""
+    """Return the listing of the boot files that do not belong to a server."""
     lasting = {path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)}
     return Listing(server=None, files=lasting)
 
 
 def render_listing(listing: Listing) -> bytes:
-    """Return the listing as canonical JSON: equal listings give equal bytes."""
+    """Return the listing as canonical JSON. Equal listings have equal bytes."""
     end: dict[str, object] | None = None
     texts: dict[str, str] = {}  # the texts that a copy needs at the end of the open window, by sha256
     if listing.end is not None:
@@ -406,11 +429,11 @@ def render_listing(listing: Listing) -> bytes:
     return encode_canonical(document) + b"\n"
 
 
-# The index: shards that map each identity to the servers that may have it.
+# The index: shards that map each identity to the servers that may have the identity.
 
 INDEX: Final = "ops/index"
 Shard = Mapping[str, tuple[str, ...]]  # sorted server names by identity
-Pair = tuple[str, str]  # an identity, and a server that may have it
+Pair = tuple[str, str]  # an identity, and a server that may have the identity
 
 
 def is_index_path(path: str) -> bool:
@@ -427,15 +450,15 @@ def render_shard(shard: Shard) -> bytes:
 
 
 def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    """Return the shard files by path, with None for the file of an empty shard, which must be deleted."""
+    """Return the shard files by path. For an empty shard, the value is None, and the caller must delete the file."""
     return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
 def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
-    """Parse a shard that `render_shard` wrote. Raises `ValueError` for other content."""
+    """Parse a shard that `render_shard` wrote. Raises `ValueError` if the content is not a shard."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
-        raise ValueError("not a shard of an index")
+        raise ValueError("the file is not a shard of an index")
     return {identity: tuple(map(str, names)) for identity, names in found.items()}
 
 
@@ -451,7 +474,7 @@ def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, 
 
 
 def update_shard(shard: Shard, removed: Iterable[Pair], added: Iterable[Pair]) -> Shard:
-    """Remove pairs from a shard, add others, and drop the identities that are left without a server."""
+    """Remove pairs from a shard and add other pairs. Remove identities that then have no server."""
     names = {identity: set(each) for identity, each in shard.items()}
     for identity, server in removed:
         names.get(identity, set()).discard(server)

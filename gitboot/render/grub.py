@@ -1,4 +1,6 @@
-"""GRUB configurations: per boot NIC, per UUID, the shared first configuration, and the one for unknown machines."""
+"""GRUB configurations for each boot NIC and each UUID, the shared first configuration, and the configuration for
+unknown machines.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _PAUSE_S: Final = 5
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield a server's GRUB configurations for each MAC address, in the folder ``v1`` and at ``grub.cfg-01-<mac>``.
 
-    GRUB looks for ``grub.cfg-01-<mac>`` by itself. Without a plan, the configurations boot the disk, so that a known
+    GRUB requests ``grub.cfg-01-<mac>`` by default. Without a plan, the configurations boot the disk, so that a known
     machine never boots as an unknown machine.
     """
     shared = _render_file(decision, plan)
@@ -52,7 +54,10 @@ def _render_disk_boot(decision: Decision, reason: str) -> File:
 
 
 def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | None = None) -> File:
-    """Return a configuration that GRUB finds by the MAC address ``mac``, or by another identity if ``mac`` is None."""
+    """Return the configuration for the MAC address ``mac``.
+
+    If ``mac`` is None, GRUB finds the configuration by another identity.
+    """
     if plan is None:
         return _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
     header, disk_boot = render_heading(plan), boot_script_parts.render_grub_disk_boot(plan.local_disk)
@@ -70,9 +75,9 @@ def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | No
 def _render_attempts(boot: Boot, mac: MacAddress | None = None) -> str:
     """Return lines that try the boot several times. If every attempt fails, GRUB continues after these lines.
 
-    With UEFI and Secure Boot, the GRUB of older distributions boots only with ``linuxefi`` and ``initrdefi``, which
-    other builds lack. So the lines try ``linux`` first, then ``linuxefi``. A command that GRUB lacks fails before GRUB
-    fetches a file.
+    With UEFI and Secure Boot, the GRUB of older distributions boots only with the commands ``linuxefi`` and
+    ``initrdefi``, which other builds do not have. So the lines first try ``linux``, and then ``linuxefi``. If GRUB does
+    not have a command, the command fails before GRUB fetches a file.
     """
     steps = build_boot_steps(boot)
     if isinstance(steps, str):
@@ -96,7 +101,7 @@ def render_endpoint_request(url: str, fallback: str) -> str | None:
     """Return a configuration that queries the endpoint at ``url`` once, and boots ``fallback`` if there is no response.
 
     Return None for https, which GRUB does not support. `configfile` reads the response in a new context with the
-    exported variables. So if the response is this same configuration, GRUB does not query the endpoint again (GRUB
+    exported variables. So GRUB does not query the endpoint again if the response is the same configuration (GRUB
     manual, "export" and "configfile").
     """
     parts = urlsplit(url)
@@ -128,7 +133,7 @@ def _format_device_path(file: BootFile) -> str:
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands that load the kernel or the UKI, or the reason why GRUB cannot boot the image."""
+    """Return the commands that load the kernel or the UKI. If GRUB cannot boot the image, return the reason instead."""
     try:
         if boot.direct:
             if boot.direct_uki is None:
@@ -144,7 +149,7 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _nest_steps(steps: tuple[str, ...], last: str) -> list[str]:
-    """Return lines that run each step only if the previous one succeeded."""
+    """Return lines that run each step only if the previous step succeeded."""
     if not steps:
         return [last]
     return [f"if {steps[0]}; then", *_indent(_nest_steps(steps[1:], last)), "fi"]
@@ -154,22 +159,25 @@ def _indent(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-NICS: Final = 4  # how many NICs to try, because GRUB cannot count the NICs of a machine
+NICS: Final = 4  # the number of NICs that the script tries, because GRUB cannot count the NICs of a machine
 _PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
-_DEFAULT_MAC: Final = '"$net_default_mac"'  # of the NIC from which firmware booted GRUB; empty after `net_bootp`
+# the MAC address of the NIC from which firmware booted GRUB; empty after `net_bootp`
+_DEFAULT_MAC: Final = '"$net_default_mac"'
 _MACS: Final = " ".join(
     (_DEFAULT_MAC, *(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6")))
 )
 _GROUPS: Final = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
 _IS_MAC: Final = f"regexp {_GROUPS} '^(..):(..):(..):(..):(..):(..)$'"
-# GRUB counts two words for each `--set`, and overruns its buffer if there are six single words (GRUB: lib/arg.c,
+# GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,
 # grub_arg_list_alloc).
 _SAFE_IS_MAC: Final = _IS_MAC.replace("--set=", "--set ")
 _MAC: Final = "-".join(f"${name}" for name in _PAIRS)
 
 
 def _render_boot_nic(mac: MacAddress | None) -> str:
-    """Return lines that set variables to the boot NIC's MAC address, once with colons and once as `BOOTIF`."""
+    """Return lines that set two variables to the boot NIC's MAC address: one with colons, and one in the form of
+    `BOOTIF`.
+    """
     addresses = _MACS if mac is None else f'{_DEFAULT_MAC} "{mac.replace("-", ":")}"'
     return f"""\
 insmod regexp
@@ -192,7 +200,7 @@ fi
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield ``grub.cfg``, ``grub/grub.cfg``, and ``unknown.grub.cfg`` unless unknown machines get 404."""
+    """Yield ``grub.cfg`` and ``grub/grub.cfg``. Also yield ``unknown.grub.cfg``, unless unknown machines get a 404."""
     text = render_first_configuration(by_uuid=Output.UUID in decisions.outputs)
     yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
     yield paths.SIGNED_GRUB, File(f"{_SIGNED_GRUB_COMMENT}{SIGNED_GRUB_CHAIN}".encode(), ContentType.TEXT)
@@ -222,9 +230,10 @@ _FIND_BY_UUID: Final = """\
 def render_first_configuration(*, by_uuid: bool) -> str:
     """Return ``grub.cfg``, which tries several times to find a boot script by NIC and, if published, by UUID.
 
-    By itself, GRUB looks for ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` contains colons, but paths in
-    the output tree contain hyphens. The paths are relative to ``grub.cfg``, so that a mirror may use any folder.
-    ``net_bootp`` in the configuration of the loader names a NIC ``efinet0_dhcp`` or ``efinet0_dhcp6``.
+    Without this configuration, GRUB requests ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` contains
+    colons, but paths in the output tree contain hyphens. The paths are relative to ``grub.cfg``, so that a mirror may
+    use any folder. After ``net_bootp`` in the configuration of the loader, the name of a NIC is ``efinet0_dhcp`` or
+    ``efinet0_dhcp6``.
     """
     uuid = _FIND_BY_UUID if by_uuid else ""
     return f"""\

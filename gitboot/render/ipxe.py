@@ -1,4 +1,4 @@
-"""iPXE scripts: per boot NIC, UUID and serial number, the shared first script, and the one for unknown machines."""
+"""iPXE scripts for each boot NIC, UUID and serial number, for unknown machines, and the shared first script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield a server's iPXE scripts for each MAC address, and for both byte orders of its UUID.
+    """Yield the iPXE scripts of a server for each MAC address, and for both byte orders of the UUID.
 
     Without a plan, the scripts boot the disk, so that a known machine never boots as an unknown machine.
     """
@@ -29,7 +29,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
-    """Return a function that renders the boot script of each boot interface, at the paths of these kinds."""
+    """Return a function that renders the boot script of each boot interface at paths of these kinds."""
 
     def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
         script = _render_file(decision, plan)
@@ -44,7 +44,7 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
         return
     script = _render_file(decision, plan)
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
-        # A machine fetches this script if its UUID differs from the UUID in the document.
+        # A machine fetches this script only if the UUID of the machine differs from the UUID in the document.
         messages = (
             f"gitboot: iPXE found {plan.server} by serial number, but not by UUID",
             "gitboot: the image fetches its user data by UUID",
@@ -83,7 +83,10 @@ def _render_messages(*messages: str) -> str:
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands of a boot, each of which may fail, or the reason why iPXE cannot boot the image."""
+    """Return the commands of a boot, each of which may fail.
+
+    If iPXE cannot boot the image, return the reason instead.
+    """
     if boot.direct:
         if boot.direct_uki is None:
             return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
@@ -107,10 +110,11 @@ def _verify(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
     return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()
 
 
-_VERIFIER: Final = "${gitboot-verify}"  # `imgverify`, or `echo` if this iPXE has no such command
-# `imgtrust` makes `boot` reject a kernel that no signature covers. It does not cover initrds, so `imgverify` verifies
-# each file. An iPXE that was built without IMAGE_TRUST_CMD has neither command, and boots the files unverified. iPXE
-# splits a line into words before it expands settings, so the setting must be one word (iPXE: core/exec.c).
+_VERIFIER: Final = "${gitboot-verify}"  # The command `imgverify`, or `echo` if this iPXE does not have `imgverify`.
+# `imgtrust` makes `boot` reject a kernel that no signature covers. `imgtrust` does not apply to initrds, so `imgverify`
+# verifies each file. An iPXE that was built without IMAGE_TRUST_CMD does not have these two commands, and boots the
+# files without verification. iPXE splits a line into words before it expands settings, so the setting must be one word
+# (iPXE: core/exec.c).
 _TRUST_ONLY_SIGNED: Final = """\
 imgtrust && set gitboot-verify imgverify || set gitboot-verify echo
 iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boots the files unverified. ||
@@ -146,9 +150,8 @@ imgfree
 def render_endpoint_request(url: str, fallback: str) -> str:
     """Return a boot script that queries the endpoint at ``url`` once, and boots ``fallback`` if there is no response.
 
-    An iPXE setting prevents a second query, because a load balancer may return a copy of this same script. iPXE takes
-    about 16 s to give up on a host that drops packets, so `--timeout` sets a shorter limit (iPXE of March 2014 and
-    newer).
+    An iPXE setting prevents a second query, because a load balancer may return a copy of the same script. If a host
+    drops packets, iPXE waits for about 16 s, so `--timeout` sets a shorter limit (iPXE of March 2014 and newer).
     """
     _, _, fallback_body = fallback.partition("\n")
     request = f"{check_ipxe_url(url)}{IDENTITY_QUERY}&{paths.HOP}=1"
@@ -166,7 +169,7 @@ imgexec --autofree answer && exit 0 || exit 1
 """
 
 
-_ANSWER_MS: Final = 8000  # to wait for the first byte of the response
+_ANSWER_MS: Final = 8000  # the maximum wait for the first byte of the response
 
 # The shared scripts.
 
@@ -178,11 +181,12 @@ _NICS: Final = 16
 def render_first_script(prefix: str = "") -> str:
     """Return the first script that iPXE runs. ``prefix`` is the relative path from the script to ``boot/``.
 
-    Several times, the script looks for a boot script by the MAC address of each NIC, then by UUID. Finally, it looks
-    once by serial number. A serial number is the least reliable identity, and a machine must not get another machine's
-    boot script while its own boot script is unavailable. The script does not test ``${errno}``, because its value for a
-    404 differs between builds of iPXE. Fetching and running a boot script are separate steps, because a boot script may
-    end in an error on purpose to make the firmware boot the disk.
+    The script requests a boot script by the MAC address of each NIC, and then by UUID. It repeats these requests
+    several times. At the end, it requests a boot script once by serial number. A serial number is the least reliable
+    identity, and a machine must not get another machine's boot script while its own boot script is unavailable. The
+    script does not test ``${errno}``, because the value of this setting after a 404 differs between builds of iPXE.
+    Fetching and running a boot script are separate steps, because a boot script may end in an error on purpose to make
+    the firmware boot the disk.
     """
     return f"""\
 #!ipxe
@@ -224,7 +228,7 @@ def build_first_script_renderer(path: str) -> Callable[[Decisions], Iterator[tup
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield ``boot.ipxe``, ``ipxe/boot.ipxe``, and ``unknown.ipxe`` unless unknown machines get 404."""
+    """Yield ``boot.ipxe`` and ``ipxe/boot.ipxe``. Also yield ``unknown.ipxe``, unless unknown machines get a 404."""
     yield paths.FIRST_SCRIPT, File(render_first_script().encode(), ContentType.TEXT)
     yield paths.CHAIN, File(render_first_script("../").encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:

@@ -43,7 +43,7 @@ def page_shard(server: str) -> str:
 
 
 def render_data_script(name: str, content: bytes) -> bytes:
-    """Return a script that gives the page a JSON value under ``name``, which must consist of ASCII letters."""
+    """Return a script that stores a JSON value for the page under ``name``. The name must consist of ASCII letters."""
     return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())
 
 
@@ -77,7 +77,7 @@ _MAX_TEXT: Final = 120  # the maximum number of characters of a subject or an au
 def render_history(changes: Iterable[FileChanges]) -> bytes:
     """Return the page's history: the latest commits, newest first, and the files that each commit changed.
 
-    To bound the size, a commit that changes too many files is listed only with their number.
+    To limit the size, the history contains only the number of files if a commit changed too many files.
     """
     commits: list[dict[str, Any]] = []
     files: dict[str, list[int]] = {}
@@ -107,7 +107,7 @@ def list_plan_changes(
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
     """Yield the transitions that change what the server boots, its phase, or the maintenance that selects the boot.
 
-    Skip the plans that take effect only if no instance renders the server again in time.
+    Omit plans that take effect only if no instance renders the server again in time.
     """
     from gitboot.resolve.server_plan import Cause  # imported here, because endpoints start without the model
 

@@ -1,4 +1,4 @@
-"""Published paths: a table of their kinds, and their lookup."""
+"""Published paths: a table of all kinds of paths, and functions that look up paths in the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIST_TIMESTAMP: Final = f"{SIGNED}timestamp.json"  # the first file that a reade
 
 
 class ContentType(StrEnum):
-    TEXT = "text/plain; charset=utf-8"  # iPXE and GRUB accept any type, and browsers display this one
+    TEXT = "text/plain; charset=utf-8"  # iPXE and GRUB accept any type, and browsers display files of this type
     JSON = "application/json"
     IGNITION = "application/vnd.coreos.ignition+json"
     CLOUD_CONFIG = "text/cloud-config; charset=utf-8"
@@ -41,34 +41,36 @@ UNCACHED: Final = "no-store"
 
 
 class Delivery(NamedTuple):
-    """How endpoints, mirrors and targets send a file."""
+    """The ways in which endpoints, mirrors and targets send a file."""
 
     cache_control: str
     has_etag: bool  # a client that already has this version gets a 304
     in_parts: bool  # a client that sends a Range header gets a part of the file
 
 
-_UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # so that servers log each fetch
+# the complete file at each request, so that servers log each fetch
+_UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)
 _MEDIUM_DELIVERY: Final = Delivery(UNCACHED, has_etag=True, in_parts=True)  # a BMC reads an ISO image in parts
 
 
 class Role(StrEnum):
     """The meaning of a completed GET of a path."""
 
-    BOOT_SCRIPT = "entry"  # the machine boots what the file names
+    BOOT_SCRIPT = "entry"  # the machine boots the files that this file refers to
     DATA = "data"  # the booted system fetches its configuration
     SEALED = "sealed"  # the booted system fetches a secret, which only endpoints decrypt and serve
     REPORT = "report"  # the installer has finished or failed
     OFFER = "offer"  # no meaning, because the client is a DHCP server
     MEDIUM = "medium"  # no meaning, because a BMC fetches the file before its machine boots
-    PREVIEW = "look"  # no meaning, because the client only displays the file, which leaves out boots that write a disk
+    # no meaning, because the client only displays the file, which does not contain boots that write a disk
+    PREVIEW = "look"
 
 
 class IdentityKind(StrEnum):
     """A kind of identity by which a server can be found."""
 
     MAC = "mac"
-    UUID = "uuid"  # in either byte order
+    UUID = "uuid"  # a UUID in either byte order
     SERIAL = "serial"
     ADDRESS = "address"
     NAME = "name"  # the name of the Server document, or the xname
@@ -84,7 +86,7 @@ def _parse_serial(text: str) -> str:
 
 class _Identity(NamedTuple):
     canonical: str  # a regular expression for the output tree's spelling
-    parse: Callable[[str], str]  # converts any spelling to the output tree's spelling; raises Malformed
+    parse: Callable[[str], str]  # converts any spelling to the output tree's spelling; raises Malformed for other text
 
 
 _IDENTITIES: Final = {
@@ -99,12 +101,13 @@ _SEPARATORS: Final = {"{colons}": ":", "{bare}": ""}
 
 
 class PathKind(NamedTuple):
-    """One kind of path: a row of the table."""
+    """One kind of path. Each kind is a row of the table."""
 
     # Below boot/. {id} is the identity of a server ({colons}: a MAC address with colons, {bare}: without separators),
     # {token} the token of an installation, {name} a file name.
     text: str
-    requested_by: str | None  # the output or the evidence of the Fleet that enables these paths; None: always enabled
+    # the output or the evidence in the Fleet that enables these paths; None: these paths are always enabled
+    requested_by: str | None
     kind: IdentityKind
     role: Role
     content_type: ContentType
@@ -127,7 +130,7 @@ class PathKind(NamedTuple):
 
     @property
     def needs_identity_only(self) -> bool:
-        """Return whether an identity is enough to build the path."""
+        """Whether the identity is sufficient to build the path."""
         return "{token}" not in self.text and "{name}" not in self.text
 
     @property
@@ -167,10 +170,11 @@ def find_artifact_type(name: str) -> str:
     return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
 
 
-REVALIDATED: Final = "no-cache"  # for files that change in place, so that a cache revalidates them at each use
+REVALIDATED: Final = "no-cache"  # for files whose content changes, so that a cache revalidates them at each use
 FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 _SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
-_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a kernel download can be resumed
+# clients can resume the download of a kernel
+_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)
 IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", IdentityKind.SERIAL, Role.BOOT_SCRIPT, ContentType.TEXT)
@@ -187,7 +191,8 @@ PROVISIONED: Final = PathKind(
 )
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", IdentityKind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
-# Paths of other systems that contain an identity (docs/reference/paths.md). `emulated_apis` defines those with a query.
+# Paths of other systems that contain an identity (docs/reference/paths.md). `emulated_apis` defines the paths with a
+# query.
 SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 SMEE_SCRIPT: Final = PathKind(
     "ipxe/script/{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT
@@ -199,20 +204,22 @@ USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Identit
 BOOT_PARAMETERS: Final = PathKind(
     "v1/boot/{id}/bootparameters.json", "bss", IdentityKind.MAC, Role.PREVIEW, ContentType.JSON
 )
-CHECK: Final = "check"  # in the query of gitboot's own requests, which never count as requests of a machine
-CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of these requests, before the version
-# A folder that no copy contains. The endpoint serves a path in this folder like the same path without the folder.
+CHECK: Final = "check"  # the mark in the query of requests by gitboot, which are never treated as requests by a machine
+CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of requests by gitboot, before the version
+# A folder that copies do not contain. The endpoint serves a path in this folder like the same path outside of the
+# folder.
 ASKED: Final = "asked/"
-HOP: Final = "hop"  # in the query of a forwarded machine, so that the next endpoint does not forward it again
+# the mark in the query of a forwarded request, so that the next endpoint does not forward the request again
+HOP: Final = "hop"
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
 # PXELINUX loads this file first, from the prefix of its configurations. DHCP sets the prefix to the base URL
 # (option 210).
 PXELINUX_CORE: Final = "ldlinux.c32"
-CHAIN: Final = "boot/ipxe/boot.ipxe"  # the first script for users of boot-operator, who point iPXE to /ipxe/
-SIGNED_GRUB: Final = "boot/grub/grub.cfg"  # the first script of Debian's signed GRUB, which has this path built in
-# A loader fetches one of these scripts if it finds no boot script.
+CHAIN: Final = "boot/ipxe/boot.ipxe"  # the first script for users of boot-operator, whose iPXE requests /ipxe/
+SIGNED_GRUB: Final = "boot/grub/grub.cfg"  # the first script of Debian's signed GRUB, in which this path is built in
+# A loader fetches one of these scripts if it does not find a boot script.
 UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
-UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # for an address that belongs to no server
+UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # the path for an address that does not belong to a server
 TABLE: Final = (
     IPXE_BY_MAC,
     IPXE_BY_UUID,
@@ -242,12 +249,12 @@ class PathLookup(NamedTuple):
     """A path that belongs to one server, in the output tree's spelling."""
 
     kind: PathKind
-    identity: str  # as in the index: mac/52-54-00-12-34-56
+    identity: str  # the identity as in the index, such as mac/52-54-00-12-34-56
     path: str  # below the output directory
 
 
 def format_identity(kind: IdentityKind, value: str) -> str:
-    """Return the name by which the index lists an identity, such as mac/52-54-00-12-34-56."""
+    """Return the name of an identity in the index, such as mac/52-54-00-12-34-56."""
     return f"{kind}/{value}"
 
 
@@ -255,19 +262,23 @@ def _compile_alternatives(expressions: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"({each})" for each in expressions))
 
 
-_CACHE_SIZE: Final = 1024  # number of paths; rendering and publishing look up each path of a server several times
+# number of cached paths; gitboot looks up each path of a server several times when it renders and publishes the server
+_CACHE_SIZE: Final = 1024
 _PATH_PATTERN: Final = _compile_alternatives(BOOT + kind.expression for kind in TABLE)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_path_kind(path: str) -> PathKind | None:
-    """Return the kind of a path in the output tree. None: the path belongs to no server, or its file never changes."""
+    """Return the kind of a path in the output tree.
+
+    Return None if the path does not belong to a server, or if the content of its file never changes.
+    """
     found = _PATH_PATTERN.fullmatch(path)
     return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 _NON_SCRIPT_KINDS: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
-# These paths match with any identity and any token.
+# The expressions of these paths match any identity and any token.
 _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
     re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NON_SCRIPT_KINDS
 )
@@ -282,7 +293,7 @@ def find_non_script_kind(path: str) -> PathKind | None:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_token(path: str) -> str | None:
-    """Return the token of an installation that a path contains, or None."""
+    """Return the token of an installation in a path, or None if the path does not contain a token."""
     found = _TOKEN.search(path)
     return found[1] if found is not None and find_non_script_kind(path) in (DATA, SECRET, *REPORTS) else None
 
@@ -295,10 +306,10 @@ def is_immutable(path: str) -> bool:
 
 
 def is_content(path: str) -> bool:
-    """Return whether boot scripts may name a path.
+    """Return whether boot scripts may refer to a path.
 
-    gitboot publishes such a file before the boot scripts that name it, and keeps the file for a while after the last of
-    those boot scripts.
+    gitboot publishes such a file before the boot scripts that refer to it, and keeps the file for some time after the
+    last of these boot scripts was removed.
     """
     return is_immutable(path) or find_non_script_kind(path) in (DATA, MEDIUM)
 
@@ -321,17 +332,17 @@ def find_content_type(path: str) -> str:
 class Stage(IntEnum):
     """A stage of a publication. After the last stage, the publication deletes old files."""
 
-    CONTENT = 0  # files that boot scripts name
+    CONTENT = 0  # files that boot scripts refer to
     BOOT_SCRIPTS = 1  # the other files of a server
     FIRST_SCRIPTS = 2  # the shared scripts: the first scripts and the scripts of unknown machines
     LIST = 3  # the timestamp of the signed list, from which a reader finds the other files of the list
 
 
 def publication_stage(path: str) -> Stage:
-    """Return the stage in which a path below the output directory is published.
+    """Return the stage in which gitboot publishes a path below the output directory.
 
-    The first scripts come after the boot scripts, because a known machine that runs a first script before its boot
-    script exists would boot as an unknown machine.
+    The first scripts come after the boot scripts. Otherwise a known machine could run a first script before its boot
+    script exists, and would boot as an unknown machine.
     """
     if is_content(path):
         return Stage.CONTENT
@@ -342,12 +353,12 @@ def publication_stage(path: str) -> Stage:
     return Stage.BOOT_SCRIPTS
 
 
-_BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # files that name content
+_BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # files that refer to content
 
 
 @cache
 def _folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
-    """Return, for each row of the table, its role and one expression for each component of its paths."""
+    """For each row of the table, return the role and one expression for each component of the paths."""
     return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
@@ -375,7 +386,10 @@ def _loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
 
 
 def parse_request_path(path: str) -> Iterator[PathLookup]:
-    """Yield the paths that a request may mean, most likely first. ``path`` is relative to boot/, in any spelling."""
+    """Yield the paths that a request may refer to, beginning with the most likely path.
+
+    ``path`` is relative to boot/, in any spelling.
+    """
     for kind, expression in _loose_expressions():
         if found := expression.fullmatch(path):
             try:
@@ -415,13 +429,14 @@ class File:
         return known
 
 
-Files = Mapping[str, File]  # by path below the output directory: boot/… for machines, ops/… for operators
+Files = Mapping[str, File]  # files by path below the output directory: boot/… for machines, ops/… for operators
 
 
 PAGE: Final = "ops/pages/"
 PAGE_DATA: Final = f"{PAGE}data/"
 PAGE_INDEX: Final = f"{PAGE}index.html"
-# Files of the instance that are not in the manifest. Each has a name on the page, and a script with the same content.
+# Files of the instance that are not in the manifest. For each file, there is a name on the page, and a script with the
+# same content.
 ON_PAGE: Final[Mapping[str, tuple[str, str]]] = {
     "ops/status.json": ("status", f"{PAGE_DATA}status.js"),
     "ops/history.json": ("history", f"{PAGE_DATA}history.js"),
@@ -431,5 +446,5 @@ RECORDS: Final = "ops/records/"
 
 
 def is_page_or_record_file(path: str) -> bool:
-    """Return whether a file that belongs to no server is a file of the page or of the records."""
+    """Return whether a shared file is a file of the page or of the records."""
     return path.startswith((PAGE, RECORDS))

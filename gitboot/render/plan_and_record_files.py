@@ -28,7 +28,7 @@ def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
 def update_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
-    """Return the new members of each shard. The machines in ``changed`` gained or lost a record."""
+    """Return the new members of each shard. The machines in ``changed`` got or lost a record."""
     now = dict(before)
     for uuid in changed:
         shard = shard_name(uuid)
@@ -41,7 +41,10 @@ def update_members(
 def render_record_files(
     members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
 ) -> FileUpdates:
-    """Return the files of all shards, or with ``changed`` those that contain or contained one of these machines."""
+    """Return the files of all shards.
+
+    With ``changed``, return only the files that contain or contained one of these machines.
+    """
     shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
     return FileUpdates(
         files={_build_path(each): _render_file(members[each], record) for each in shards if each in members},
@@ -74,7 +77,8 @@ def build_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
 def build_summary(
     decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
 ) -> dict[str, Any]:
-    """Return a server's plan as the command line and the API show it, with null for missing values.
+    """Return the plan of a server in the form in which the command line and the API show it, with null for missing
+    values.
 
     ``files`` maps the paths of the plan's boot files to their sha256. ``progress`` is the progress of a started
     installation.
@@ -116,7 +120,7 @@ class FileUpdates(Struct, frozen=True, kw_only=True):
         return not (self.files or self.removed or self.is_whole)
 
     def merge(self, later: FileUpdates) -> FileUpdates:
-        """Return the combined effect of these updates and the ``later`` ones."""
+        """Return updates that have the effect of these updates and the ``later`` updates together."""
         if later.is_whole:
             return later
         return FileUpdates(

@@ -1,6 +1,5 @@
-"""PXELINUX configurations: per boot NIC, and the one for unknown machines.
-
-PXELINUX fetches by HTTP as lpxelinux.0, and as SYSLINUX with UEFI. pxelinux.0 only supports TFTP.
+"""PXELINUX configurations for each boot NIC, and the configuration for unknown machines. lpxelinux.0 and SYSLINUX for
+UEFI can fetch by HTTP. pxelinux.0 only supports TFTP.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterat
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield ``pxelinux.cfg/default``, unless unknown machines get 404.
+    """Yield ``pxelinux.cfg/default``, unless unknown machines get a 404.
 
-    PXELINUX uses this file for every machine without a file of its own. Only x86 machines run PXELINUX.
+    PXELINUX uses this file for every machine without its own file. Only x86 machines run PXELINUX.
     """
     if not decisions.unknown_not_found:
         boot = (decisions.unknown or {}).get(Architecture.X86_64)
@@ -57,9 +56,9 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
 def render_endpoint_request(url: str, fallback: str) -> str | None:
     """Return a configuration that includes the endpoint's response from ``url``, or None if ``url`` is not http.
 
-    PXELINUX skips an include that it cannot fetch, and then boots ``fallback``. pxelinux.0 cannot fetch any file by
-    HTTP. If two labels have the same name, PXELINUX uses the first. If there are two defaults, PXELINUX uses the last
-    (syslinux, com32/elflink/ldlinux/readconfig.c).
+    PXELINUX skips an include that it cannot fetch, and then boots ``fallback``. pxelinux.0 cannot fetch files by HTTP.
+    If two labels have the same name, PXELINUX uses the first label. If there are two defaults, PXELINUX uses the last
+    default (syslinux, com32/elflink/ldlinux/readconfig.c).
     """
     if urlsplit(url).scheme != "http":
         return None

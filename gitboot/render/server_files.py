@@ -1,4 +1,6 @@
-"""Server states: all files of a server, now and after each transition, and the page's data about all servers."""
+"""Server states: render all files of a server, for now and after each transition, and the page's data about all
+servers.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
 
 
 class ServerDetails(Struct, frozen=True, kw_only=True):
-    """Facts from a Server document that do not affect the decision but help people and systems find the server."""
+    """Facts from a Server document with which people and systems find the server. They do not affect the decision."""
 
     site: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -104,8 +106,9 @@ class ServerState(Struct, frozen=True, kw_only=True):
     absent: frozenset[BootFile]  # files that a boot of this server needs but that are missing
     at: datetime  # the time for which the plan was made
     plan: BootPlan | None
-    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, each with the plan that it starts
-    refresh_at: datetime | None = None  # when to render the server again, even without a transition
+    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, each with the plan that begins then
+    # the time at which gitboot must render the server again, even without a transition
+    refresh_at: datetime | None = None
 
     @property
     def transition(self) -> datetime | None:
@@ -115,7 +118,10 @@ class ServerState(Struct, frozen=True, kw_only=True):
 
     @property
     def installs_at(self) -> datetime | None:
-        """The first instant, not before `at`, at which a planned boot may write the disk. None: no boot does."""
+        """The first instant, not before `at`, at which a planned boot may write the disk.
+
+        None: no planned boot writes the disk.
+        """
         if self.plan is not None and self.plan.writes_disk:
             return self.at
         return next((since for since, plan in self.later if plan is not None and plan.writes_disk), None)
@@ -141,7 +147,10 @@ class ServerState(Struct, frozen=True, kw_only=True):
         stop: StopScope = StopScope.NONE,
         absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
-        """Return whether planning again at ``at`` would change nothing. ``at`` must not be before the state's `at`."""
+        """Return whether the plan for ``at`` is the same as in this state.
+
+        ``at`` must not be before the state's `at`.
+        """
         return (
             self.decision.digest == decision.digest
             and self.decision.withheld == decision.withheld
@@ -156,12 +165,12 @@ class ServerState(Struct, frozen=True, kw_only=True):
 class RenderedState(ServerState, frozen=True, kw_only=True):
     """A server state and all files of the server."""
 
-    files: Mapping[str, File]  # includes the state file and the files that only later plans need
+    files: Mapping[str, File]  # these files include the state file and the files that only later plans need
     published: PublishedServer  # the content of the state file
 
     @property
     def evidence_digests(self) -> dict[str, Digest]:
-        """By path, the plan digest or the report token for which a completed GET is evidence."""
+        """The plan digest or the report token for which a completed GET of a path is evidence, by path."""
         found = {path: versions[0] for path, versions in self.published.paths.items()}
         return {
             path: Digest(version.digest)
@@ -177,8 +186,8 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
 
 _STATE_FIELDS: Final = ServerState.__struct_fields__
 
-# The number of transitions that gitboot plans ahead. So even if the instance is slow or not running, an endpoint opens
-# the next windows and, more importantly, ends them.
+# The number of transitions that gitboot plans ahead. So an endpoint can begin and end the next windows even if the
+# instance is slow or does not run.
 TRANSITIONS_AHEAD: Final = 4
 
 
@@ -210,7 +219,7 @@ def plan_server(
     """Plan one server for ``at`` and the following transitions. The last plan does not belong to a window with an end.
 
     ``latest_clock`` is a time after ``at`` that the clock has already reached. Windows that ended before that time stay
-    closed. The plans offer no boot that needs an ``absent`` file.
+    closed. The plans do not offer boots that need an ``absent`` file.
     """
     remaining = drop_ended_windows(decision, latest_clock)
     now = make_plan(remaining, at, record, stop=stop, absent=absent)
@@ -251,16 +260,17 @@ def _limit_open_end(
     stop: StopScope,
     absent: frozenset[BootFile],
 ) -> tuple[list[tuple[datetime, BootPlan | None]], datetime | None]:
-    """Limit a maintenance without an end to one hour. Return the later plans, and when to render the server again.
+    """Limit a maintenance without an end to one hour.
 
-    A running instance renders the server again before that hour ends. The hour begins at a multiple of 15 minutes, so
-    that rendering twice gives the same files.
+    Return the later plans, and the time at which gitboot must render the server again. A running instance renders the
+    server again before the hour ends. The hour begins at a multiple of 15 minutes, so that gitboot renders the same
+    files if it renders the server twice.
     """
     opens, last = later[-1] if later else (None, now)
     if last is None or last.maintenance is None or last.boot is None:
         return later, None
     until = at - (at - _EPOCH) % _QUARTER + _HOUR
-    if opens is not None and opens >= until:  # an instance that is running then opens the window
+    if opens is not None and opens >= until:  # an instance that runs at that time begins the window
         return later[:-1], opens - _HOUR + _QUARTER
     fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
     return [*later, (until, fallback)], until - _HOUR + _QUARTER
@@ -281,7 +291,7 @@ def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
 def limit_server(
     state: ServerState, may_offer: Callable[[BootPlan], bool], tokens: Collection[Digest] = frozenset()
 ) -> ServerState:
-    """Return the server's state with every plan that may not be offered, now or later, replaced by a fallback plan.
+    """Return the server's state. A fallback plan replaces each current or later plan that gitboot may not offer.
 
     If ``tokens`` contains the token of a replaced plan's user data, a running system can still fetch that user data.
     """
@@ -301,7 +311,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     """Render all files of a planned server.
 
     The files include the files of later plans, so that all files exist at each transition. Plans contain the tokens
-    from decisions. In the files for machines, ``keys`` replace these tokens with published names.
+    from decisions. In the files for machines, published names made with ``keys`` replace these tokens.
     """
     decision, record, about, now = state.decision, state.record, state.about, state.plan
     names = keys.build_names(state.tokens, state.at)
@@ -353,15 +363,17 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
 class _Rendering(NamedTuple):
     since: datetime | None  # None: the current plan
     files: Mapping[str, File]
-    fallback_files: Mapping[str, File]  # for a boot that writes a disk: the files to serve if the boot is withheld
+    # for a boot that writes a disk: the files that an endpoint serves if it withholds the boot
+    fallback_files: Mapping[str, File]
     plan: BootPlan | None
     in_tree: Mapping[str, File]  # the files in OUTPUT
     asking_scripts: Mapping[str, File]  # for a one-time boot: the boot scripts that query the endpoint
     in_copies: bool  # whether OUTPUT and its copies serve one-time boots
     base_url: str | None  # an endpoint may store the assets of this base URL; None: a site's mirror stores them
-    common_token: Digest | None  # the token with which the installer reports if the plan has no token of its own
+    common_token: Digest | None  # the token with which the installer reports if the plan does not have a token
     names: PublishedNames
-    disk_boot: Digest | None  # the evidence that a disk boot gives, if a served installation waits for it
+    # the evidence that a disk boot provides if gitboot expects the disk boot after a served installation
+    disk_boot: Digest | None
 
     @property
     def maintenance(self) -> str | None:
@@ -378,10 +390,10 @@ def _render_plan(
 ) -> _Rendering:
     decision, stop, machine = server.decision, server.stop, server.about.machine
     files = _render_named_files(decisions, decision, plan, names)
-    policy_files: Mapping[str, File] = {}  # the files of the boot that the policies alone select
+    policy_files: Mapping[str, File] = {}  # the files of the boot that the policy selects without maintenances
     if plan is not None and (plan.writes_disk or asks_for_maintenance_end(decision, plan, stop)):
-        # A boot that may be withheld needs a script that boots the disk, even if the server is restricted, because the
-        # script that queries an endpoint ends with it.
+        # If an endpoint may withhold a boot, there must be a script that boots the disk, even for a restricted server.
+        # The script that queries an endpoint ends with this script.
         served = replace(decision, restrict=False) if decision.restrict else decision
         unplanned = make_fallback_plan(decision, plan, stop, server.absent)
         if not plan.writes_disk:
@@ -414,10 +426,11 @@ def _render_plan(
 def _render_named_files(
     decisions: Decisions, decision: Decision, plan: BootPlan | None, names: PublishedNames
 ) -> dict[str, File]:
-    """Return the boot files of a plan, with published names in place of tokens.
+    """Return the boot files of a plan, with published names instead of tokens.
 
-    If a system needs a token to fetch its user data, the copies of that user data at paths with only an identity keep
-    the tokens from decisions. Any client can fetch those paths, so they must not reveal a published name.
+    If a system needs a token to fetch its user data, there are copies of the user data at paths without a token. These
+    copies keep the tokens from decisions, because any client can fetch these paths, so they must not contain a
+    published name.
     """
     files = render_server_files(decisions, decision, plan)
     kept_paths: frozenset[str] = frozenset()
@@ -439,10 +452,11 @@ class _WindowEnd(NamedTuple):
 def _find_window_end(
     decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
 ) -> _WindowEnd | None:
-    """Return the end of the window that is open now, or None if no window is open or the window has no end.
+    """Return the end of the window that is open now.
 
-    If another window follows immediately, the files are those without any maintenance, because without a publisher, a
-    copy can end windows but not open them. A one-time boot that writes the disk may end before its window.
+    Return None if no window is open or if the window has no end. If another window follows immediately, use the files
+    without a maintenance, because a copy without a publisher can end windows, but cannot begin them. A one-time boot
+    that writes the disk may end before its window.
     """
     now = renderings[0]
     if now.maintenance is None:
@@ -461,7 +475,7 @@ def _find_window_end(
 def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]) -> dict[str, tuple[PathVersion, ...]]:
     """Return the versions of each path whose content may change, sorted by path.
 
-    ``idle_files`` are served with every plan. A fetch of these files is not evidence.
+    ``idle_files`` are the same for every plan. A fetch of these files is not evidence.
     """
     path_versions: dict[str, tuple[PathVersion, ...]] = {}
     for path in {path for each in renderings for path in each.files if not is_immutable(path)}:
@@ -501,8 +515,8 @@ def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVers
 def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
     """Return the plan digest or the installation token for which a completed GET is evidence.
 
-    Fetching a boot that is served every time is not evidence, unless the boot belongs to a maintenance and writes a
-    disk. Fetching the disk boot proves that a served installation has ended if the installer sends no report.
+    A fetch of a boot that is served every time is not evidence, unless the boot belongs to a maintenance and writes a
+    disk. If the installer does not send a report, a fetch of the disk boot proves that a served installation has ended.
     """
     planned = rendering.plan
     if (name := find_token(path)) is not None:
@@ -561,7 +575,8 @@ def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[Ne
         signatures = (url for url in boot.files.loader_signatures.values() if url.startswith(own) and url in text)
         needed |= {NeededFile(url.removeprefix(f"{base_url}/"), None) for url in signatures}
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
-        needed |= {NeededFile(f"{data.folder}/{name}", None) for name in data.files}  # a path contains the digest
+        # cached, because the path of a file contains the digest of the file
+        needed |= {NeededFile(f"{data.folder}/{name}", None) for name in data.files}
     return tuple(sorted(needed, key=lambda need: (need.path, need.size or 0)))
 
 
@@ -577,7 +592,7 @@ def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, F
     return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in stored_digests}
 
 
-@lru_cache(maxsize=1024)  # rendering looks up each path of a server several times
+@lru_cache(maxsize=1024)  # cached, because gitboot looks up each path of a server several times
 def _is_stored(path: str) -> bool:
     """Return whether the output tree stores the content of a path as a separate file, and not in the server's state."""
     return is_immutable(path) or find_non_script_kind(path) is MEDIUM
@@ -591,13 +606,14 @@ def _list_firmware_identities(decision: Decision, machine: Machine | None) -> di
             serials.add(machine.bmc.reports_serial)
             uuids += lookup_uuids(machine.bmc.reports_uuid) if machine.bmc.reports_uuid is not None else ()
     known = (each for each in serials if each is not None and not is_placeholder_serial(each))
-    return {"serial": tuple(sorted(known)), "uuid": tuple(dict.fromkeys(uuids))}  # messages show the first UUID
+    # the first UUID is the UUID in messages
+    return {"serial": tuple(sorted(known)), "uuid": tuple(dict.fromkeys(uuids))}
 
 
 def _list_identities(
     decisions: Decisions, decision: Decision, about: ServerDetails, paths: Collection[str]
 ) -> Iterator[str]:
-    """Yield the identities of a server that has these ``paths``, including the identities that other systems use."""
+    """Yield the identities of a server with these ``paths``. They include the identities that other systems use."""
     yield from (format_identity(IdentityKind.MAC, mac) for mac in (*decision.macs, *about.idle))
     yield from (format_identity(IdentityKind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
     yield from (format_identity(IdentityKind.ADDRESS, address) for address in about.addresses)
@@ -631,7 +647,7 @@ def render_page_files(
     """Return the page's files that depend on the servers in ``changed``, or all of its files if ``changed`` is None.
 
     ``fleet_json`` contains the streams and the windows of the commit. ``published_locations`` are the source locations
-    that the page shows so far, or None if the page shows no locations.
+    on the published page, or None if the page does not show source locations yet.
     """
     members: dict[str, list[str]] = {}  # server names by shard, in the order of the servers
     for name in servers:
@@ -656,7 +672,7 @@ def render_page_files(
     for shard in sorted(changed_shards & members.keys()):
         rows = [list(_build_row(servers[name])) for name in members[shard]]
         parts[f"shard/{shard}"] = {"columns": COLUMNS, "rows": rows}
-    # For each server: the file of its document, and the number of lines above the document.
+    # For each server, the file of the Server document, and the number of lines above the document.
     for shard in sorted(moved_shards & members.keys()):
         parts[f"location/{shard}"] = {name: list(locations.servers[name]) for name in members[shard]}
     if changed is None or published_locations is None or published_locations.shared != locations.shared:

@@ -1,6 +1,7 @@
 """Published names of tokens.
 
-A token's name depends on a key that only the instance has, so a reader of the Git repository cannot compute the name.
+The name of a token depends on a secret key of the instance, so nobody can compute the name from the Git repository
+alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Final, NamedTuple
 from gitboot.jsonio import Digest
 from gitboot.render.paths import File, Files, is_immutable
 
-_END: Final = 2  # the number of characters at each end of a token that its published name keeps
+_END: Final = 2  # the published name of a token keeps this number of characters at each end
 _DEPTH: Final = 2  # how many times a template may have encoded a token in base64
 
 
 class EarlierKey(NamedTuple):
-    """An earlier key, and the interval in which gitboot still publishes and accepts the names derived from it."""
+    """An earlier key, and the interval in which gitboot still publishes and accepts the names that it made with this
+    key.
+    """
 
     key: bytes | None
     since: datetime
@@ -29,7 +32,10 @@ class EarlierKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenKeys:
-    """The keys of an instance. Without a key, gitboot publishes the tokens from decisions, which are not secret."""
+    """The keys of an instance.
+
+    If there is no key, gitboot publishes the tokens from decisions, which are not secret.
+    """
 
     key: bytes | None = field(default=None, repr=False)
     earlier: tuple[EarlierKey, ...] = field(default=(), repr=False)
@@ -96,8 +102,8 @@ class PublishedNames:
     def rename_files(self, files: Files, kept_paths: Collection[str] = ()) -> dict[str, File]:
         """Replace tokens with their published names in the paths and contents of files.
 
-        Immutable files and ``kept_paths`` keep their tokens. A file with an earlier name in its path uses only names
-        from that earlier key. So a client with only the earlier name does not get a newer name.
+        Immutable files and ``kept_paths`` keep their tokens. If the path of a file contains a name from an earlier key,
+        the file contains only names from that key, so that a client with the earlier name cannot read a newer name.
         """
         found: dict[str, File] = {}
         for path, file in files.items():
@@ -115,7 +121,7 @@ class PublishedNames:
 
 
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a token and its name, unencoded and as they appear inside base64 text.
+    """Yield a token and its published name, without encoding and in the forms in which they appear in base64 text.
 
     base64 encodes three bytes as four characters, so a token has three encodings, depending on its offset. The
     characters at both ends also depend on neighbouring bytes, but are the same for the token and its name.

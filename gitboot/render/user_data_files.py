@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from gitboot.resolve.server_plan import BootPlan
 
 _SECTOR: Final = 2048
-_DESCRIPTORS: Final = 16  # the first sector of the descriptors; those before it are for boot code, and empty here
-_DATE: Final = bytes((80, 1, 1, 0, 0, 0, 0))  # 1980-01-01, in every record
+# the first sector of the descriptors; the sectors before it are for boot code, and are empty here
+_DESCRIPTORS: Final = 16
+_DATE: Final = bytes((80, 1, 1, 0, 0, 0, 0))  # the date 1980-01-01, which is in every record
 _LONG_DATE: Final = b"1980010100000000\0"
 _NO_DATE: Final = b"0" * 16 + b"\0"
 _FOLDER: Final = 2  # the flag that marks the record of a folder
 _SP: Final = b"SP\x07\x01\xbe\xef\x00"  # the records contain fields of the System Use Sharing Protocol (SUSP)
-_ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # these fields follow the Rock Ridge Interchange Protocol (RRIP)
+_ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # the fields follow the Rock Ridge Interchange Protocol (RRIP)
 
 
 class _Spelling(Struct, frozen=True):
-    """How one of the two directory trees of the disc encodes names."""
+    """The way in which one of the two directory trees of the disc encodes names."""
 
-    spell: Callable[[str, bool], bytes]  # arguments: a name, and whether it names a folder
+    spell: Callable[[str, bool], bytes]  # arguments: a name, and whether it is the name of a folder
     has_rock_ridge: bool  # whether the records contain the RRIP fields
 
 
@@ -50,7 +51,7 @@ _JOLIET: Final = _Spelling(_spell_joliet, has_rock_ridge=False)
 
 
 def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the ISO image of a volume that contains ``files``, given by path.
+    """Return the ISO image of a volume that contains ``files``, which has the content by path.
 
     The caller must respect these limits:
 
@@ -104,7 +105,8 @@ def _build_descriptor(
         + struct.pack("<II", tables, 0)
         + struct.pack(">II", tables + 1, 0)
         + _build_record(b"\0", root, _SECTOR, is_folder=True)
-        + _pad(b"", space, 4 * 128 + 3 * 37)  # volume set, publisher, preparer, application, and three file names
+        # the fields volume set, publisher, preparer, application, and three file names
+        + _pad(b"", space, 4 * 128 + 3 * 37)
         + _LONG_DATE * 2
         + _NO_DATE * 2
         + b"\x01\0"
@@ -200,9 +202,10 @@ def _pad_to_sector(data: bytes) -> bytes:
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the user data of a plan below ``o/``, and also by UUID and by the token of a one-time boot.
+    """Yield the user data of a plan below ``o/``, and also at paths with the UUID and with the token of a one-time
+    boot.
 
-    Only endpoints serve secrets. `server_files` leaves the secrets out of the output tree.
+    Only endpoints serve secrets. `server_files` does not write the secrets to the output tree.
     """
     if plan is None:
         return
@@ -233,7 +236,8 @@ def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) 
     assert found is not None  # noqa: S101 - rule R6 rejects a format without a volume
     label, folder = found
     files = {name: insert_attempt_token(text, decision, plan) for name, text in _list_requested_files(user_data)}
-    if parse_family(user_data.format) is UserDataFormat.TALOS:  # Talos reads NoCloud, which has fixed file names
+    # Talos reads the files of NoCloud, which have fixed names
+    if parse_family(user_data.format) is UserDataFormat.TALOS:
         instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
         files = {"user-data": "".join(files.values()), "meta-data": format_meta_data(instance)}
     return build_iso(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
@@ -257,7 +261,7 @@ def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
 
 
 def render_immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
-    """Yield the user data files in a folder named after their digest."""
+    """Yield the user data files. The name of their folder is the digest of the files."""
     for name, text in user_data.files.items():
         yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.find_artifact_type(name))
 
@@ -274,7 +278,7 @@ _GENERIC: Final = "generic"
 def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield all files of ``nocloud/<uuid>/``, which a NoCloud seed with ``__dmi.system-uuid__`` reads.
 
-    Files without content are published empty, because cloud-init fetches every file, and waits for a missing file
+    Files without content are empty files, because cloud-init fetches every file, and waits for a missing file
     (cloud-init: DataSourceNoCloud, util.read_seeded).
     """
     user_data = plan.user_data if plan is not None else None
@@ -287,7 +291,7 @@ def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
 
 
 def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the user data for each MAC address, under the name that matchbox clients use for its format."""
+    """Yield the user data for each MAC address, at the path that matchbox clients use for its format."""
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None:
         return

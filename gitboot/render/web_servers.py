@@ -1,4 +1,4 @@
-"""Web-server configuration for nginx and Caddy."""
+"""Web-server configurations for nginx and Caddy."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gitboot.render.paths import (
 def render_web_servers(
     outputs: Collection[str], shared_paths: Collection[str], base_urls: Collection[str], monitors: Collection[str]
 ) -> Iterator[tuple[str, File]]:
-    """Yield the files in ``ops/serve/``, one configuration for each web server.
+    """Yield the files in ``ops/serve/``: one configuration for each web server.
 
     ``shared_paths`` are the paths of the shared files. A publication writes the first scripts last, so a copy that
     contains a first script is complete. ``base_urls`` are the URLs at which machines find ``boot/``. ``monitors`` are
     the networks that may read the signed list, in addition to the host of the mirror.
     """
     scripts = sorted(path for path in shared_paths if publication_stage(path) is Stage.FIRST_SCRIPTS)
-    # None: no file can show whether a copy is complete.
+    # None: there is no file that shows whether a copy is complete.
     script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
     last = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
@@ -111,12 +111,15 @@ def _escape_path(path: str) -> str:
 
 
 def _decode_path(prefix: str) -> str:
-    """Return the path of a base URL as web servers compare it: decoded, and without double slashes or dot segments."""
+    """Return the path of a base URL in the form that web servers compare: decoded, and without double slashes or dot
+    segments.
+    """
     return f"/{normpath(unquote(prefix)).lstrip('/')}"
 
 
 def _render_nginx_prefixes(prefixes: Sequence[str]) -> str:
-    """Return the lines that strip the base URL's path from requests, so that logged paths are relative to ``boot/``.
+    """Return the lines that remove the base URL's path from requests, so that paths in the log are relative to
+    ``boot/``.
 
     With several base URLs, a path in ``boot/`` may start with the same folder as a base URL. nginx does not rewrite the
     path of an existing file.
@@ -139,7 +142,10 @@ def _render_nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKi
 
 
 def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
-    """Return a location for files. With ``by_ending``, ``type`` only applies to files with an unknown extension."""
+    """Return an nginx location for files.
+
+    With ``by_ending``, ``type`` only applies to files with an unknown extension.
+    """
     types = "" if by_ending else "        types {}\n"
     parts = "" if delivery.in_parts else "        max_ranges 0;\n"
     etag = "" if delivery.has_etag else NGINX_WITHOUT_ETAG
@@ -147,7 +153,7 @@ def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by
 
 
 def _render_caddy_prefixes(prefixes: Sequence[str]) -> str:
-    """Return the directives that strip the base URLs' paths from requests. Caddy still logs the original path."""
+    """Return the directives that remove the base URLs' paths from requests. Caddy still logs the original path."""
     found = [prefix for prefix in prefixes if prefix]
     lines = ["# Machines find boot/ below the path of a base URL."] if found else []
     for number, prefix in enumerate(found):
@@ -401,7 +407,7 @@ class _Key(NamedTuple):
 
     kind: IdentityKind
     expression: str
-    groups: tuple[int, ...]  # the groups that the output tree's spelling joins with hyphens
+    groups: tuple[int, ...]  # the regular expression groups; hyphens join them in the output tree's spelling
 
 
 _KEYS: Final = (
@@ -444,10 +450,10 @@ def render_nginx_maps(outputs: Collection[str]) -> str:
 
 
 def render_nginx_locations(outputs: Collection[str]) -> str:
-    """Return the nginx locations for aliases, with which nginx logs the path of the file that it sent.
+    """Return the nginx locations for aliases.
 
-    Each path that an alias refers to has its own location, because ``try_files`` would treat an unreadable file as
-    absent.
+    With them, nginx logs the path of the file that it sent. Each path that an alias refers to has its own location,
+    because ``try_files`` would treat an unreadable file as absent.
     """
     chosen = _select_aliases(outputs)
     known = "".join(_nginx_location_queries(alias) for alias in chosen)
@@ -515,8 +521,8 @@ def render_caddy_aliases(outputs: Collection[str]) -> str:
 def _render_caddy_alias(number: int, alias: Alias) -> str:
     """Return the Caddy directives for one alias.
 
-    The matcher does not distinguish an unreadable file from an absent file. So if the matcher finds no file, the
-    directives try each file again, which produces the right error.
+    The matcher does not distinguish an unreadable file from an absent file. So if the matcher does not find a file, the
+    directives try each file again, which produces the correct error.
     """
     matcher, files = f"@alias{number}", [_build_path(kind, alias, "{gitboot_%s}") for kind in _select_kinds(alias)]
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"

@@ -11,7 +11,7 @@ class TokenRule(NamedTuple):
     """The pattern of one kind of token."""
 
     kind: str
-    words: tuple[str, ...]  # in lower case; a line with the token contains one of them
+    words: tuple[str, ...]  # words in lower case; a line with the token contains one of these words
     pattern: str
 
 

@@ -57,13 +57,13 @@ from gitboot.resolve.server_decision import (
 from gitboot.text import format_count, format_names
 
 Place = tuple[Id, tuple[str | int, ...]]  # a document and a field
-_MAX_SECRETS_PER_FILE: Final = 50  # at most this many secrets are reported for one file
+_MAX_SECRETS_PER_FILE: Final = 50  # gitboot reports at most this many secrets for one file
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
     """Yield each possible secret that gitboot would publish.
 
-    A finding points at a line of a template, or at the profile if the line is unknown.
+    The location of a finding is a line of a template, or the profile if the line is unknown.
     """
     known: set[str] = set()
     for path in list_templates(inputs.profile):
@@ -105,14 +105,16 @@ def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding
 def _leak_finding(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:
-    # `allowance` is the reason why the author permits this secret to be published.
+    # `allowance` is the author's reason for the publication of this secret.
     if allowance is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowance}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
 def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield a finding if several policies tie for a server, or if no policy selects it (rule R3)."""
+    """Yield a finding if several policies with the same priority select a server, or if no policy selects the server
+    (rule R3).
+    """
     shared, name = inputs.shared, inputs.server.metadata.name
     if shared.tied:
         yield DecisionFinding(
@@ -135,8 +137,8 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """Yield problems with a server's identities, BMC, boot loader and site.
 
-    A placeholder identity makes a commit unacceptable. An instance that has already accepted the commit keeps it,
-    because earlier versions did not check for placeholders.
+    An instance does not accept a new commit with a placeholder identity. If it has already accepted the commit, it
+    keeps the commit, because earlier versions did not check for placeholders.
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
     own = Id("Server", server.metadata.name)
@@ -152,7 +154,8 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         if bmc.tls.verify and ends is not None:
             yield DecisionFinding(
                 code,
-                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects certificates that it signed",
+                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects certificates that this CA "
+                "signed",
                 code.hint,
                 (Id(FILE, bmc.tls.ca), (1,)),
                 Severity.WARNING,
@@ -162,7 +165,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
         message = f"DHCP would refer to the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}"
-        hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or name another loader"
+        hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or choose another loader"
         place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
         yield DecisionFinding(Code.COMBINATION, message, hint, place)
     if inputs.secure_boot:
@@ -179,7 +182,8 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield a warning for each reason in the documents why a server with Secure Boot cannot boot as planned.
+    """Yield a warning for each setting in the documents that prevents a server with Secure Boot from booting as
+    planned.
 
     Only `gitboot doctor` and `gitboot bmc diff` can check whether the files have signatures.
     """
@@ -190,8 +194,8 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         hint = f"remove secureBoot from {own}"
         if server.spec.secure_boot is None:
             hint = (
-                f"hardware of Fleet/{shared.fleet.name} sets secureBoot: write secureBoot: false in {own}, or let that "
-                "entry of hardware select fewer servers"
+                f"hardware of Fleet/{shared.fleet.name} sets secureBoot: write secureBoot: false in {own}, or change "
+                f"the selector of that hardware entry"
             )
         yield DecisionFinding(code, message, hint, (own, ("spec", "firmware")), Severity.WARNING)
         return
@@ -244,10 +248,10 @@ def check_loader_signature(
     *,
     secure_boot: bool = False,
 ) -> Iterator[DecisionFinding]:
-    """Yield a warning if a boot has a `loaderSignature` that the program which boots the machine ignores.
+    """Yield a warning if a boot has a `loaderSignature`, but the program that boots the machine ignores the signature.
 
-    ``ignoring`` is a loader that verifies no file, with the field that chose it, or None if iPXE may boot the machine.
-    With ``secure_boot``, the firmware verifies the whole UKI by its own signature.
+    ``ignoring`` is a loader that does not verify files, with the field that sets the loader. It is None if iPXE may
+    boot the machine. With ``secure_boot``, the firmware verifies the signature in the UKI.
     """
     artifacts = inputs.image.spec.architectures.get(architecture) if inputs.image is not None else None
     if artifacts is None or not any(each.loader_signature for _, each in artifacts.files()):
@@ -293,7 +297,7 @@ def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[st
 def find_ignoring_output(
     fleet: str, outputs: Iterable[Output], firmware: Firmware = Firmware.UEFI
 ) -> tuple[str, Place] | None:
-    """Return the loader of a Fleet that has no boot scripts for iPXE, with the field outputs. Otherwise return None."""
+    """If a Fleet has no boot scripts for iPXE, return its loader and the field ``outputs``. Otherwise return None."""
     found = LOADER_OUTPUTS.intersection(outputs)
     if not found or found & IPXE_OUTPUTS:
         return None
@@ -309,7 +313,7 @@ _IDENTITY_HINTS: Final = {
 _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
 
 
-@lru_cache(maxsize=1024)  # many servers share the same certificates
+@lru_cache(maxsize=1024)  # cached, because many servers share the same certificates
 def _authority_expiry(certificates: bytes) -> datetime | None:
     return max(read_certificate_ends(certificates), default=None)
 
@@ -341,7 +345,8 @@ def check_policy(
             "remove power, or set networkBoot to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
-    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # without a BMC, the boot would wait forever
+    # without a BMC, gitboot would never offer the boot
+    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:
         yield DecisionFinding(
             Code.COMBINATION,
             f"waitFor PowerOff needs a BMC, but Server/{server.metadata.name} has no bmc",
@@ -353,7 +358,7 @@ def check_policy(
 def check_maintenance(
     server: Server, inputs: MaintenanceInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield problems that a server would have with the boot of a maintenance."""
+    """Yield the problems with the boot of a maintenance for a server."""
     spec, key = inputs.maintenance.spec, Id("Maintenance", inputs.maintenance.metadata.name)
     yield from _check_boot(server, key, inputs.boot, boot, override, spec.network_boot, spec.reinstall)
     if spec.before is not None and spec.before.approval is not None and spec.before.approval.file is not None:
@@ -402,7 +407,7 @@ def _check_boot(
             )
     if boot is None:
         return
-    # A direct boot runs no boot script that could end a Continuous override.
+    # A direct boot does not run a boot script, which could end a Continuous override.
     if boot.direct and override is OverrideMode.CONTINUOUS:
         yield DecisionFinding(
             Code.OVERRIDE_MODE,
@@ -430,9 +435,9 @@ def _check_boot(
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """Yield a finding for each pair of maintenances that have the same priority and overlapping windows.
+    """Yield a finding for each pair of maintenances with the same priority and overlapping windows.
 
-    The finding expires when the overlap ends.
+    The finding ends when the overlap ends.
     """
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
@@ -457,7 +462,7 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
     text = server.metadata.annotations.get(PROVISIONED)
     if not fleet.is_declared or text is None:
         return None
-    if text.isascii() and text.isdecimal() and len(text) < 19:  # documents allow integers with up to 18 digits
+    if text.isascii() and text.isdecimal() and len(text) < 19:  # in documents, an integer has at most 18 digits
         return int(text)
     return DecisionFinding(
         Code.INTEGER,
@@ -530,9 +535,8 @@ def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterat
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """Return an error located at the document that chose the profile.
-
-    The profile itself may be correct for other machines.
+    """Return an error whose location is the document that set the profile, because the profile may be correct for other
+    machines.
     """
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; the profile is {source.profile_id}", hint, resource, *path)
@@ -567,7 +571,7 @@ _HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
 
 
 def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Raise `Unbootable` if the kernel arguments, user data, labels or taints cannot reach the booted system."""
+    """Raise `Unbootable` if the booted system cannot get the kernel arguments, user data, labels or taints."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
             raise Unbootable(
@@ -602,7 +606,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
-        return  # the Ignition document, which the system finds by its UUID, can contain all of these
+        return  # the system finds its Ignition document by UUID, and this document can contain all of these values
     giver = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
         what, resource, path = "user data", source.profile_id, ("spec", "userData")
@@ -627,8 +631,9 @@ def check_command_line(
 ) -> None:
     """Raise `Unbootable` if a boot loader or the kernel cannot accept the kernel command line.
 
-    The error points at the first unacceptable argument, or, if the command line is only too long, at the document that
-    contributes most of it. ``find_places`` returns the document and the list index of each argument.
+    The location of the error is the first unacceptable argument. If the command line is only too long, the location is
+    the document with the longest part of the command line. ``find_places`` returns the document and the list index of
+    each argument.
     """
     try:
         _quote(arguments)
@@ -654,11 +659,11 @@ def _quote(arguments: tuple[str, ...]) -> None:
     quote_grub_arguments(arguments)
 
 
-_MOST_NAMED: Final = 20  # a problem names at most this many servers, and counts the others
+_MOST_NAMED: Final = 20  # a message contains the names of at most this many servers, and the number of the others
 
 
 def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each of a server's boots that copies of the boot files cannot serve correctly."""
+    """Yield a warning for each boot of a server that copies of the boot files cannot serve correctly."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
@@ -684,7 +689,10 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
         if endpoint is None:
             why = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
         elif unable:
-            why = f"{unable} cannot query {endpoint} for the end of the maintenance, so copies do not serve it to them"
+            why = (
+                f"{unable} cannot ask {endpoint} whether the maintenance has ended, so copies do not serve the "
+                "maintenance to them"
+            )
         else:
             continue
         place = (Id("Maintenance", maintenance.name), ("spec", "window"))
@@ -761,7 +769,7 @@ def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
 
 
 def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each image with placeholder digests. The warning points at the first placeholder."""
+    """Yield a warning for each image with placeholder digests. The location of the warning is the first placeholder."""
     for name, image in repository.images.items():
         found = [
             ("spec", "architectures", architecture, *at, "sha256")

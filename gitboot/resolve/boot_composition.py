@@ -42,8 +42,8 @@ class _SharedBoot(Struct, frozen=True):
     """The part of a boot that is the same for many servers, without rendered arguments, user data and scripts."""
 
     boot: Boot
-    documents: tuple[object, ...]  # the source documents; this reference keeps their id() values unique
-    template_values: dict[str, Any] = field(default_factory=dict)  # filled when a template needs the values
+    documents: tuple[object, ...]  # the source documents; while they are in memory, their id() values stay unique
+    template_values: dict[str, Any] = field(default_factory=dict)  # set when a template first needs the values
 
 
 class Composer:
@@ -51,15 +51,15 @@ class Composer:
 
     def __init__(self) -> None:
         self._plain = PlainDocuments()
-        # The key contains everything on which the shared part depends. id() represents a document in the key.
+        # The key contains everything on which the shared part depends. The key contains id() of each document.
         self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
-        self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of template files
+        self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # the texts of template files
 
     def compose(self, source: BootSource) -> Boot:
         """Compose a boot from its source documents. Raises `Unbootable` if the boot cannot work.
 
-        Kernel arguments are rendered first, because user data may contain them. Boot scripts are rendered last, because
-        they may contain the arguments and the URL of the user data.
+        gitboot renders kernel arguments first, because user data may contain kernel arguments. It renders boot scripts
+        last, because boot scripts may contain the kernel arguments and the URL of the user data.
         """
         begun = self._prepare_shared_boot(source)
         boot, profile = begun.boot, source.profile.spec
@@ -73,7 +73,7 @@ class Composer:
             except TemplateFault as fault:
                 raise _to_unbootable(fault, wanted.template) from None
             shown = self._merge_arguments(lists, context) if shows_arguments else ()
-            # User data must be the same for every NIC.
+            # User data cannot use values of the boot NIC, because it must be the same for every NIC.
             own = context.with_values(
                 kernel_arguments=[each for each in shown if not names_boot_nic(each)],
                 boot_nic=templates.BOOT_NIC_OF_USER_DATA,
@@ -136,7 +136,7 @@ class Composer:
         rendered = [self._render_arguments(resource, given, context) for resource, given in lists]
         merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
         for number, item in merged.without_effect:
-            if len(item) == 2:  # only for a dash and one letter, such as -x
+            if len(item) == 2:  # only items with a dash and one letter, such as -x
                 (resource, _), index = lists[number], next(at for at, text in rendered[number] if text == item)
                 message = f"{item} removes the kernel argument {item[1:]}, but no earlier list has this argument"
                 at = ("spec", "kernelArguments", index)
@@ -154,18 +154,21 @@ class Composer:
                 at = ("spec", "kernelArguments", number)
                 raise Unbootable(fault.code, fault.message, fault.code.hint, resource, *at) from None
             if is_reserved_argument(text):
-                message = f"gitboot or the boot loader writes {text.partition('=')[0]}= itself"
+                message = f"gitboot or the boot loader writes the argument {text.partition('=')[0]}="
                 at = ("spec", "kernelArguments", number)
                 raise Unbootable(Code.RESERVED_ARGUMENT, message, Code.RESERVED_ARGUMENT.hint, resource, *at)
             if names_changed_boot_nic(text):
-                message, hint = "a filter changed a value of boot_nic", "write the values of boot_nic without a filter"
+                message, hint = (
+                    ("a filter in the template changed a value of boot_nic"),
+                    "write the values of boot_nic without a filter",
+                )
                 raise Unbootable(Code.TEMPLATE_FAILED, message, hint, resource, "spec", "kernelArguments", number)
             if text:
                 rendered.append((number, text))
         return rendered
 
     def list_dropped_arguments(self, boot: Boot, source: BootSource) -> list[tuple[str, Id, str]]:
-        """Return each kernel argument that the merge dropped, with its document and the reason."""
+        """Return each kernel argument that the merge dropped, with the document of the argument and the reason."""
         context = TemplateContext(self._plain, boot, source, {})
         context = context.with_values(urls=context.make_urls(boot.user_data))
         lists = collect_argument_lists(boot, source)
@@ -190,9 +193,10 @@ class Composer:
         }
 
     def locate_arguments(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
-        """Map each kernel argument of a composed boot to its document and its index in the list there.
+        """Map each kernel argument of a composed boot to the document that contains it, and to its index in the
+        document's list.
 
-        The arguments that gitboot adds for the user data are omitted.
+        Omit arguments that gitboot adds for the user data.
         """
         context = TemplateContext(self._plain, boot, source, {})
         places = self._locate_arguments(
@@ -258,7 +262,7 @@ class Composer:
             raise _to_unbootable(fault, path) from None
 
 
-_LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # variables whose values the boot loaders complete
+_LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # variables whose values the boot loaders fill in
 
 
 def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
@@ -266,13 +270,15 @@ def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
 
 
 class PlainDocuments:
-    """Documents as templates see them: with the field names of YAML, and with metadata and spec merged.
+    """Documents in the form that templates use: with the field names of YAML, and with metadata and spec merged.
 
-    All documents are cached, except that only the last server is kept, because servers are rendered one after another.
+    All documents are cached. Of the servers, only the last one is cached, because gitboot renders one server after
+    another.
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by id(); the stored document keeps its id unique
+        # by id(); while a document is stored, its id() stays unique
+        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def get(self, resource: Resource) -> dict[str, Any]:
@@ -300,9 +306,9 @@ class TemplateContext:
 
     def __init__(self, plain: PlainDocuments, boot: Boot, source: BootSource, shared_values: dict[str, Any]) -> None:
         self._plain, self._boot, self._source = plain, boot, source
-        self._shared = shared_values  # shared with boots of other servers; filled on first use
+        self._shared = shared_values  # shared with boots of other servers; set on first use
         self._more: dict[str, Any] = {}
-        # Shared with contexts that `with_values` derived from this one; filled on first use.
+        # Shared with the contexts that `with_values` derived from this context; set on first use.
         self._common: dict[str, Any] = {}
         self._mapping: dict[str, Any] | None = None
 
@@ -343,13 +349,16 @@ class TemplateContext:
         return seen
 
     def make_urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
-        """Return the URLs that templates may use, including the URL of the user data once that is rendered."""
+        """Return the URLs that templates may use.
+
+        They include the URL of the user data after the user data was rendered.
+        """
         own = self._common.get("urls") or _make_urls(self._source)
         return {**own, "user_data": user_data.url} if user_data is not None else own
 
 
 def _make_urls(source: BootSource) -> dict[str, Any]:
-    # Secrets are served only by the host that serves one-time boots. Mirrors may serve all other files.
+    # Only the host that serves one-time boots serves secrets. Mirrors may serve all other files.
     urls: dict[str, Any] = {"base": source.base_url, "secrets": {}}
     if source.server is not None:
         mac = source.server.boot_macs[0]
@@ -377,7 +386,8 @@ def find_secret_files(source: BootSource) -> dict[str, str]:
 def read_secret_texts(source: BootSource) -> dict[str, str]:
     """Return the encrypted secrets by name, as base64.
 
-    Raises `Unbootable` if the profile's secrets would be served for an unlimited time, as under networkBoot Always.
+    Raises `Unbootable` if gitboot would serve the profile's secrets for an unlimited time, for example with networkBoot
+    Always.
     """
     found = find_secret_files(source)
     user_data = source.profile.spec.user_data
@@ -392,7 +402,7 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
 
 
-# The file names of mirrored artifacts by role. Each file is in a folder that is named after its digest.
+# The file names of mirrored artifacts, by role. The folder of each file has the digest of the file as its name.
 MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
 _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 
@@ -422,7 +432,7 @@ def boot_files(
         uki=file(artifacts.uki, _UKI),
         iso=file(artifacts.iso, _ISO),
         loader=file(artifacts.loader, _LOADER),
-        loader_signatures=signatures,  # complete, because the files are built before
+        loader_signatures=signatures,  # complete at this point, because gitboot builds the files first
     )
 
 

@@ -1,6 +1,6 @@
-"""cloud-init user data: reject parts that cloud-init would ignore, and parse the YAML that it would read.
+"""cloud-init user data: reject parts that cloud-init would ignore, and parse the YAML that cloud-init would read.
 
-The rules are those of cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user data into parts, and the modules in
+The rules come from cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user data into parts, and the modules in
 `cloudinit/handlers` process the parts. The check never fetches the URLs in an `#include` part.
 """
 
@@ -25,8 +25,8 @@ from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 class CloudConfigs(NamedTuple):
     """The cloud-configs that cloud-init reads from user data."""
 
-    configs: tuple[dict[Any, Any], ...]  # from the parts that gitboot can read, in order
-    is_complete: bool  # False: the machine adds more configuration, by an include, a part handler or a template
+    configs: tuple[dict[Any, Any], ...]  # cloud-configs from the parts that gitboot can read, in order
+    is_complete: bool  # False: an include, a part handler or a template adds more configuration on the machine
 
 
 def read_user_data(text: str) -> CloudConfigs:
@@ -59,8 +59,10 @@ _TYPE_BY_HEADER: Final = {
 }
 _INCLUDES: Final = frozenset({"text/x-include-url", "text/x-include-once-url"})
 _UNCHECKED: Final = frozenset({_SCRIPT, _BOOTHOOK, *(f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once"))})
-_FROM_TEMPLATES: Final = frozenset({_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK})  # what a Jinja template may render to
-_DETECTED: Final = frozenset({"text/plain", "text/x-not-multipart", _SCRIPT})  # types that the content overrides
+# the types of the text that a Jinja template may produce
+_FROM_TEMPLATES: Final = frozenset({_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK})
+# for these types, the content of the part decides the type
+_DETECTED: Final = frozenset({"text/plain", "text/x-not-multipart", _SCRIPT})
 _GZIP: Final = frozenset(
     f"application/{name}"
     for name in (
@@ -70,18 +72,18 @@ _GZIP: Final = frozenset(
 )
 _NOT_MULTIPART: Final = "text/x-not-multipart"
 _HEADER_HINT: Final = (
-    "begin it with #cloud-config, #!, #cloud-boothook, #include, #part-handler, #cloud-config-archive or "
+    "begin the part with #cloud-config, #!, #cloud-boothook, #include, #part-handler, #cloud-config-archive or "
     "## template: jinja"
 )
 
 
 class _Part(NamedTuple):
-    """A part of the user data, as in a MIME multipart message."""
+    """A part of the user data, for example of a MIME multipart message."""
 
     name: str  # the name in error messages
     type: str
     payload: str | bytes
-    first_line: int  # 1-based line of the user data at which the payload starts; 0: the payload is encoded
+    first_line: int  # the line of the user data, from 1, at which the payload starts; 0: the payload is encoded
     headers: Mapping[str, str]
 
 
@@ -95,7 +97,7 @@ def _detect_type(payload: str | bytes, default: str) -> str:
 
 
 def _split_parts(text: str) -> Iterator[_Part]:
-    """Yield the parts of the user data with their types. An archive is yielded as one part."""
+    """Yield the parts of the user data with their types. Yield an archive as one part."""
     if b"mime-version:" not in text[:4096].encode("utf-8", "replace")[:4096].lower():
         yield _Part("the user data", _detect_type(text, _NOT_MULTIPART), text, 1, {})
         return
@@ -124,7 +126,8 @@ def _find_line(text: str, payload: str | bytes) -> int:
     return text.count("\n", 0, at) + 1 if at >= 0 else 0
 
 
-_MAX_BYTES: Final = 1024 * 1024  # the limit on a decompressed part, which is the same as for a rendered template
+# the maximum size of a decompressed part, which is also the maximum size of a rendered template
+_MAX_BYTES: Final = 1024 * 1024
 
 
 def _decompress(payload: str | bytes, name: str) -> str:
@@ -139,7 +142,7 @@ def _decompress(payload: str | bytes, name: str) -> str:
                     f"{name} of the rendered user data unpacks to more than {_MAX_BYTES:,} bytes", "shorten it"
                 )
             if not member.eof:
-                raise zlib.error("it ends too early")
+                raise zlib.error("the data ends too early")
             data = member.unused_data
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
@@ -148,7 +151,7 @@ def _decompress(payload: str | bytes, name: str) -> str:
 
 
 class _Reader:
-    """Checks the parts of user data in order, and collects their cloud-configs."""
+    """A reader of user data. It checks the parts in order, and collects their cloud-configs."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -198,7 +201,7 @@ class _Reader:
         if named is None or named[1].lower().strip() != "jinja":
             raise make_user_data_fault(
                 f"the first line of {part.name} is {quote_value(first)}, so cloud-init ignores the template below it",
-                "write ## template: jinja, and nothing else, in the first line",
+                "write only ## template: jinja in the first line",
                 part.first_line,
             )
         body = _parse_template(part, rest)
@@ -212,7 +215,7 @@ class _Reader:
                 "begin the second line with #cloud-config, #! or #cloud-boothook",
                 part.first_line and part.first_line + 1,
             )
-        if kind in (_CONFIG, _JSON_PATCH) and body == rest:  # no expressions, so the machine reads this text
+        if kind in (_CONFIG, _JSON_PATCH) and body == rest:  # without expressions, the machine reads exactly this text
             self._read_config(part._replace(payload=body, first_line=part.first_line and part.first_line + 1))
         elif kind in (_CONFIG, _JSON_PATCH):
             self.is_complete = False
@@ -227,7 +230,7 @@ def _make_unhandled(part: _Part) -> Malformed:
         )
     return make_user_data_fault(
         f"{part.name} of the rendered user data has the type {quote_value(part.type)}, which cloud-init ignores",
-        f"give it a type that cloud-init reads, such as {_CONFIG} or {_SCRIPT}",
+        f"use a type that cloud-init reads, such as {_CONFIG} or {_SCRIPT}",
         part.first_line,
     )
 
@@ -246,7 +249,10 @@ def _keep(_: Context, value: object) -> object:
 
 
 class _JinjaOfCloudInit(Environment):
-    """A Jinja2 environment for parsing only. The optimizer is off, because a constant can take any time to compute."""
+    """A Jinja2 environment that only parses templates.
+
+    The optimizer is off, because the computation of a constant can take any time.
+    """
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_keep)
@@ -256,10 +262,10 @@ _JINJA_OF_CLOUD_INIT: Final = _JinjaOfCloudInit()
 
 
 def _parse_template(part: _Part, source: str) -> str | None:
-    """Return the text before the first expression of a Jinja part, or None if it begins with an expression."""
+    """Return the text before the first expression of a Jinja part, or None if the part begins with an expression."""
     try:
         tree = _JINJA_OF_CLOUD_INIT.parse(source)
-        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # raises an error for an unknown filter or test
+        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # this raises an error for an unknown filter or test
     except (TemplateError, RecursionError, ValueError) as error:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
         raise make_user_data_fault(
@@ -285,23 +291,24 @@ def _parse_template(part: _Part, source: str) -> str | None:
     return begins if "{" in source else source
 
 
-# cloud-init parses YAML with PyYAML's Python parser, but libyaml takes only a tenth of the time. According to a search
-# with random texts, they disagree only about tabs, directives, unusual characters and adjacent indicators.
+# cloud-init parses YAML with PyYAML's Python parser, but libyaml takes only a tenth of the time. In a test with random
+# texts, the two parsers differed only for tabs, directives, unusual characters and adjacent indicators.
 _DIFFERS: Final = re.compile(r"^%|[^\n -~\u00a1-\u1fff\u2030-\ud7ff]|[|>][-+0-9]*#|[:!][,\[\]{}]", re.MULTILINE)
 _INDICATORS: Final = re.compile(r"^[ \-?:]*", re.MULTILINE)
-_MAX_DEPTH: Final = 100  # nested lists and mappings; PyYAML reaches the recursion limit of Python at about 300
+# the maximum depth of nested lists and mappings; PyYAML exceeds the recursion limit of Python at about 300
+_MAX_DEPTH: Final = 100
 
 
 def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
-    """Parse a YAML document as cloud-init does. Raises `Malformed`.
+    """Parse a YAML document as cloud-init does.
 
-    ``what`` names the document in error messages. ``first_line`` is the line of the user data at which the document
-    starts, or 0 if the line is unknown.
+    Raises `Malformed` if cloud-init could not read the document. ``what`` is the name of the document in error
+    messages. ``first_line`` is the line of the user data at which the document starts, or 0 if the line is unknown.
     """
     try:
         text = payload if isinstance(payload, str) else payload.decode()
         if exceeds_depth(text):
-            raise make_user_data_fault(f"{what} is nested too deeply", "nest it less", first_line)
+            raise make_user_data_fault(f"{what} is nested too deeply", "reduce the nesting", first_line)
         has_questions = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
         loader: Any = yaml.SafeLoader(text) if has_questions or _DIFFERS.search(text) else yaml.CSafeLoader(text)
         try:
@@ -321,7 +328,7 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
 
 
 def describe_yaml_error(error: Exception) -> tuple[str, int]:
-    """Return the message and the 1-based line of a YAML error. The line is 0 if it is unknown."""
+    """Return the message and the 1-based line of a YAML error. The line is 0 if gitboot does not know it."""
     if not isinstance(error, yaml.MarkedYAMLError):
         reason = getattr(error, "reason", None)
         return str(reason or error).partition("\n")[0], 0
@@ -335,7 +342,7 @@ def describe_yaml_error(error: Exception) -> tuple[str, int]:
 
 def exceeds_depth(text: str) -> bool:
     """Return whether lists and mappings are nested so deeply that the recursion of libyaml could overflow the stack."""
-    indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # at most, per line
+    indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # the maximum for each line
     if text.count("[") + text.count("{") + 2 * indicators < _MAX_DEPTH:
         return False
     depth = 0
@@ -429,7 +436,7 @@ def _check_patch(part: _Part) -> None:
 # Archives. Source: cloudinit/user_data.py, `_explode_archive`.
 _ARCHIVE_FIELDS: Final = frozenset(
     {"content", "filename", "type", "launch-index", "content-disposition", "number-attachments", "content-type"}
-)  # of an entry; other fields are headers of its part
+)  # fields of an entry; all other fields are headers of the part
 
 
 def _split_archive(part: _Part) -> Iterator[_Part]:

@@ -1,4 +1,4 @@
-"""Fields of a decision: the value of each field, the rule that sets it, and the document that states it."""
+"""Fields of a decision: the value of each field, the rule that sets the field, and the document with the value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gitboot.resolve.server_decision import Boot, BootFile, Decision
 from gitboot.resolve.server_plan import BootPlan
 
 Step = str | int
-# Fields with a default. An explanation of the whole server shows them only if a document sets them.
+# Fields with a default. An explanation of a complete server shows these fields only if a document sets them.
 SETTINGS: Final = (
     *("override", "diskBoot", "power", "waitFor", "run", "priority", "maxUnavailable", "maxUnavailablePer"),
     *("nodeLabels", "nodeTaints"),
@@ -27,22 +27,22 @@ SETTINGS: Final = (
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """The value of a field in a server's boot configuration, with its reason and its location."""
+    """The value of a field in a server's boot configuration, with the reason and the document that sets the value."""
 
-    field: str  # such as image, kernelArguments[0] or vars.console
+    field: str  # the field, such as image, kernelArguments[0] or vars.console
     value: str
     rule: str
     why: str
-    resource: str | None = None  # such as BootPolicy/web; None: a rule sets the value
+    resource: str | None = None  # the document, such as BootPolicy/web; None: a rule sets the value
     path: str | None = None
     line: int | None = None
     column: int | None = None
     under: str | None = None  # the maintenance to which the reason applies, if all maintenances are explained
-    steps: tuple[Step, ...] = ()  # the path to the value in its document
+    steps: tuple[Step, ...] = ()  # the path of the value in its document
 
 
 def make_reason(field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step) -> Reason:
-    """Return a reason without its source location. True, false and a missing value have the texts of YAML."""
+    """Return a reason without its source location. Show true, false and a missing value as in YAML."""
     shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     written_in = str(resource) if resource is not None else None
     return Reason(field=field, value=shown, rule=rule, why=why, resource=written_in, steps=path)
@@ -55,8 +55,9 @@ _BY_SERVER: Final = "the server sets it"
 def list_field_reasons(
     repository: FleetRepository, inputs: ServerInputs, decision: Decision, plan: BootPlan | None
 ) -> Iterator[Reason]:
-    """Yield the reasons for all fields of a decision: those of the server, of its policy or its maintenance, and of
-    the boot that the plan is made from.
+    """Yield the reasons for all fields of a decision.
+
+    They concern the server, its policy or its maintenance, and the boot in its plan.
     """
     yield from _explain_server(inputs, decision, _find_fleet(repository))
     yield from _explain_serving(repository, inputs, decision)
@@ -87,7 +88,7 @@ def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) 
     if spec.uuid is not None:
         yield make_reason("uuid", decision.uuid, "-", _BY_SERVER, own, "spec", "uuid")
     else:
-        why = "gitboot derives it from the first MAC address, because the server has no uuid"
+        why = "gitboot derives the UUID from the first MAC address, because the server has no uuid"
         yield make_reason("uuid", decision.uuid, "-", why, own, "spec", "interfaces", 0, "mac")
     places = {each.mac: number for number, each in enumerate(spec.interfaces)}
     for number, mac in enumerate(decision.macs):
@@ -149,7 +150,9 @@ def _find_fleet(repository: FleetRepository) -> Id | None:
 
 
 def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision: Decision) -> Iterator[Reason]:
-    """Explain the fields that the Fleet sets: URLs, the disk script, and what copies of the output tree serve."""
+    """Explain the fields that the Fleet sets: the URLs, the disk script, and the boots that copies of the output tree
+    serve.
+    """
     fleet, spec, own = _find_fleet(repository), repository.fleet.spec, Id("Server", decision.server)
     serving, site = spec.serving, inputs.shared.site
     at_site: tuple[Step, ...] = ()
@@ -191,7 +194,7 @@ def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision
         yield make_reason(f"copies.{field}", value, "-", why, fleet if is_set else None, "spec", "serving", field)
 
 
-# The settings of a maintenance with their defaults, which a document may also state.
+# The settings of a maintenance, with their defaults. A document may also state the default.
 _MAINTENANCE_DEFAULTS: Final[Mapping[str, object]] = {
     "run": 1,
     "power": MaintenancePower.NONE,
@@ -219,7 +222,10 @@ def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision)
 
 
 def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | None:
-    """Return the policy of the chain that sets a field of a pool, or None if the field has its default."""
+    """Return the policy that sets a field of a pool, or None if the field has its default.
+
+    The policy is the pool's policy or one of its ancestors.
+    """
 
     def sets(spec: BootPolicySpec) -> bool:
         return getattr(spec, name) is not None
@@ -249,11 +255,11 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
 
 
 _IMAGE_FIELDS: Final = ("version", "writes_disk", "config_from", "boots")
-_FILES_BY_NAME: Final = frozenset({"initrds", "loader_signatures"})  # fields of `BootFiles` that are not one file
+_FILES_BY_NAME: Final = frozenset({"initrds", "loader_signatures"})  # fields of `BootFiles` that are not a single file
 
 
 def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterator[Reason]:
-    """Explain what an image and a profile state about a boot."""
+    """Explain the fields of a boot that its image and its profile set."""
     of_image, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
     for name in _IMAGE_FIELDS:
         field = to_camel(name)

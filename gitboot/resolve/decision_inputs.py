@@ -36,11 +36,11 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
 
     name: str
     is_written: bool  # False: the commit has no Fleet document
-    outputs: tuple[Output, ...]  # the outputs that boot loaders use, and the mirror, sorted
+    outputs: tuple[Output, ...]  # the outputs that boot loaders use and the output mirror, sorted
     serving: Serving
     is_stopped: bool
-    is_declared: bool  # a server counts as provisioned if an annotation declares it
-    accepts_fetches: bool  # a fetch of all files proves that a server was provisioned
+    is_declared: bool  # an annotation is evidence that a server is provisioned
+    accepts_fetches: bool  # a fetch of all files is evidence that a server is provisioned
     attempts: int
     requires_policy: bool
     unknown_not_found: bool  # whether unknown machines get a 404 response
@@ -52,25 +52,25 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
 
 
 class BootInputs(Struct, frozen=True, kw_only=True):
-    """A profile with its image and files, from which a boot is composed."""
+    """A profile with its image and files. gitboot composes a boot from them."""
 
     profile: BootProfile
-    image: BootImage | None  # None for the method Disk, which boots no image
-    chosen_by: Id | None  # the document that chose the image; None: the server's pin chose it
-    chosen_at: Field  # the field of that document
-    skew: Skew | None  # the skew of the stream
+    image: BootImage | None  # None for the method Disk, which does not boot an image
+    chosen_by: Id | None  # the document that determined the image; None: the server's pin determined it
+    chosen_at: Field  # the field of the document that determined the image
+    skew: Skew | None  # the field skew of the stream
     requires_signature: bool  # whether a trusted key must have verified the files of the image
     files: Mapping[str, bytes]  # templates and secrets, by path
-    allowances: Mapping[str, str]  # why the author permits secrets, by field of the profile
+    allowances: Mapping[str, str]  # the author's reasons to permit secrets, by field of the profile
 
 
 class MaintenanceInputs(Struct, frozen=True, kw_only=True):
-    """A maintenance, and the inputs from which its boot is composed."""
+    """A maintenance, and the inputs from which gitboot composes the boot of the maintenance."""
 
     maintenance: Maintenance
     boot: BootInputs
     approved: tuple[str, ...] = ()  # the digests that the approval file contains for this maintenance
-    malformed_lines: tuple[int, ...] = ()  # lines of the approval file that are not approvals, counted from 1
+    malformed_lines: tuple[int, ...] = ()  # numbers of the lines in the approval file that are not approvals, from 1
 
 
 class SharedInputs(Struct, frozen=True, kw_only=True):
@@ -80,12 +80,12 @@ class SharedInputs(Struct, frozen=True, kw_only=True):
     sites: tuple[str, ...]  # all sites that select the server; the server belongs to the first one
     base_url: str
     endpoint: str | None
-    local_disk: str | None  # as set for the hardware
+    local_disk: str | None  # as set for the hardware in the Fleet
     loader: Loader | None  # as set for the hardware
     secure_boot: bool | None  # as set for the hardware
     pool: Pool | None  # the chosen policy
-    boot: BootInputs | None  # the inputs of that policy's boot
-    tied: tuple[str, ...]  # the names of the policies that tie, if several have the same priority
+    boot: BootInputs | None  # the inputs of the boot of the chosen policy
+    tied: tuple[str, ...]  # the names of the policies if several policies have the same highest priority
     is_unselected: bool  # whether no policy selects the server although all policies are valid
     maintenances: tuple[MaintenanceInputs, ...]
 
@@ -95,10 +95,10 @@ class SharedInputs(Struct, frozen=True, kw_only=True):
 
 
 class ServerInputs(Struct, frozen=True, kw_only=True):
-    """Everything on which the decision for one server depends."""
+    """All inputs on which the decision for one server depends."""
 
     server: Server
-    files: Mapping[str, bytes]  # files that the server names, by path
+    files: Mapping[str, bytes]  # files that the Server document refers to, by path
     shared: SharedInputs
 
     @property
@@ -120,26 +120,29 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
 
 
 Field = tuple[str | int, ...]
-FILE: Final = "file"  # the kind of a location in a file, whose field is the 1-based line
+FILE: Final = "file"  # the kind of a location in a file; the field of such a location is the line, from 1
 
 
 class DecisionFinding(NamedTuple):
-    """A problem that was found when computing a decision. If servers share a finding, gitboot reports it once."""
+    """A problem that gitboot found when it computed a decision.
+
+    If several servers have the same finding, gitboot reports it once.
+    """
 
     code: Code
     message: str
     hint: str
-    place: tuple[Id, Field]  # a document and a field, or (`FILE`, path) and a line
+    place: tuple[Id, Field]  # the location: a document and a field, or (`FILE`, path) and a line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
-    most_named: int = 2  # the message names this many servers, and counts the others
-    beside: Id | None = None  # another document in the message, in which gitboot inserts the file of this document
+    most_named: int = 2  # the message contains the names of this many servers, and the number of the others
+    beside: Id | None = None  # another document in the message; gitboot adds the file of this document to the message
     since: datetime | None = None  # None: from the beginning
     until: datetime | None = None  # None: until the commit changes
 
 
 class FindingPlace(NamedTuple):
-    """The location of a finding: a position, and the file in which its document is written."""
+    """The location of a finding: a position, and the file that contains the document."""
 
     origin: Origin
     place: Place
@@ -152,8 +155,8 @@ def locate_findings(
 ) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
     """Convert findings to problems without duplicates. Return the problems, and the locations of the findings.
 
-    ``known_places`` are the locations in another commit. They are reused for documents that are the same in both
-    commits, which gitboot then does not read again.
+    ``known_places`` are the locations in another commit. If a document is the same in both commits, gitboot uses its
+    known location and does not read the document again.
     """
     servers: dict[DecisionFinding, list[str]] = {}
     for server, finding in server_findings:
@@ -192,7 +195,7 @@ def locate_findings(
 
 
 def list_templates(profile: BootProfile) -> tuple[str, ...]:
-    """Return the paths of the templates that a profile names."""
+    """Return the paths of the templates in a profile."""
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
@@ -209,9 +212,10 @@ LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
 
 
 def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Parse a file of approvals. Return the digests that it contains for a maintenance, and its malformed lines.
+    """Parse a file of approvals.
 
-    A line is the name of a maintenance and a digest. The rest of a line after # is a comment.
+    Return the digests for a maintenance in the file, and the malformed lines. A line contains the name of a maintenance
+    and a digest. The text after a # is a comment.
     """
     approved, malformed = set[str](), []
     for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
@@ -226,16 +230,20 @@ def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], 
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
-    """The policy of all servers that the same selectors match, with their inputs by pin and rollout membership."""
+    """The policy of all servers that the same selectors match.
 
-    selected: list[object]  # the policies, maintenances, sites, hardware, holds and rollouts that select them
+    The inputs of these servers are stored by pin and by membership in the rollout.
+    """
+
+    # the policies, maintenances, sites, hardware entries, holds and rollouts that select these servers
+    selected: list[object]
     policy: Pool | Tie | None
     rollout: tuple[str, int] | None  # the stream of the policy, and the percentage of its rollout
     shared_inputs: dict[tuple[str | None, bool], SharedInputs] = field(default_factory=dict)
 
 
 class FleetView:
-    """Extracts the inputs of each decision from a commit. A decision depends only on its inputs."""
+    """A view of a commit that returns the inputs of each decision. A decision depends only on its inputs."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -246,7 +254,7 @@ class FleetView:
             for name, each in repository.streams.items()
             if each.spec.require_provenance is RequiredProvenance.SIGNED
         )
-        # The images that streams with requireProvenance: signed name. A profile may boot them without the stream.
+        # The images of streams with requireProvenance: signed. A profile may boot such an image without the stream.
         self.signed_images = frozenset(
             image for name in self._signed_streams for image in list_stream_images(repository.streams[name])
         )
@@ -263,7 +271,7 @@ class FleetView:
             unknown_not_found=spec.unknown_servers == UNKNOWN_NOT_FOUND,
             has_instances_by_site=spec.has_instances_by_site,
         )
-        # All selectors of the commit. Servers that the same selectors match share a choice.
+        # All selectors of the commit. Servers share a choice if the same selectors match them.
         entries: list[tuple[object, Any]] = [
             *((pool, repository.policies[name].spec.select) for name, pool in self.pools.items()),
             *((each, each.spec.select) for each in repository.maintenances.values()),
@@ -279,14 +287,14 @@ class FleetView:
         self._choices: dict[tuple[tuple[int, ...], bool, str | None], _Choice] = {}
         self._boots: dict[tuple[str, str | None, Id | None, Field], BootInputs] = {}
         self._maintenances: dict[str, MaintenanceInputs] = {}
-        self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # by profile
+        self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # values by profile
 
     def server_inputs(self, server: Server) -> ServerInputs:
         files = {path: self._repository.files[path] for path in list_own_files(server)}
         return ServerInputs(server=server, files=files, shared=self.shared_inputs(server))
 
     def shared_inputs(self, server: Server) -> SharedInputs:
-        """Return the inputs of a server's decision except the Server document and its files."""
+        """Return the inputs of a server's decision, except the Server document and the files of the server."""
         spec = server.spec
         of = self._selecting.find(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
         if (choice := self._choices.get(of)) is None:
@@ -302,9 +310,9 @@ class FleetView:
         return found
 
     def unknown_boot_inputs(self) -> BootInputs | None:
-        """Return the inputs for booting unknown machines.
+        """Return the inputs for the boot of unknown machines.
 
-        Return None if the Fleet names no profile for unknown machines, or if the repository does not contain that
+        Return None if the Fleet does not set a profile for unknown machines, or if the repository does not contain the
         profile.
         """
         unknown = self._repository.fleet.spec.unknown_servers
@@ -315,7 +323,7 @@ class FleetView:
         chosen = [self._selected[number] for number in numbers]
         policy: Pool | Tie | None = None
         if is_active and policy_name is not None:
-            policy = self.pools.get(policy_name)  # None if the policy is invalid, which is reported separately
+            policy = self.pools.get(policy_name)  # None if the policy is invalid; another finding reports this
         elif is_active:
             found = choose_policy([each for each in chosen if isinstance(each, Pool)], None)
             policy = found.winner if isinstance(found, Choice) else found
@@ -413,7 +421,7 @@ class FleetView:
 
 
 def list_stream_images(stream: ImageStream) -> tuple[str, ...]:
-    """Return the names of the images that a stream selects for some servers."""
+    """Return the names of all images that a stream contains."""
     spec = stream.spec
     rollout = (spec.rollout.image,) if spec.rollout is not None else ()
     return (spec.current, *rollout, *(hold.image for hold in spec.holds))
@@ -429,7 +437,7 @@ def find_signed_images(repository: FleetRepository) -> frozenset[str]:
 
 
 def list_own_files(server: Server) -> tuple[str, ...]:
-    """Return the paths of the files that a Server document names."""
+    """Return the paths of the files that a Server document refers to."""
     spec = server.spec
     secrets = tuple(spec.secrets.values()) if spec.secrets else ()
     return (*secrets, spec.bmc.tls.ca) if spec.bmc is not None and spec.bmc.tls.ca is not None else secrets

@@ -1,4 +1,4 @@
-"""Explanation: why a server gets its boot, with source locations (rule R9)."""
+"""Explanation: explain why a server gets its boot, with source locations (rule R9)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
-    """Explain a plan that was made from ``decision`` and ``record``. The decision must belong to ``repository``."""
+    """Explain a plan that gitboot made from ``decision`` and ``record``. The decision must belong to ``repository``."""
     view = FleetView(repository)
     explaining = _Explainer(view, repository, decision, plan, record)
     reasons = [_locate(repository, each) for each in explaining.reasons()]
@@ -91,7 +91,7 @@ def _locate(repository: FleetRepository, reason: Reason) -> Reason:
 
 _DRAIN_TEXTS: Final = {
     Cause.WAITING_FOR_APPROVAL: "gitboot drains the server after the approval",
-    Cause.WAITING_FOR_DRAIN: "the URL has not answered 200 for the server yet",
+    Cause.WAITING_FOR_DRAIN: "the URL has not responded with status 200 for the server yet",
 }
 
 
@@ -145,7 +145,10 @@ class _Explainer:
             yield from self.explain_policy(chosen)
 
     def timeless_reasons(self) -> Iterator[Reason]:
-        """Yield the reasons why the policy and each maintenance boot what they do, which depend only on the commit."""
+        """Yield the reasons for the boots of the policy and of each maintenance.
+
+        These reasons depend only on the commit.
+        """
         yield from self.explain_site()
         if self._decision.lifecycle is not Lifecycle.ACTIVE:
             return
@@ -191,7 +194,7 @@ class _Explainer:
             step = "file" if before.approval_file is not None else "url"
             yield make_reason("before.approval", before.digest, "R2", why, key, *place, "approval", step)
         if before.drain_url is not None:
-            why = "the URL must answer 200 for the server before gitboot resets it"
+            why = "the URL must respond with status 200 for the server before gitboot resets the server"
             if self._plan is not None:
                 why = _DRAIN_TEXTS.get(missing, "the server is drained") if missing else "the server is drained"
             yield make_reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
@@ -242,7 +245,7 @@ class _Explainer:
         yield make_reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
-            # The last policy of the chain that sets the field.
+            # The last policy in the chain of policies that sets the field.
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
             whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
             value = getattr(pool, name)
@@ -262,7 +265,7 @@ class _Explainer:
         yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
 
     def _explain_provenance(self, image: str, profile: BootProfile, inputs: BootInputs) -> Iterator[Reason]:
-        """Explain where the digests of an image come from, if the image states it, and which stream requires signed
+        """Explain the origin of the digests of an image if the image states it, and the stream that requires signed
         images.
         """
         architecture = self._server.spec.architecture
@@ -289,7 +292,7 @@ class _Explainer:
         if source.maintenance is not None:
             name = source.maintenance.metadata.name
             boot = next(each.boot for each in decision.maintenances if each.name == name)
-        if self._plan is not None and self._plan.boot is not None:  # not the disk
+        if self._plan is not None and self._plan.boot is not None:  # the server does not boot its disk
             boot = self._plan.boot
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
         composer = Composer()
@@ -327,7 +330,9 @@ class _Explainer:
 
 
 def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:
-    """Return the stream that requires the signatures of a boot: that of its profile, or one that has its image."""
+    """Return the stream that requires signatures for a boot: the stream of the profile, or a stream that contains the
+    image.
+    """
     signed = [
         name
         for name, stream in repository.streams.items()
@@ -346,12 +351,15 @@ _ORIGIN_TEXTS: Final[Mapping[DigestOrigin, str]] = {
 
 
 def describe_origin(provenance: Provenance | None) -> str:
-    """Return where a digest comes from, as an image claims."""
+    """Describe the origin of a digest that an image claims."""
     return _ORIGIN_TEXTS[provenance.digest].format(key=provenance.key) if provenance is not None else "not stated"
 
 
 def list_claimed_origins(architectures: Iterable[Artifacts]) -> list[str]:
-    """Return the origins of the digests of an image without duplicates. Empty: the image does not state the origins."""
+    """Return the origins of the digests of an image, without duplicates.
+
+    Return no origins if the image does not state them.
+    """
     claims = [artifact.provenance for artifacts in architectures for _, artifact in artifacts.files()]
     return sorted(set(map(describe_origin, claims))) if any(each is not None for each in claims) else []
 
@@ -360,7 +368,7 @@ class ServerLocation(NamedTuple):
     """The source location of a Server document."""
 
     file: str
-    lines_above: int  # how many lines of the file precede the document
+    lines_above: int  # the number of lines before the document in the file
 
 
 class DocumentLocation(NamedTuple):
@@ -383,7 +391,7 @@ def json_pointer(path: Path) -> str:
 
 
 class SourceTexts:
-    """Reads the text of documents in a commit. The file that was read last is cached."""
+    """A reader for the text of documents in a commit. It keeps the last file in a cache."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -394,7 +402,7 @@ class SourceTexts:
         return document_text(*self._file(resource))
 
     def line_within(self, resource: Id, path: Path) -> int:
-        """Return the 1-based line of a value, counted from the start of its document."""
+        """Return the line of a value. The first line of the document is 1."""
         data, index = self._file(resource)
         return locate(data, index, path).line - lines_above(data, index)
 
@@ -426,7 +434,7 @@ def find_source_locations(repository: FleetRepository) -> SourceLocations:
 
 
 def find_moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
-    """Return the sorted documents whose file or position in the file differs between two commits."""
+    """Return the documents whose file or position in the file differs between two commits, sorted."""
     old, new = before.origins, now.origins
     return sorted(each for each in find_differing_keys(old, new) if old.get(each) != new.get(each))
 
@@ -467,7 +475,8 @@ class Explanations:
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
-        """Return the new servers, and the servers whose explanation may differ from that in an earlier commit.
+        """Return the new servers, and the servers whose explanation may differ from their explanation in an earlier
+        commit.
 
         ``decided_servers`` are the servers whose decision may differ.
         """
@@ -542,7 +551,7 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
     """Return the streams, images, maintenances and opt-outs of a commit as JSON values with source locations."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},
-        "provenance": {  # as the images claim; images that do not state it are missing
+        "provenance": {  # as the images claim; images without a claim are missing
             name: origins
             for name, image in repository.images.items()
             if (origins := list_claimed_origins(image.spec.architectures.values()))

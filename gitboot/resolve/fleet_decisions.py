@@ -79,10 +79,10 @@ class DecidedServers(NamedTuple):
 
     decisions: Mapping[str, Decision]
     hosts: Mapping[str, Host]
-    findings: Mapping[str, tuple[DecisionFinding, ...]]  # only for servers with findings
+    findings: Mapping[str, tuple[DecisionFinding, ...]]  # findings by server, only for servers with findings
 
 
-# Calls a function for each of the named servers, in one or more processes.
+# A function that calls another function for each of the named servers, in one or more processes.
 Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
 
 
@@ -104,8 +104,8 @@ class FleetDecisions(Struct, frozen=True, kw_only=True):
     finding_places: Mapping[DecisionFinding, FindingPlace]
 
 
-# gitboot rejects a new commit with one of these errors. An instance keeps a commit with such an error if it has already
-# accepted the commit, because earlier versions did not check for these errors.
+# gitboot rejects a new commit with one of these errors. If an instance has already accepted a commit with such an
+# error, it keeps the commit, because earlier versions did not check for these errors.
 TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -113,7 +113,8 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
     """Return the decisions for all servers. Raises `InvalidRepository` with all problems of the commit.
 
-    Overlaps of windows that ended before ``now`` are ignored. By default, past overlaps are errors, too.
+    With ``now``, ignore overlaps of windows that ended before this time. Without ``now``, these overlaps are errors
+    too.
     """
     try:
         decisions = decide_all(repository).decisions
@@ -130,10 +131,9 @@ def decide_all(
 ) -> FleetDecisions:
     """Return the decisions for a commit that an instance may have accepted already.
 
-    ``known_places`` are the locations of findings in another commit. They make it unnecessary to read documents that
-    did not change.
-
-    Raises `InvalidRepository` for errors that hold at any time. Errors with `TOLERATED_CODES` raise nothing.
+    ``known_places`` are the locations of findings in another commit. With them, gitboot does not have to read unchanged
+    documents. Raises `InvalidRepository` for errors that do not depend on the time, except errors with
+    `TOLERATED_CODES`.
     """
     view, composer = FleetView(repository), Composer()
 
@@ -197,7 +197,8 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         architecture=server.spec.architecture,
         firmware=server.spec.firmware,
         lifecycle=server.spec.lifecycle,
-        # A known machine that gets 404 falls back to the script for unknown machines, unless these get 404 too.
+        # If a known machine gets a 404, it requests the script for unknown machines. So it gets a 404 only if unknown
+        # machines get one too.
         restrict=(serving.restrict or local_disk == NOT_FOUND) and fleet.unknown_not_found,
         base_url=shared.base_url,
         provision=server.spec.provision,
@@ -222,7 +223,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     )
 
 
-NOT_FOUND: Final = "NotFound"  # the machine gets no boot script, so it boots its local disk
+NOT_FOUND: Final = "NotFound"  # the machine does not get a boot script, so it boots its local disk
 
 
 def _decide_policy(
@@ -273,10 +274,10 @@ def _decide_maintenance(
 
 
 def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
-    """Return what must be true before a server gets this boot, or None.
+    """Return the conditions that must be true before a server gets this boot, or None if there are none.
 
     The digest changes with everything that the server boots, and with the maintenance's servers, window and run. It
-    contains only the fields that the document sets, so a new version of gitboot computes the same digest.
+    depends only on the fields that the document sets, so a new version of gitboot computes the same digest.
     """
     spec = of.maintenance.spec
     if (before := spec.before) is None:
@@ -317,7 +318,7 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
 def boot_source(
     inputs: ServerInputs, boot: BootInputs, *, pool: Pool | None = None, maintenance: Maintenance | None = None
 ) -> BootSource:
-    """Collect the documents and values from which the boot of a policy or a maintenance is composed for a server."""
+    """Collect the documents and values from which gitboot composes a server's boot for a policy or a maintenance."""
     server, shared = inputs.server, inputs.shared
     assert boot.image is not None  # noqa: S101 - the profile's method is not Disk
     return BootSource(
@@ -359,8 +360,8 @@ def decide_unknown_machines(
 ) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
     """Return the boots for unknown machines by architecture, and the findings.
 
-    Each finding comes with a description of the machines. The boots are None if the Fleet names no profile for unknown
-    machines, or if the profile is unsuitable.
+    Each finding comes with a description of the machines. The boots are None if the Fleet does not set a profile for
+    unknown machines, or if the profile is unsuitable.
     """
     if inputs is None:
         return None, []
@@ -370,7 +371,7 @@ def decide_unknown_machines(
         wanted = "a profile for unknown machines needs method Pxe"
         message, hint = (
             f"{wanted}, found {profile.spec.method}",
-            "name a profile with method Pxe, or set unknownServers: LocalDisk",
+            "choose a profile with method Pxe, or set unknownServers: LocalDisk",
         )
         return None, [("", DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False))]
     if image.spec.writes_disk:
@@ -404,24 +405,25 @@ def decide_unknown_machines(
 
 
 def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a problem for each feature in use that this version of gitboot does not support."""
+    """Yield a problem for each setting in the fleet that this version of gitboot does not support."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
-        profile = repository.profiles.get(unknown.profile)  # None if it is missing, which makes the commit invalid
+        # None if the Fleet is missing, which makes the commit invalid
+        profile = repository.profiles.get(unknown.profile)
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             yield repository.build_problem(
                 Code.NOT_YET,
                 "this version of gitboot does not support boot scripts from templates for unknown machines",
                 Id("Fleet", fleet.metadata.name),
                 *("spec", "unknownServers", "profile"),
-                hint="name a profile without templates.ipxe and templates.grub",
+                hint="choose a profile without templates.ipxe and templates.grub",
             )
 
 
 def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning if machines would fetch from an IPv6 address, but no network in `clients` is an IPv6 network.
 
-    Host names are not resolved, because the result must depend only on the commit.
+    The function does not resolve host names, because the result must depend only on the commit.
     """
     spec = repository.fleet.spec
     clients = spec.provisioning.clients
@@ -443,8 +445,8 @@ def decide_loaded(
 ) -> FleetDecisions:
     """Return the decisions for a revision. Raises `InvalidRepository` with all problems of the revision.
 
-    If some documents are invalid, gitboot also reports the problems of the valid ones, except problems that may only be
-    a consequence of the invalid documents.
+    If some documents are invalid, gitboot also reports the problems of the valid documents, except problems that may
+    only be a consequence of the invalid documents.
     """
     if not isinstance(loaded, InvalidRevision):
         try:
@@ -467,7 +469,8 @@ def decide_loaded(
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
 
 
-_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})  # without all of these, policies cannot be chosen reliably
+# if one of these documents is missing, gitboot cannot choose policies reliably
+_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})
 _POLICY_CODES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
@@ -479,15 +482,18 @@ def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
 
 
 def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
-    """Return an index of sites by selector. A server belongs to the first site that the index returns for it."""
+    """Return an index of sites by selector.
+
+    A server belongs to the first site that the index returns for the server.
+    """
     return SelectorIndex((site, site.select) for site in repository.fleet.spec.sites)
 
 
 def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
-    """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by location.
+    """For each file, return the hundred errors and the hundred warnings that last longest, sorted by location.
 
-    If any problem of a file holds at some instant, at least one returned problem holds too. One more problem counts the
-    omitted problems. It holds as long as the omitted problem that ends last.
+    If a problem of a file exists at a time, at least one of the returned problems also exists at this time. An
+    additional problem states the number of omitted problems. It lasts until the last of the omitted problems ends.
     """
     groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
     for each in dated_problems:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from gitboot.model.scalars import make_user_data_fault, quote_value
 
-# A field is a type, a list with one type, or a mapping of fields. The number is the minor version 3.x that added it.
+# A field is a type, a list with one type, or a mapping of fields. The number is the minor version 3.x that added the
+# field.
 _HEADERS: Final = [{"name": str, "value": str}]
 _RESOURCE: Final = {
     "source": str,
@@ -118,7 +119,7 @@ def check_ignition(format: str, text: str) -> None:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         raise make_user_data_fault(
             f"the rendered Ignition document is not JSON: {error}",
-            "Ignition is JSON; convert a Butane file with `butane` before it is committed",
+            "an Ignition document is JSON; if this is a Butane file, convert it with `butane` and commit the result",
             line,
         ) from None
     _check_version(config, format, minor)
@@ -138,12 +139,12 @@ def _check_version(config: Any, format: str, minor: int) -> None:
     if not isinstance(version, str):
         raise make_user_data_fault(
             "the rendered Ignition document has no ignition.version",
-            f'begin it with {{"ignition": {{"version": "3.{minor}.0"}}',
+            f'begin the document with {{"ignition": {{"version": "3.{minor}.0"}}',
         )
     if version.startswith(("1", "2")):
         raise make_user_data_fault(
             f"the rendered Ignition document is of specification {quote_value(version)}, which Ignition 3 rejects",
-            "convert it once with ign-converter and commit the result",
+            "convert the document once with ign-converter, and commit the result",
         )
     if version != f"3.{minor}.0":
         raise make_user_data_fault(
@@ -181,14 +182,15 @@ def _describe(value: Any) -> str:
     return quote_value(value) if isinstance(value, str | list | dict) or value is None else json.dumps(value)
 
 
-# The field that must be unique within each list. Source: `config/v3_4/types/*.go`, the methods Key and Validate.
+# For each list, the field whose values must be unique in the list. Source: `config/v3_4/types/*.go`, the methods Key
+# and Validate.
 _KEYS: Final = (
     *(("passwd", "users", "name"), ("passwd", "groups", "name"), ("systemd", "units", "name")),
     *(("storage", "disks", "device"), ("storage", "filesystems", "device"), ("storage", "raid", "name")),
     *(("storage", "files", "path"), ("storage", "directories", "path"), ("storage", "links", "path")),
     ("storage", "luks", "name"),
 )
-_LUKS_SINCE: Final = 2  # version 3.2
+_LUKS_SINCE: Final = 2  # since version 3.2
 _UNIT_SUFFIXES: Final = (
     *(".service", ".socket", ".device", ".mount", ".automount", ".swap", ".target", ".path", ".timer"),
     *(".snapshot", ".slice", ".scope"),

@@ -1,4 +1,4 @@
-"""Install attempts: the next boot of an installation, and the progress of the installation."""
+"""Install attempts: determine the next boot of an installation, and describe the progress of the installation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, Install
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
-    """Return whether the server was installed as the policy wants. Lowering ``provision`` does not reinstall it."""
+    """Return whether the server was installed as the policy requires.
+
+    A lower number in ``provision`` does not cause a reinstallation.
+    """
     if record.provision is None or record.provision < policy.provision:
         return False
     if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
@@ -42,10 +45,10 @@ def is_overwritten(record: Record, provision: int) -> bool:
 
 
 def provision_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key that identifies the installation that a policy wants.
+    """Return the key that identifies the installation that a policy requires.
 
-    With OnImageChange, a policy may return to an earlier image. The key therefore contains the time of the last
-    provisioning, so that overrides and attempts from before that time do not count.
+    With OnImageChange, a policy may return to an earlier image. Therefore the key contains the time of the last
+    provisioning, so that gitboot ignores overrides and attempts from before that time.
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
         return f"provision/{policy.provision}"
@@ -62,9 +65,9 @@ _AFTER: Final = "/after/"
 
 
 def is_covered(recorded_key: str | None, required_key: str) -> bool:
-    """Return whether a recorded provision key satisfies the required one, so that no installation is needed.
+    """Return whether a recorded provision key satisfies the required key, so that no installation is necessary.
 
-    A recorded number that is higher than the required one also satisfies it.
+    A recorded number that is higher than the required number also satisfies the required key.
     """
     if recorded_key is None or not (found := _KEY.fullmatch(recorded_key)):
         return False
@@ -76,9 +79,9 @@ _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def parse_attempt_and_boot(base: str, key: str) -> tuple[int, int]:
-    """Parse the numbers of the attempt and of its boot from a boot key. Both count from 1.
+    """Parse the number of the attempt and the number of the attempt's boot from a boot key.
 
-    ``base`` is the provision key at the start of the boot key.
+    Both numbers begin at 1. ``base`` is the provision key at the start of the boot key.
     """
     found = _BOOT.fullmatch(key.removeprefix(base))
     return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
@@ -95,7 +98,7 @@ def last_attempt(record: Record, key: str) -> InstallAttempt | None:
 def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
     """Return an unfinished attempt to install another image or a higher number after the last provisioning, or None.
 
-    Such an attempt remains if a commit is reverted while its installation is in progress.
+    There is such an attempt if somebody reverts a commit while its installation is in progress.
     """
     last = record.attempts[-1] if record.attempts else None
     if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
@@ -107,17 +110,21 @@ def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
 
 
 def highest_served_provision(record: Record) -> int | None:
-    """Return the highest provision number whose boot may have been served or whose override was consumed, or None."""
+    """Return the highest provision number whose boot may have been served or whose override was consumed.
+
+    Return None if there is no such number.
+    """
     perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
     keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
 def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
-    """Return the numbers of the next attempt and its next boot, counted from 1.
+    """Return the number of the next attempt and the number of its next boot, both from 1.
 
-    Return None if an operator must check the machine first. After a reported failure, the next attempt follows if the
-    Fleet allows more attempts. Without a report, the installer may have written the disks, so an operator must check.
+    Return None if an operator must check the machine first. If the installer reported a failure, gitboot makes the next
+    attempt if the Fleet allows more attempts. Without a report, the installer may have written the disks, so an
+    operator must check the machine.
     """
     last = last_attempt(record, provision_key(policy, record))
     if last is None:
@@ -129,7 +136,7 @@ def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, 
 
 
 def next_boot_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the boot key of the next boot, or of the last boot if no boot may follow."""
+    """Return the boot key of the next boot. If no further boot is allowed, return the key of the last boot."""
     key, due = provision_key(policy, record), next_attempt_and_boot(policy, record)
     if due is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
@@ -137,16 +144,19 @@ def next_boot_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
-    """Return the last attempt at the policy's provision key, or at any key if the server is provisioned."""
+    """Return the last attempt with the policy's provision key.
+
+    If the server is provisioned, return the last attempt with any key.
+    """
     if is_provisioned(policy, record):
         return record.attempts[-1] if record.attempts else None
     return last_attempt(record, provision_key(policy, record))
 
 
 def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
-    """Return the token that the next or last attempt uses to fetch its user data and to report its end.
+    """Return the token with which the next or last attempt fetches its user data and reports its end.
 
-    The first attempt uses the token of the decision. Return None if the policy does not install the server once.
+    The first attempt uses the token of the decision. Return None if the policy is not for a one-time installation.
     """
     common, policy = decision.token, decision.policy
     if common is None or policy is None or policy.boot is None or record is None:
@@ -161,7 +171,9 @@ def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
 
 
 def find_unstarted_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
-    """Return the last run of a maintenance if its boot was served but its system has not fetched its user data yet."""
+    """Return the last run of a maintenance if the boot was served, but the booted system has not fetched its user data
+    yet.
+    """
     maintenance = next((each for each in decision.maintenances if each.name == name), None)
     if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
         return None
@@ -172,9 +184,10 @@ def find_unstarted_run(decision: Decision, name: str | None, record: Record | No
 
 
 def install_step(decision: Decision, record: Record | None) -> InstallStep:
-    """Return the step of the wanted installation.
+    """Return the step of the installation that the policy requires.
 
-    If the policy wants no installation, the step is Provisioned or Pending: whether the server was ever provisioned.
+    If the policy does not require an installation, return Provisioned if the server was ever provisioned, and Pending
+    otherwise.
     """
     if record is None or is_overwritten(record, decision.provision):
         return InstallStep.UNKNOWN
@@ -191,9 +204,9 @@ def install_step(decision: Decision, record: Record | None) -> InstallStep:
 
 
 def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttempt | None:
-    """Return the attempt that has not finished, or whose failure allows no further attempt, or None.
+    """Return the attempt that has not finished, or that failed and after which no further attempt is allowed.
 
-    The policy may no longer want the installation of this attempt.
+    Return None if there is no such attempt. The policy may no longer require the installation of this attempt.
     """
     if record is None or decision.policy is None or install_step(decision, record) not in _OPEN_STEPS:
         return None
@@ -210,7 +223,10 @@ def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) 
 
 
 def describe_evidence(decision: Decision, record: Record | None) -> str | None:
-    """Describe the evidence for the step of the wanted installation, or return None if there is no evidence."""
+    """Describe the evidence for the step of the installation that the policy requires.
+
+    Return None if there is no evidence.
+    """
     if record is None or decision.policy is None or decision.installation is None:
         return None
     last = _newest_attempt(decision.policy, record)
@@ -220,7 +236,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Return the number of a maintenance's last run and a description of its evidence, or None without evidence."""
+    """Return the number of a maintenance's last run and describe the evidence. Return None if there is no evidence."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
@@ -257,7 +273,7 @@ def make_first_records(
 def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
     """Return a record that states that the server is installed as its decision wants.
 
-    If ``at`` is set, the runs of maintenances that began before ``at`` count as consumed, so gitboot does not serve
+    With ``at``, treat the runs of maintenances that began before this time as consumed, so that gitboot does not serve
     them again. Earlier fetches are not evidence.
     """
     policy = decision.policy
@@ -274,7 +290,7 @@ def make_adopted_record(decision: Decision, at: datetime | None = None) -> Recor
 
 
 def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwrites: bool) -> Record:
-    """Return the record with a consumed run. After an install boot, the content of the disks counts as unknown."""
+    """Return the record with a consumed run. After an install boot, gitboot does not know the content of the disks."""
     return replace(
         record,
         runs={**record.runs, maintenance: run} if once else record.runs,
@@ -286,15 +302,15 @@ HIGHEST_NEW_PROVISION = 1  # another instance may have installed a new server wi
 
 
 class UnrecordedState(StrEnum):
-    """How gitboot treats a server that has no record."""
+    """The ways in which gitboot treats a server without a record."""
 
-    NEW = "new"  # adopted if provision is 0, and pending if it is higher
+    NEW = "new"  # gitboot adopts the server if provision is 0; otherwise the server is pending
     PENDING = "pending"
     UNKNOWN = "unknown"  # gitboot does not install the server
 
 
 class UnrecordedServer(Struct, frozen=True, kw_only=True):
-    """How gitboot treats a server that has no record, and why."""
+    """The way in which gitboot treats a server without a record, and the reason."""
 
     state: UnrecordedState
     why: str
@@ -317,12 +333,12 @@ def classify_unrecorded_server(
     first_provision: int | None,
     shared_mark: str | None = None,
 ) -> UnrecordedServer:
-    """Determine how to treat a server that has no record.
+    """Determine how to treat a server without a record.
 
     - ``seen_machines`` are all machines that the ledger has ever seen.
     - ``first_provision`` is the server's provision number in the first commit after the accepted one that contains the
       server (`gitboot.review.commit_path.find_first_provisions`), or None if the accepted commit contains it.
-    - ``shared_mark`` names an identity that the server shares with another machine, for example because its board was
+    - ``shared_mark`` is an identity that the server shares with another machine, for example because the board was
       replaced.
     """
     if (replaced := decision.replaces) is not None:
@@ -340,9 +356,12 @@ def classify_unrecorded_server(
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
         return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and provision is not higher")
     if shared_mark is not None:
-        unknown = f"it has {shared_mark}; if it is a new motherboard, set replaces to the UUID of the old one"
+        unknown = (
+            f"it has {shared_mark}; if the server has a new motherboard, set replaces to the UUID of the old "
+            "motherboard"
+        )
     elif decision.uuid in seen_machines:
-        unknown = "the ledger saw this machine before, but has no record of it"
+        unknown = "the ledger contains this machine, but has no record of it"
     elif first_provision is None:
         unknown = "the accepted commit has the server, but the ledger has no record of it"
     elif first_provision > HIGHEST_NEW_PROVISION:
@@ -365,7 +384,7 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
     if record.provision is not None:
         last = unfinished_later_attempt(record)
     elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
-        last = None  # `gitboot records set` made the server pending after this attempt
+        last = None  # an operator made the server pending with `gitboot records set` after this attempt
     if last is not None:
         return _progress_of_attempt(InstallState.INSTALLING, last, None)
     served = [
@@ -375,7 +394,9 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
-    """Return the token that identifies the disk boot after a served installation, or None."""
+    """Return the token that identifies the disk boot after a served installation, or None if gitboot does not expect a
+    disk boot.
+    """
     if progress is None or progress.state is not InstallState.SERVED:
         return None
     return offer_token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))

@@ -11,7 +11,7 @@ from gitboot.resolve import user_data_formats
 from gitboot.resolve.policy_selection import BootSource
 from gitboot.resolve.server_decision import Boot, UserDataFiles
 
-# Arguments of which a program reads every occurrence. Of all other arguments, only the last occurrence counts.
+# Arguments for which a program reads every occurrence. For all other arguments, programs use only the last occurrence.
 REPEATED: Final = frozenset(
     {
         # Linux: see kernel-parameters.txt.
@@ -32,20 +32,22 @@ REPEATED: Final = frozenset(
 )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)  # servers share most arguments
+@lru_cache(maxsize=4096)  # cached, because servers share most arguments
 def argument_name(argument: str) -> str:
-    """Return the name of an argument, with ``-`` replaced by ``_``, because the kernel treats both alike."""
+    """Return the name of an argument, with ``_`` instead of ``-``, because the kernel does not distinguish the two
+    characters.
+    """
     return argument.partition("=")[0].replace("-", "_")
 
 
 _REPEATED_NAMES: Final = frozenset(argument_name(name) for name in REPEATED)
-# The order of these matters: hugepages= applies to the size that precedes it. Source: kernel-parameters.txt.
+# The order of these arguments is important: hugepages= applies to the size before it. Source: kernel-parameters.txt.
 ORDERED: Final = frozenset({"hugepages", "hugepagesz"})
 _ORDERED_NAMES: Final = frozenset(argument_name(name) for name in ORDERED)
 
 
 class DroppedArgument(NamedTuple):
-    """A kernel argument that was lost when lists were merged."""
+    """A kernel argument that the merge of several lists dropped."""
 
     argument: str
     list: int  # the index of the list that contains the argument
@@ -59,10 +61,10 @@ class MergedArguments(NamedTuple):
     dropped: tuple[DroppedArgument, ...]
     without_effect: tuple[
         tuple[int, str], ...
-    ]  # items such as -quiet that removed nothing, each with the index of its list
+    ]  # items such as -quiet that did not remove an argument, each with the index of its list
 
 
-@lru_cache(maxsize=1024)  # servers share most lists
+@lru_cache(maxsize=1024)  # cached, because servers share most lists
 def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
     """Merge lists of kernel arguments, so that later lists override earlier ones.
 
@@ -71,7 +73,8 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
       only equal arguments. If the name is in `ORDERED`, it replaces no arguments.
     - ``-name`` removes all earlier arguments with this name.
     - ``-name=value`` removes only this argument.
-    - ``--`` and Debian's ``---`` are arguments. After them, ``-name`` is an argument and does not remove arguments.
+    - ``--`` and Debian's ``---`` are arguments. After them, ``-name`` is an argument and does not remove other
+      arguments.
     """
     result: list[tuple[str, int]] = []  # pairs of an argument and the index of its list
     dropped: list[DroppedArgument] = []
@@ -118,11 +121,12 @@ def _has_name(argument: str) -> Callable[[str], bool]:
     return lambda other: argument_name(other) == name and not is_separator(other)
 
 
-ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # each list with the document that contains it
+# lists of arguments, each with the document that contains the list
+ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]
 
 
 def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
-    if boot.direct:  # the image's arguments are built into its UKI or ISO
+    if boot.direct:  # the kernel arguments of the image are part of its UKI or ISO
         return collect_own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
     return (image, *collect_own_arguments(source))
@@ -146,10 +150,9 @@ def collect_own_arguments(source: BootSource) -> ArgumentLists:
 
 
 def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
-    """Add the arguments that contain the URL of the user data, unless the author set them.
+    """Add the arguments that contain the URL of the user data, unless the author set these arguments.
 
-    They are inserted before the first separator, because installers copy the arguments after ``---`` to the installed
-    system.
+    Insert them before the first separator, because installers copy the arguments after ``---`` to the installed system.
     """
     names = {argument_name(argument) for argument in arguments}
     added = (

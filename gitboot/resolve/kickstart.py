@@ -1,7 +1,7 @@
 """Kickstart user data: check sections, commands and their options, but not included files.
 
 Source: pykickstart's "Kickstart Documentation". gitboot does not use pykickstart itself, because pykickstart follows
-`%include`. The values of options are not checked.
+`%include`. gitboot does not check the values of options.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Final, NoReturn
 from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 from gitboot.text import find_similar
 
-# The arguments of each command. `1..2` is the permitted number of positional arguments, if the command takes any.
-# `--name` takes no value, `--name=` requires a value, and for `--name=?` the value is optional. `!` marks a required
-# option. None: a release of the installer accepts all arguments, for example because it ignores the command.
+# The arguments of each command. `1..2` is the permitted number of positional arguments, if the command accepts
+# positional arguments. The option `--name` has no value, `--name=` requires a value, and `--name=?` has an optional
+# value. `!` marks a required option. None: a release of the installer accepts all arguments, for example because it
+# ignores the command.
 COMMANDS: Final[Mapping[str, str | None]] = {
     "auth": None,
     "authconfig": None,
@@ -189,7 +190,7 @@ def _find_first_word(line: str) -> str:
 
 
 def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> None:
-    """Consume the lines of a section up to its `%end`, and check them."""
+    """Read the lines of a section up to its `%end`, and check the lines."""
     has_appended, has_body = False, False
     for number, line in lines:
         word = _find_first_word(line)
@@ -203,7 +204,9 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
                 raise _make_fault(number, *_UNCLOSED_QUOTE)
             if word == "%end":
                 if name == "%certificate" and not has_body:
-                    raise _make_fault(begin, "has an empty section %certificate", "write the certificate below it")
+                    raise _make_fault(
+                        begin, "has an empty section %certificate", "write the certificate below this line"
+                    )
                 return
             if word == "%include":
                 if not any(words[1:2]):
@@ -211,14 +214,18 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
                 has_body = True
             else:
                 raise _make_fault(
-                    number, f"begins {word} inside {name} of line {begin}", f"close {name} with %end before it"
+                    number,
+                    f"begins {word} inside the section {name} of line {begin}",
+                    f"close {name} with %end before it",
                 )
         elif name == "%packages" and (fault := _find_package_fault(line)) is not None:
             raise _make_fault(number, *fault)
         else:
             has_body = has_body or bool(line.strip())
     if not has_appended:
-        raise _make_fault(begin, f"begins {name}, which is not closed", "close it with %end on a separate line")
+        raise _make_fault(
+            begin, f"begins the section {name}, which is not closed", "close the section with %end on a separate line"
+        )
 
 
 _NO_FILE: Final = ("includes nothing", "write the file or the URL on the same line")
@@ -228,7 +235,7 @@ _UNCLOSED_QUOTE: Final = (
 )
 
 
-@lru_cache(maxsize=4096)  # servers share most lines
+@lru_cache(maxsize=4096)  # cached, because servers share most lines
 def _split(line: str, *, comments: bool) -> tuple[str, ...] | None:
     """Split a line into words as a shell does. Return None if a quote is not closed."""
     try:
@@ -263,7 +270,7 @@ def _find_line_fault(line: str) -> tuple[str, str] | None:
     if name == "%include":
         return None if any(words[1:2]) else _NO_FILE
     if name == "%end":
-        return "has an %end without a section", "remove it, or begin the section"
+        return "has an %end without a section", "remove the %end, or begin the section"
     known = _SECTIONS if name.startswith("%") else COMMANDS
     if name not in known:
         kind = "section" if name.startswith("%") else "command"
@@ -284,7 +291,7 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
         return str(fault)
     unknown = next((each for each in others if each.startswith("-") and each.strip("-")), None)
     if unknown is not None:
-        return f"it has no option {unknown.partition('=')[0]}"
+        return f"there is no option {unknown.partition('=')[0]}"
     number = re.match(r"([0-9]+)\.\.([0-9]*)", options)
     least, most = number.groups() if number is not None else ("0", "")
     if most and len(others) > int(most):
@@ -294,7 +301,7 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
 
 def _check_section_options(name: str, found: argparse.Namespace) -> None:
     if name == "%certificate" and not (found.dir or found.type):
-        raise _OptionFault("it needs --dir or --type")
+        raise _OptionFault("the option --dir or --type is missing")
     if name == "%packages":
         if found.default and found.nocore:
             raise _OptionFault("--default and --nocore exclude each other")
@@ -304,7 +311,7 @@ def _check_section_options(name: str, found: argparse.Namespace) -> None:
 
 
 class _OptionFault(Exception):
-    """A wrong option of a command or a section."""
+    """An option of a command or a section is wrong."""
 
 
 class _OptionParser(argparse.ArgumentParser):
@@ -314,7 +321,7 @@ class _OptionParser(argparse.ArgumentParser):
         raise _OptionFault(message)
 
 
-@lru_cache(maxsize=256)  # larger than the number of commands
+@lru_cache(maxsize=256)  # more than the number of commands
 def _make_parser(options: str) -> _OptionParser:
     parser = _OptionParser(add_help=False)
     for option in options.split():

@@ -1,4 +1,4 @@
-"""Change groups: servers that change in the same way, and the causes of the change."""
+"""Change groups: group servers that change in the same way, and find the causes of the change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
 
-_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # they differ between all servers
-RENDERED_LINES: Final = 50_000  # limits the lines of all rendered diffs together
+_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # fields that differ between all servers
+RENDERED_LINES: Final = 50_000  # the maximum number of lines in all rendered diffs together
 
 
 class ChangeCause(Struct, frozen=True, kw_only=True):
@@ -29,13 +29,16 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
     id: Id
     fate: ChangeKind
-    number: int  # how many documents; more than 1 if each server's own Server document changed
+    number: int  # the number of documents; more than 1 if each server's own Server document changed
     fields: tuple[FieldChange, ...]
-    place: tuple[str, int, int] | None  # path, line and column in the new commit
+    place: tuple[str, int, int] | None  # path, line and column of the cause in the new commit
 
     @property
     def place_prefix(self) -> str:
-        """The words between the cause and its location. The location is in the first document if there are several."""
+        """The words between the cause and the location of the cause.
+
+        If there are several documents, the location is in the first document.
+        """
         return ", the first at" if self.number > 1 else " at"
 
     def __str__(self) -> str:
@@ -45,11 +48,11 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """How a group differs from a larger group with the same causes and the same changed fields."""
+    """The differences between a group and a larger group with the same causes and the same changed fields."""
 
     than: str  # the first server of the larger group
-    lines: tuple[str, ...]  # only in this group's rendered diff; names replace the servers' own values
-    missing: tuple[str, ...]  # only in the rendered diff of the larger group
+    lines: tuple[str, ...]  # lines that are only in this group's rendered diff; names replace the servers' own values
+    missing: tuple[str, ...]  # lines that are only in the rendered diff of the larger group
 
 
 class Group(Struct, frozen=True, kw_only=True):
@@ -60,15 +63,15 @@ class Group(Struct, frozen=True, kw_only=True):
 
     causes: tuple[ChangeCause, ...]
     servers: tuple[ServerChange, ...]  # sorted by name
-    risks: tuple[Risk, ...]  # the worst first
+    risks: tuple[Risk, ...]  # risks, the worst risk first
     effects: tuple[Effect, ...]
-    reinstalls: tuple[Reinstall, ...]  # of all servers, without duplicates
-    unknown: tuple[UnknownReason, ...]  # why gitboot cannot tell whether the servers are provisioned
+    reinstalls: tuple[Reinstall, ...]  # reasons for all servers, without duplicates
+    unknown: tuple[UnknownReason, ...]  # The reasons why gitboot cannot determine whether the servers are provisioned.
     # The changed fields in the decision for the first server. Other servers may have other values.
     fields: tuple[FieldChange, ...]
-    # The diffs of the first server. None: not rendered, because the groups before have too many lines.
+    # The diffs of the first server. None: gitboot did not render them, because the earlier groups have too many lines.
     rendered: tuple[RenderedDiff, ...] | None
-    own: tuple[str, ...] = ()  # the names of values in the added and removed lines that differ between servers
+    own: tuple[str, ...] = ()  # the names of the values that differ between servers in added and removed lines
     outlier: Outlier | None = None  # None: there is no larger group with the same causes and changed fields
 
     @property
@@ -77,13 +80,14 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 Commit = tuple[Decisions, FleetRepository]
-_Key = tuple[object, Digest]  # the same for all servers of a group: ((causes, risks, effects, fields), rendered diff)
+# this key is the same for all servers of a group: ((causes, risks, effects, fields), rendered diff)
+_Key = tuple[object, Digest]
 
 
 def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: CauseFinder) -> tuple[Group, ...]:
     """Group the changed servers, and sort the groups by risk and then by size, the largest first.
 
-    Each server is in exactly one group. Servers share a group only if their rendered diffs are equal according to
+    Each server is in exactly one group. Servers are in the same group only if their rendered diffs have the same
     `RenderedChanges.make_key`.
     """
     rendering = RenderedChanges(old[0] if old else None, new[0])
@@ -91,7 +95,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.find_causes(change)
-        # Without the names of Server documents, which differ for each server.
+        # Omit the names of Server documents, because they differ for each server.
         kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
         fields = tuple(map(_field_key, _find_changed_fields(change.old, change.new)))
         key = (kinds, change.risks, change.effects, fields), rendering.make_key(change)
@@ -104,7 +108,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
         return [order.index(risk) for risk in _sort_risks(members[0])], -len(members), members[0].name
 
     found: list[Group] = []
-    largest: dict[object, Group] = {}  # by the first part of the key
+    largest: dict[object, Group] = {}  # groups by the first part of the key
     lines = 0
     for each in sorted(alike, key=urgency):
         render = rendering if lines < RENDERED_LINES else None
@@ -160,7 +164,10 @@ def _make_group(
 def _make_cause(
     key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
-    """Return a cause with its location. One Server document represents the ``members`` servers of the group."""
+    """Return a cause with its location.
+
+    If the cause is a Server document, it represents the ``members`` servers of the group.
+    """
     change = documents.get(key)
     is_own = key.kind == "Server"
     assert change is not None or is_own  # noqa: S101 - it is a cause because it changed
@@ -185,7 +192,8 @@ def _field_key(field: FieldChange) -> str:
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
-_DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})  # shown without values
+# fields that gitboot shows without values
+_DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})
 
 
 def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
@@ -233,9 +241,9 @@ def _summarize_policy(facts: Mapping[str, Any] | None) -> str | None:
 
 
 def _comparable_facts(decision: Decision | None) -> Mapping[str, Any] | None:
-    """Return a decision as JSON values, in which words such as MAC replace the server's own values.
+    """Return a decision as JSON values.
 
-    Maintenances are a mapping by name.
+    Words such as MAC replace the server's own values, and maintenances are a mapping by name.
     """
     if decision is None:
         return None
@@ -260,7 +268,7 @@ def _replace_own_values(value: Any, replacements: tuple[tuple[str, str], ...]) -
 
 def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
     if change.old is None or change.new is None:
-        yield next(_find_changed_fields(change.old, change.new))  # the policy
+        yield next(_find_changed_fields(change.old, change.new))  # the decision of the policy
         return
     found = list(_find_changed_fields(hide_decision_secrets(change.old), hide_decision_secrets(change.new)))
     images = {field.path[:-1] for field in found if field.path[-1] == "image"}
@@ -268,22 +276,23 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
         if field.path[-1] in ("files", "version") and field.path[:-1] in images:
             continue  # the image determines this field
         if field.path == ("policy", "provision"):
-            continue  # the same number as in the Server document
+            continue  # the provision number is the same as in the Server document
         yield field
 
 
-_FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})  # Server fields that are not part of the decision
+# fields of a Server document that are not part of the decision
+_FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})
 
 
 class _Part(Struct, frozen=True):
     key: Id  # the document, such as BootPolicy/web or Maintenance/memory-test
     profile: str
     boot: Boot | None
-    value: object  # for the comparison of the old and the new part
+    value: object  # a function that selects the part to compare in the old and the new commit
 
 
 class CauseFinder:
-    """Finds the changed documents and files that cause the change of a boot."""
+    """A search for the changed documents and files that cause the change of a boot."""
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents
@@ -291,7 +300,7 @@ class CauseFinder:
         self._pools: list[Mapping[str, Pool]] = [build_pools(each)[0] if each else {} for each in (old, new)]
 
     def find_causes(self, change: ServerChange) -> tuple[Id, ...]:
-        """Return the sorted documents and files that cause a server's change. A renamed server has its new name."""
+        """Return the documents and files that cause a server's change, sorted. A renamed server has its new name."""
         both = [each for each in (change.old, change.new) if each is not None]
         own = set[Id]()
         for key in self._filter_changed(*(Id("Server", each.server) for each in both)):
@@ -307,7 +316,7 @@ class CauseFinder:
         return tuple(sorted(found or self._list_documents("Fleet")))
 
     def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
-        """Return the sorted documents and files that cause a change for unknown machines.
+        """Return the documents and files that cause a change for unknown machines, sorted.
 
         ``boots`` contains the boots in the old and in the new commit.
         """
@@ -370,7 +379,7 @@ class CauseFinder:
         repository = (self._old, self._new)[side]
         assert repository is not None  # noqa: S101 - it has this part
         chain: Iterable[Id] = (part.key,)
-        if part.key.kind == "BootPolicy":  # also the policies from which it inherits
+        if part.key.kind == "BootPolicy":  # include the policies from which the policy inherits
             chain = (Id("BootPolicy", name) for name in self._pools[side][part.key.name].chain)
         elif part.key.kind == "Maintenance":
             before = repository.maintenances[part.key.name].spec.before
@@ -382,7 +391,7 @@ class CauseFinder:
             yield from self._filter_changed(Id("ImageStream", stream))
         if part.boot is not None:
             for key in self._filter_changed(Id("BootImage", part.boot.image)):
-                # A new image without other changes changes no boot, and neither does an edited provenance.
+                # A new image alone does not change a boot. An edited provenance does not change a boot either.
                 if any("provenance" not in field.path for field in self._documents[key].fields):
                     yield key
             yield from self._filter_changed(*(Id("file", path) for path in part.boot.templates))

@@ -25,21 +25,21 @@ from gitboot.review.guards import (
 )
 
 U = TypeVar("U", bound=str)  # a UUID
-MAX_STEPS: Final = 200  # a path with more commits is judged as one step
-JudgeStep = Callable[[int, int], Verdict]  # (old position, new position) -> the verdict without acknowledgements
-OnArrival = Callable[[int, int], None]  # (start of a step, position that it reaches)
+MAX_STEPS: Final = 200  # gitboot judges a path with more commits as one step
+JudgeStep = Callable[[int, int], Verdict]  # maps (old position, new position) to the verdict without acknowledgements
+OnArrival = Callable[[int, int], None]  # the position before a step, and the position after the step
 
 
 def _ignore(old: int, new: int) -> None:
-    """Ignore a step. The default of ``on_arrival``."""
+    """Ignore a step. This function is the default of ``on_arrival``."""
 
 
 class PathCommit(Struct, frozen=True, kw_only=True):
     """A first-parent commit after the accepted commit."""
 
     revision: str
-    valid: bool  # if False, the commit becomes part of the step to the next valid commit
-    messages: tuple[Message, ...]  # of the commit itself and of all commits that it merged
+    valid: bool  # False: the commit becomes part of the step to the next valid commit
+    messages: tuple[Message, ...]  # the messages of the commit and of all commits that it merged
 
 
 class PathStep(Struct, frozen=True, kw_only=True):
@@ -56,11 +56,12 @@ class PathStep(Struct, frozen=True, kw_only=True):
 class CommitPath(Struct, frozen=True, kw_only=True):
     """The steps that gitboot can accept, and the step that it holds."""
 
-    accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each one starts where the previous one ends
-    held_step: PathStep | None  # from the last accepted position to the newest commit; None: nothing is held
-    unacknowledged_steps: tuple[PathStep, ...]  # held steps from one commit to the next, each with its own digest
+    accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each step begins at the end of the previous step
+    held_step: PathStep | None  # the step from the last accepted position to the newest commit; None: no step is held
+    # held steps from one commit to the next commit, each with its own digest
+    unacknowledged_steps: tuple[PathStep, ...]
     ignored_lines: tuple[IgnoredLine, ...]
-    used_line_ids: frozenset[str] = frozenset()  # the ids of signed lines that counted for accepted steps
+    used_line_ids: frozenset[str] = frozenset()  # the IDs of signed lines that acknowledged accepted steps
     waits: bool = False  # whether the next step must wait although no guard holds it
 
     @property
@@ -79,19 +80,17 @@ def find_commit_path(
 ) -> CommitPath:
     """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
 
-    gitboot judges the step to each commit from the last commit that can be accepted. A change that a later commit
-    reverts therefore needs no acknowledgement. If commits were rebased one by one, a line may acknowledge the step from
-    an earlier commit, so gitboot also judges that step.
+    gitboot judges the step to each commit from the last commit that can be accepted. Therefore a change that a later
+    commit reverts needs no acknowledgement. If commits were rebased one by one, a line may acknowledge the step from an
+    earlier commit, so gitboot also judges that step. Each line acknowledges at most one step. If possible, this step
+    ends at the commit of the line or before it. Otherwise the step ends later. If a line is valid because of a
+    signature, it is valid only for the first commit with the signed content. If a step must wait although no guard
+    holds it, the path ends before this step. Therefore a wait never changes the steps.
 
-    Each line acknowledges at most one step: preferably one that ends at or before the line's commit, and otherwise one
-    that ends later. A line that counts by its signature counts only for the first commit with that signed content.
-
-    If a step must wait although no guard holds it, the path ends before that step. A wait thus never changes the steps.
-
-    - ``approvals`` are acknowledgements from other sources than commit messages.
+    - ``approvals`` are acknowledgements that do not come from commit messages.
     - ``need`` states how reinstallations must be acknowledged.
-    - ``counted_before`` contains the signed lines that counted for earlier commits.
-    - ``on_arrival`` is called for each position as soon as a step reaches the position.
+    - ``counted_before`` contains the signed lines that acknowledged earlier commits.
+    - gitboot calls ``on_arrival`` for each position when a step to this position can be accepted.
     """
     if len(commits) > MAX_STEPS:
         messages = tuple(message for leg in commits for message in leg.messages)
@@ -107,15 +106,18 @@ def find_commit_path(
 
 
 class _AckPosition(Struct, frozen=True):
-    """An acknowledgement, and the position of the first commit with the same content, independent of its signature."""
+    """An acknowledgement, and the position of the first commit with the same content.
+
+    Different people may have signed this content.
+    """
 
     at: int
     ack: AckLine
-    is_repeated: bool = False  # whether its own commit comes after that position
+    is_repeated: bool = False  # whether the commit of the acknowledgement comes after this position
 
     @property
     def key(self) -> _AckPosition | str:
-        """The value by which the acknowledgement counts only once on a path."""
+        """The key with which gitboot uses the acknowledgement only once on a path."""
         return self.ack.id if self.ack.content else self
 
 
@@ -137,7 +139,7 @@ class _Search:
     paths: dict[int, _PartialPath] = field(default_factory=lambda: {0: _PartialPath()})
     matched_lines: set[_AckPosition | str] = field(
         default_factory=set
-    )  # lines with the digest of a step that ends at or before their commit
+    )  # lines with the digest of a step that ends at the line's commit or before it
     effective_lines: set[_AckPosition] = field(default_factory=set)  # lines with the digest of any step
     waits: bool = False  # whether a step must wait although no guard holds it
     lines: tuple[_AckPosition, ...] = field(init=False)
@@ -159,7 +161,11 @@ class _Search:
         self.malformed_lines = tuple(each for _, each in found if isinstance(each, IgnoredLine))
 
     def arrive(self, new: int) -> None:
-        """Try to reach a position from the latest one, and then from each one where an acknowledgement may apply."""
+        """Try to accept a step to a position.
+
+        Begin with the step from the latest accepted position, and then try each position from which an acknowledgement
+        may apply.
+        """
         latest, *others = sorted(self.paths, reverse=True)
         acknowledged = (old for old in others if self.approvals or any(line.at > old for line in self.lines))
         for old in (latest, *acknowledged):
@@ -186,7 +192,7 @@ class _Search:
             each[1]: each for each in self.approvals.keys() - path.used if each[0] == hop.verdict.digest
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
-            given[line.ack.guard] = line  # the last assignment wins, which is the line of the next commit
+            given[line.ack.guard] = line  # the last assignment wins, so a line of the next commit has precedence
         by = {
             guard: each.ack.by if isinstance(each, _AckPosition) else self.approvals[each]
             for guard, each in given.items()
@@ -227,7 +233,10 @@ class _Search:
         )
 
     def _find_held_steps(self, position: int, newest: int) -> Iterator[PathStep]:
-        """Yield the steps from one commit to the next, after a position, that a person must acknowledge."""
+        """Yield the steps after a position that a person must acknowledge.
+
+        Each step goes from one commit to the next commit.
+        """
         valid = [position, *(at for at in range(position + 1, newest + 1) if self.commits[at - 1].valid)]
         for old, new in pairwise(valid):
             hop, _ = self._acknowledge(
@@ -237,15 +246,15 @@ class _Search:
                 yield hop
 
 
-_Used = _AckPosition | str | tuple[str, str]  # each one counts only once on a path
-_Given = _AckPosition | tuple[str, str]  # a line in a message, or an approval
+_Used = _AckPosition | str | tuple[str, str]  # each acknowledgement is used only once on a path
+_Given = _AckPosition | tuple[str, str]  # an acknowledgement is a line in a message, or an approval
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
-    """Return the provision numbers of unknown UUIDs, from the first commit that contains each UUID.
+    """For each UUID that is not known, return the provision number in the first commit that contains the UUID.
 
-    ``commits`` yields, in order, the (UUID, provision number) pairs in each valid first-parent commit since the
-    accepted commit.
+    ``commits`` yields the (UUID, provision number) pairs of each valid first-parent commit since the accepted commit,
+    in order.
     """
     found = dict[U, int]()
     for servers in commits:
@@ -264,7 +273,7 @@ class CommitBetween(NamedTuple):
 
 
 class HeldStep(Struct, frozen=True, kw_only=True):
-    """A commit that a person must acknowledge, and the lines that do so."""
+    """A commit that a person must acknowledge, and the lines that acknowledge it."""
 
     commit: str
     lines: tuple[str, ...]
@@ -305,9 +314,10 @@ def judge_by_steps(
     if found.held_step is None:
         trips = tuple(
             trip for hop in found.accepted_steps for trip in hop.verdict.trips
-        )  # every one of them is acknowledged
+        )  # all of the commits are acknowledged
         return structs.replace(verdict, trips=trips), (), found.ignored_lines
-    # Together, the commits may be harmless although one of them is not. An instance may see only that commit.
+    # The commits together may be harmless although one commit is not. An instance may fetch this commit without the
+    # later commits.
     holding = verdict if verdict.held else found.held_step.verdict
     steps = (
         HeldStep(commit=line[hop.new - 1].revision, lines=format_ack_lines(hop.verdict, need))
@@ -317,7 +327,7 @@ def judge_by_steps(
 
 
 def tighten_limits(limits: Limits, *sides: Side) -> Limits:
-    """Return the limits, lowered by the guards in the Fleets of the given commits."""
+    """Return the limits. The guards in the Fleets of these commits can lower them."""
     for side in sides:
         if side.repository is not None:
             limits = limits.tighten(side.repository.fleet.spec.guards)

@@ -1,4 +1,4 @@
-"""Decision changes: compare the decisions of two commits server by server."""
+"""Decision changes: compare the decisions of two commits for each server."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ class ServerChange(Struct, frozen=True, kw_only=True):
     old: Decision | None
     new: Decision | None
     risks: frozenset[Risk]
-    reinstalls: tuple[Reinstall, ...]  # why the new commit can reinstall the server
+    reinstalls: tuple[Reinstall, ...]  # the reasons why the new commit can reinstall the server
     effects: tuple[Effect, ...]
-    unknown: tuple[UnknownReason, ...] = ()  # why gitboot cannot tell whether it is provisioned
+    # the reasons why gitboot cannot determine whether the server is provisioned
+    unknown: tuple[UnknownReason, ...] = ()
 
     @property
     def name(self) -> str:
@@ -106,7 +107,9 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
 
 class BmcChange(Struct, frozen=True, kw_only=True):
-    """A server whose BMC credentials would go to a new recipient: a new BMC, another address or another trust."""
+    """A server whose BMC credentials would go to a new recipient, because of a new BMC, another address, or another
+    trust.
+    """
 
     server: str
     is_new_server: bool  # whether the commit adds the server
@@ -121,34 +124,35 @@ class Changes:
     first: bool  # whether there is no old commit
     servers: tuple[ServerChange, ...]
     unchanged: int
-    before: int  # how many servers the old commit contains
+    before: int  # the number of servers in the old commit
     after: int
-    unknown: SharedChange | None  # the change in the boots of unknown machines; None: no change
-    shared: SharedChange | None  # such as outputs, evidence and base URL; None: no change
+    unknown: SharedChange | None  # the change in the boots of unknown machines; None: there is no change
+    shared: SharedChange | None  # changed settings such as outputs, evidence and base URL; None: there is no change
     images: tuple[ImageChange, ...]
-    areas: tuple[Area, ...]  # the first one is the whole fleet
+    areas: tuple[Area, ...]  # areas of the fleet; the first area is the whole fleet
     documents: Mapping[Id, DocumentChange]
-    bmcs: tuple[BmcChange, ...]  # servers whose BMC is new or has another address or trust
+    bmcs: tuple[BmcChange, ...]  # servers with a new BMC, or whose BMC has another address or trust
     other_pairs: tuple[Pair, ...]  # changes outside of decisions that the digest must also cover
     access: tuple[AccessChange, ...]  # changed settings that control which clients may fetch
-    disk_claims: tuple[str, ...]  # images that claim for the first time to write no disk
-    unknown_claims: tuple[str, ...]  # new servers with a boot, new in the fleet, that claims to write no disk
+    disk_claims: tuple[str, ...]  # images with the new claim that they do not write disks
+    # new servers whose boot is new in the fleet and claims that it does not write disks
+    unknown_claims: tuple[str, ...]
     lost_identities: tuple[LostIdentity, ...]  # sorted identities that machines no longer have
     gained_identities: tuple[GainedIdentity, ...]  # sorted identities that newly lead to install boots
-    digest: Digest = field(init=False)  # of all changes; an acknowledgement names this digest
+    digest: Digest = field(init=False)  # the digest of all changes; an acknowledgement contains this digest
 
     def __post_init__(self) -> None:
         pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
         pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
         looked_at = [each for each in self.images if each.mutated or each.name in self.disk_claims]
-        pairs += (("image", *image.pair) for image in looked_at)  # also if no decision changed
+        pairs += (("image", *image.pair) for image in looked_at)  # include this even if no decision changed
         pairs += (
             ("access", compute_digest([each.field, each.old]), compute_digest([each.field, each.new]))
             for each in self.access
         )
         pairs += self.other_pairs
-        # Decisions do not contain every identity that one server can take over from another.
+        # Decisions do not contain all identities that one server can take over from another server.
         pairs += (
             (each.why, compute_digest([each.old, each.new]), compute_digest([change.name, each.new]))
             for change in self.servers
@@ -197,7 +201,7 @@ class Changes:
 
     @property
     def with_reinstalls(self) -> tuple[ServerChange, ...]:
-        """The servers that the new commit can reinstall, as far as the two commits show."""
+        """The servers that the new commit can reinstall according to the two commits."""
         return tuple(change for change in self.servers if change.reinstalls)
 
     def with_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
@@ -219,7 +223,7 @@ def compare_decisions(
     """Return the changes between two commits. Without an old commit, everything is new.
 
     ``touched`` limits the comparison to servers and documents that can differ. ``get_offered_claims`` returns the
-    result of `list_claims` for all old decisions. If it is None, the claims are computed when needed.
+    result of `list_claims` for all old decisions. If it is None, gitboot computes the claims when it needs them.
     """
     shared = compare_shared(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
@@ -318,7 +322,7 @@ def _compare_server(
     both = (old, new) if old is not None and new is not None else None
     same = both is not None and both[0].digest == both[1].digest
     all_files = shared_change is not None and changes_all_files(shared_change)
-    if same and not all_files and not others:  # only fields outside of the decision differ, such as addresses
+    if same and not all_files and not others:  # only fields that are not part of the decision differ, such as addresses
         return None
     asked = find_reinstalls(*both) if both is not None and not same else ()
     asked += others
@@ -372,7 +376,7 @@ def _count_areas(
 ) -> tuple[Area, ...]:
     """Count the changes in the whole fleet, and then in each site and each role.
 
-    A server that moves between sites or roles counts in both.
+    If a server moves to another site or role, count the server in both.
     """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
     counts.update((label, {"size": size}) for label, size in sizes.items())
@@ -389,7 +393,8 @@ def _count_areas(
 
     changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
-        if was is not None and is_now in changed:  # a server that only moves must not lower the percentage
+        # count the server here too, so that a server that only moves does not lower the percentage
+        if was is not None and is_now in changed:
             count("size", labels(new, is_now) - labels(old, was))
     for change in servers:
         before = change.old.server if change.old else None
@@ -407,18 +412,19 @@ def _count_areas(
 
 
 class UnknownCause(StrEnum):
-    """Why gitboot cannot determine whether a server is provisioned."""
+    """The causes for which gitboot cannot determine whether a server is provisioned."""
 
     CAME = "came"  # the server is new, and may have been installed elsewhere
-    REPLACES = "replaces"  # it replaces a board that no document describes; only the ledger may know it
-    BOARD = "board"  # its UUID changed, and its document does not name the old UUID
-    NOT_RAISED = "not raised"  # it replaces a board, but its provision number was not raised
-    MOVED = "moved"  # it moves to an instance that has no record of it
-    OVERWRITTEN = "overwritten"  # a maintenance writes its disks
+    # the server replaces a board without a Server document; only the ledger may contain the board
+    REPLACES = "replaces"
+    BOARD = "board"  # the UUID of the server changed, and its document does not contain the old UUID
+    NOT_RAISED = "not raised"  # the server replaces a board, but its provision number was not raised
+    MOVED = "moved"  # the server moves to an instance without a record of the server
+    OVERWRITTEN = "overwritten"  # a maintenance writes the disks of the server
 
 
 class UnknownReason(NamedTuple):
-    """Why gitboot cannot determine whether a server is provisioned, with a detail."""
+    """The reason why gitboot cannot determine whether a server is provisioned: a cause and a detail."""
 
     cause: UnknownCause
     detail: str  # the provision number, the old UUID, the new site, or the maintenance
@@ -427,7 +433,7 @@ class UnknownReason(NamedTuple):
 def find_unknown_reasons(
     old: Decision | None, new: Decision | None, new_site: str | None = None
 ) -> tuple[UnknownReason, ...]:
-    """Compare two decisions, and return why gitboot cannot determine whether the server is provisioned.
+    """Compare two decisions, and return the reasons why gitboot cannot determine whether the server is provisioned.
 
     A server with a raised provision number is always pending. ``new_site`` is the server's new site if the server moves
     between sites with their own instances.
@@ -452,14 +458,15 @@ def find_unknown_reasons(
     return tuple(found)
 
 
-MatchingPair = tuple[str | None, str | None]  # old and new name of a server; None: not in that commit
+MatchingPair = tuple[str | None, str | None]  # old and new name of a server; None: the server is not in this commit
 
 
 def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
-    """Match the servers of two commits. Return each server once, sorted by its new name, or by its old name if removed.
+    """Match the servers of two commits.
 
-    Servers match by UUID, or by the UUID that a document replaces. The remaining servers match by identities that
-    outlive a motherboard: name, MAC address, serial number and BMC.
+    Return each server once, sorted by its new name. Sort removed servers by their old name. Servers match by UUID, or
+    by the UUID in the field ``replaces``. The remaining servers match by identities that a server keeps after a new
+    motherboard: name, MAC address, serial number and BMC.
     """
     pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
     gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
@@ -489,10 +496,13 @@ class EffectKind(StrEnum):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A changed field of a decision, named as in JSON, such as policy.boot.image or maintenances.repair.window.end."""
+    """A changed field of a decision.
+
+    The name of the field is its path in JSON, such as policy.boot.image or maintenances.repair.window.end.
+    """
 
     field: str
-    old: Any  # None: absent
+    old: Any  # None: the field is absent
     new: Any  # None: absent
 
 
@@ -505,7 +515,7 @@ class ServerEffect(Struct, frozen=True, kw_only=True):
 
 
 def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
-    """Compare the decisions of two commits, and return the changes by UUID, which a renamed server keeps."""
+    """Compare the decisions of two commits. Return the changes by UUID, because a renamed server keeps its UUID."""
     before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
     found = {}
     for uuid in sorted(before.keys() | after.keys()):
@@ -520,7 +530,10 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
 
 
 def find_field_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
-    """Yield the fields that differ, sorted by name. A value that exists on only one side is yielded as a whole."""
+    """Yield the fields that differ, sorted by name.
+
+    If a value exists only in one of the two decisions, yield the whole value.
+    """
     if _are_named(old) or _are_named(new):  # compare items by name, so that an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
@@ -535,7 +548,7 @@ def _are_named(value: Any) -> bool:
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One of the two compared revisions. An invalid revision has problems instead of decisions."""
+    """One of the two revisions that a review compares. An invalid revision has problems instead of decisions."""
 
     named: str
     revision: str

@@ -1,4 +1,4 @@
-"""Document changes: differences between the documents, and between the fleet-wide files, of two commits."""
+"""Document changes: compare the documents of two commits, and the files that gitboot publishes for all machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gitboot.resolve.server_decision import Decision, Decisions, Host
 class SharedChange(Struct, frozen=True, kw_only=True):
     """A change in the files that gitboot publishes for all machines, or in the boots of unknown machines."""
 
-    old: Mapping[str, Any] | None  # None: there is no old commit
+    old: Mapping[str, Any] | None  # the old value; None: there is no old commit
     new: Mapping[str, Any]
 
     @property
@@ -49,7 +49,10 @@ def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | Non
 
 
 def changes_all_files(change: SharedChange) -> bool:
-    """Return whether the change affects the boot files of every server. Base URLs are part of decisions instead."""
+    """Return whether the change affects the boot files of every server.
+
+    Base URLs do not count here, because they are part of decisions.
+    """
     if change.old is None:
         return False
     old, new = (_select_boot_outputs(each["outputs"]) for each in (change.old, change.new))
@@ -61,14 +64,15 @@ def _select_boot_outputs(outputs: object) -> set[object]:
     return {*outputs} - _WITHOUT_BOOT_FILES
 
 
-# Adding or removing these outputs changes no file that machines boot. `mirror` changes URLs, which decisions contain.
+# A change of these outputs does not change files that machines boot. `mirror` changes URLs, but decisions contain the
+# URLs.
 _WITHOUT_BOOT_FILES: Final = frozenset(
     {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.INVENTORY, Output.MIRROR, Output.PAGES}
 )
 
 
 def changes_ledger(change: SharedChange) -> bool:
-    """Return whether the Fleet or a site no longer names the ledger that it named before."""
+    """Return whether a ledger was removed or replaced in the Fleet or in a site."""
     if change.old is None:
         return False
     by_site, now_by_site = (each.get("ledgers", {}) for each in (change.old, change.new))
@@ -88,7 +92,7 @@ def _shared_facts(
     ledgers = {site.name: site.ledger for site in spec.sites if site.ledger is not None}
     return {
         "baseURL": decisions.base_url,
-        "outputs": sorted(decisions.outputs - {Output.PAGES}),  # machines do not read pages
+        "outputs": sorted(decisions.outputs - {Output.PAGES}),  # machines do not read the files of the web page
         "evidence": decisions.evidence,
         "monitors": list(map(str, spec.provisioning.monitors)),  # a fetch by a monitor does not prove an installation
         # If the Fleet lists clients, only fetches by these clients prove an installation.
@@ -103,14 +107,14 @@ def _shared_facts(
     }
 
 
-# Outputs that are not rendered from decisions alone.
+# gitboot does not render these outputs from decisions alone.
 _HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.PXELINUX})
 
 
 def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
-    """Return the input from which DHCP files are rendered.
+    """Return the input from which gitboot renders DHCP files.
 
-    The input contains only the servers that are in both commits and differ, so a rebase does not change the digest.
+    The input contains only servers that are in both commits and differ, so a rebase does not change the digest.
     """
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
@@ -144,8 +148,9 @@ class ImageChange(Struct, frozen=True, kw_only=True):
 
     name: str
     fate: ChangeKind
-    in_use: int  # how many servers in either commit can boot it; unknown machines count as one
-    pair: tuple[Digest | None, Digest | None]  # the digests of its old and new spec
+    # the number of servers that can boot the image in one of the commits; unknown machines are counted as one server
+    in_use: int
+    pair: tuple[Digest | None, Digest | None]  # the digests of the old and the new spec
 
     @property
     def mutated(self) -> bool:
@@ -153,8 +158,9 @@ class ImageChange(Struct, frozen=True, kw_only=True):
 
 
 def is_mutated(change: DocumentChange) -> bool:
-    """Return whether the spec of an image was edited. Labels, annotations and provenance change no boot, and do not
-    count.
+    """Return whether the spec of an image was edited.
+
+    Ignore labels, annotations and provenance, because they do not change boots.
     """
     return change.fate is ChangeKind.EDITED and any(
         field.path[0] == "spec" and "provenance" not in field.path for field in change.fields
@@ -194,7 +200,7 @@ def list_images(decision: Decision | None) -> Iterator[str]:
 
 
 class ChangeKind(StrEnum):
-    """The kind of change of a document or a server."""
+    """The kinds of changes to a document or a server."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -202,7 +208,7 @@ class ChangeKind(StrEnum):
 
 
 class DocumentChange(Struct, frozen=True, kw_only=True):
-    """A changed document, or a changed file that documents name (kind "file")."""
+    """A changed document, or a changed file that documents refer to (kind "file")."""
 
     id: Id
     fate: ChangeKind
@@ -264,7 +270,7 @@ class FieldChange(NamedTuple):
 
 
 def compare_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]:
-    """Yield the innermost fields that differ, sorted by name. A list whose length changed counts as one field."""
+    """Yield the innermost fields that differ, sorted by name. A list whose length changed is one field."""
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -300,16 +306,16 @@ def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
     monitors, new_monitors = (sorted(map(str, each.provisioning.monitors)) for each in (old, new))
     boots, new_boots = old.serving.one_time_boots, new.serving.one_time_boots
     settings = (
-        # An empty list of networks allows every client.
+        # an empty list of networks allows every client
         (
             "spec.provisioning.clients",
             *(clients, new_clients),
             bool(clients) and (not new_clients or not _covers(clients, new_clients)),
         ),
-        # A network that is removed from this list can provide evidence again.
+        # if a network is removed from this list, its fetches can be evidence again
         ("spec.provisioning.monitors", monitors, new_monitors, not _covers(new_monitors, monitors)),
         ("spec.serving.restrict", old.serving.restrict, new.serving.restrict, old.serving.restrict),
-        # Any client can fetch an install boot from a copy, and more than once.
+        # from a copy, any client can fetch an install boot several times
         (ONE_TIME_BOOTS, str(boots), str(new_boots), new_boots is OneTimeBoots.COPIES),
     )
     return tuple(AccessChange(*each) for each in settings if each[1] != each[2])

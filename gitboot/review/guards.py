@@ -24,7 +24,8 @@ from gitboot.review.reinstalls import GainedIdentity, Inheritance
 from gitboot.review.risks import Risk, find_risks
 from gitboot.text import did_you_mean
 
-MIN_SIZE_FOR_PERCENT: Final = 10  # servers; in smaller groups, a number of servers limits changes, not a percentage
+# number of servers; in smaller groups, the limit on changes is a number of servers and not a percentage
+MIN_SIZE_FOR_PERCENT: Final = 10
 
 
 class Guard(StrEnum):
@@ -56,7 +57,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_update_percent: int = 30
     max_delete_percent: int = 10
     max_deletes: int = 25
-    max_small_group: int = 3  # servers; used in place of percentages in groups below `MIN_SIZE_FOR_PERCENT`
+    # number of servers; replaces percentages in groups with fewer than `MIN_SIZE_FOR_PERCENT` servers
+    max_small_group: int = 3
     max_reinstalls: int = 0
     max_installs: int = 50
     max_resets: int = 50
@@ -69,7 +71,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     allow_takeover: bool = False
 
     def tighten(self, guards: Guards) -> Limits:
-        """Return the limits of the instance, lowered to those of the Fleet. A Fleet cannot raise a limit."""
+        """Return the lower of the limits of the instance and of the Fleet. A Fleet cannot raise a limit."""
         given = {each.name: getattr(guards, each.name) for each in fields(guards)}
         return structs.replace(
             self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
@@ -80,23 +82,23 @@ class Trip(Struct, frozen=True, kw_only=True):
     """A limit that a commit exceeds."""
 
     guard: Guard
-    what: str  # what the guard counts, such as "servers removed"
+    what: str  # the changes that the guard counts, such as "servers removed"
     number: int
     limit: int
     of: int | None = None  # the size of the group; None: the limit does not refer to a group
     percent: bool = False  # whether the limit is a percentage
     area: str = "all"  # "all" for the whole fleet, or a group such as site=fra1
     acknowledged: bool = False
-    by: str = ""  # who acknowledged the excess; "": not recorded
+    by: str = ""  # the person who acknowledged the exceeded limit; "": not recorded
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The result of judging a commit: the exceeded limits, and the digest that acknowledgements must name."""
+    """The result of judging a commit: the exceeded limits, and the digest that acknowledgements must contain."""
 
     digest: Digest
     limits: Limits
     trips: tuple[Trip, ...]
-    areas: tuple[Area, ...] = ()  # the first one is the whole fleet
+    areas: tuple[Area, ...] = ()  # areas of the fleet; the first area is the whole fleet
     inherited: tuple[Inheritance, ...] = ()  # identities that servers take over from machines that may be installed
     waits: bool = False  # whether the instance must first read all fetches
 
@@ -106,11 +108,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def holding(self) -> tuple[Guard, ...]:
-        """The guards that hold the commit because an exceeded limit is not acknowledged, without duplicates."""
+        """The guards that hold the commit, without duplicates.
+
+        A guard holds a commit while an exceeded limit is not acknowledged.
+        """
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
 
-Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> who acknowledged
+Acknowledgements = Mapping[tuple[str, str], str]  # maps (digest, guard) to the person who acknowledged the change
 NO_ACKNOWLEDGEMENTS: Final[Acknowledgements] = MappingProxyType({})
 
 
@@ -130,7 +135,8 @@ def judge(
 
     - ``pending`` is the number of servers that are not installed according to the instance's records, or None without
       records. In a first commit, it replaces the number of servers that want a first boot.
-    - ``returning`` is the number of servers that the commit adds and reinstalls although the ledger knows them already.
+    - ``returning`` is the number of servers that the commit adds and reinstalls although the ledger already contains
+      them.
     - ``inheritances`` are identities through which machines that may already be installed would get the install boots
       of other servers.
     - ``rewound`` means that the commit does not descend from the accepted commit.
@@ -195,7 +201,7 @@ def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, s
             extent.access,
             limits.max_access_changes,
         ),
-        # Later, any server may boot such an image.
+        # Hold the commit even without affected servers, because any server may boot such an image later.
         (Guard.MAX_REINSTALLS, may_boot, extent.after if extent.disk_claims else 0, limits.max_reinstalls),
         (Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images),
         (Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes),
@@ -225,7 +231,7 @@ def _find_area_trips(area: Area, limits: Limits) -> Iterator[Trip]:
 
 
 class IgnoredLine(Struct, frozen=True, kw_only=True):
-    """An acknowledgement line that gitboot ignores, and why."""
+    """An acknowledgement line that gitboot ignores, and the reason."""
 
     commit: str
     line: str
@@ -235,7 +241,7 @@ class IgnoredLine(Struct, frozen=True, kw_only=True):
 _LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
 _WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)((?:[ \t]+\S+)+)[ \t\r]*")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-SHOWN_DIGITS: Final = 16  # digits of a digest in commands; `gitboot approve` needs at least 8
+SHOWN_DIGITS: Final = 16  # the number of digits of a digest in commands; `gitboot approve` needs at least 8
 
 
 def format_ack_line(digest: Digest, *guards: Guard) -> str:
@@ -244,13 +250,13 @@ def format_ack_line(digest: Digest, *guards: Guard) -> str:
 
 
 def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the line that acknowledges the guards that hold a commit, or () if no line can acknowledge them."""
+    """Return the line that acknowledges the guards that hold a commit, or () if a line cannot acknowledge them."""
     guards = list_ack_guards(verdict, need)
     return (format_ack_line(verdict.digest, *guards),) if guards else ()
 
 
 def list_ack_guards(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[Guard, ...]:
-    """Return those of the guards that hold a commit that a line in a commit message can acknowledge."""
+    """Return the guards that hold a commit and that a line in a commit message can acknowledge."""
     without = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if need is ReinstallsNeed.APPROVE else ())}
     return tuple(guard for guard in verdict.holding if guard not in without)
 
@@ -264,8 +270,8 @@ class AckLine(Struct, frozen=True, kw_only=True):
     """An acknowledgement of one guard by a well-formed line in a commit message."""
 
     STALE: ClassVar[str] = (
-        "it acknowledges other changes. The commits changed since then, or another version of gitboot computed the "
-        "digest. Review the commits again"
+        "the line acknowledges other changes. The commits changed since then, or another version of gitboot computed "
+        "the digest. Review the commits again"
     )
     USED: ClassVar[str] = (
         "a signed acknowledgement counts once, and a commit with the same signed content was accepted before "
@@ -277,24 +283,24 @@ class AckLine(Struct, frozen=True, kw_only=True):
     digest: str
     guard: str
     by: str  # the author of the commit message
-    content: str = ""  # SHA-256 of the signed content, if the line counts because of the commit's signature
+    content: str = ""  # SHA-256 of the signed content, if the line is valid because of the commit's signature
 
     @property
     def id(self) -> str:
-        """The key by which a line counts only once, if it counts because of a signature."""
+        """The key with which gitboot uses a line only once, if the line is valid because of a signature."""
         return f"{self.content} {self.digest} {self.guard}"
 
 
 def parse_ack_lines(
     messages: Iterable[Message], need: ReinstallsNeed | None = None, counted_before: Container[str] = frozenset()
 ) -> Iterator[AckLine | IgnoredLine]:
-    """Yield the acknowledgements in commit messages, one for each guard that a line names.
+    """Yield the acknowledgements in commit messages, one for each guard in a line.
 
-    A line may be anywhere in a message, and may be indented, as after a squash. gitboot ignores malformed lines, lines
-    with an unknown word, and acknowledgements of reinstallations that do not meet ``need``.
+    A line may be anywhere in a message, and may be indented, for example after a squash. gitboot ignores malformed
+    lines, lines with an unknown word, and acknowledgements of reinstallations that do not meet ``need``.
 
-    A line that counts because of a signature counts only once. ``counted_before`` therefore contains the signed content
-    of the commits that led to an accepted commit, and the `AckLine.id` of each line that counted.
+    gitboot uses a line that is valid because of a signature only once. Therefore ``counted_before`` contains the signed
+    content of the commits that led to an accepted commit, and the `AckLine.id` of each line that was used.
     """
     for message in messages:
         for line in _LINE.findall(message.text):
@@ -319,10 +325,10 @@ def parse_ack_lines(
 
 def _find_line_fault(line: str) -> str | None:
     if (found := _WORDS.fullmatch(line)) is None:
-        return "not of the form Gitboot-Ack: DIGEST GUARD"
+        return "the line does not have the form Gitboot-Ack: DIGEST GUARD"
     digest, guards = found.groups()
     if not _DIGEST.fullmatch(digest):
-        return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
+        return "the digest does not have 64 lower-case hexadecimal digits: copy the whole line"
     if (unknown := next((each for each in guards.split() if each not in list(Guard)), None)) is not None:
         return f"there is no guard {unknown}; {did_you_mean(unknown, Guard, 'copy the whole line')}"
     return None
@@ -338,12 +344,12 @@ def _find_guard_fault(guard: str, message: Message, need: ReinstallsNeed | None)
     if message.signer is None:
         return "reinstallations need a commit that is signed with a listed key (--reinstalls-need signed)"
     if message.signer.is_forge:
-        return "a forge signed its commit, but a person must sign it (--reinstalls-need signed)"
+        return "a forge signed the commit, but a person must sign it (--reinstalls-need signed)"
     return None
 
 
 def has_ack_line(message: Message) -> bool:
-    """Return whether a message contains an acknowledgement line, whether well-formed or not."""
+    """Return whether a message contains an acknowledgement line, even a malformed one."""
     return _LINE.search(message.text) is not None
 
 
@@ -353,7 +359,7 @@ def find_acknowledgements(
     need: ReinstallsNeed | None = None,
     counted_before: Container[str] = frozenset(),
 ) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
-    """Return the acknowledgements that name this digest, and the lines that gitboot ignores."""
+    """Return the acknowledgements with this digest, and the lines that gitboot ignores."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
     for line in parse_ack_lines(messages, need, counted_before):
@@ -371,12 +377,12 @@ Pair = tuple[str, Digest | None, Digest | None]  # (kind, old digest, new digest
 
 
 def digest_pairs(pairs: Iterable[Pair]) -> Digest:
-    """Return one digest for all changes, which acknowledgements name."""
+    """Return one digest for all changes. Acknowledgements contain this digest."""
     return compute_digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
 
 
 def digest_bmc_access(server: str | None, access: BmcAccess | None) -> Digest:
-    """Return a digest of the address, credentials and trust of a server's BMC."""
+    """Return a digest of the BMC's address, its credentials, and the settings for its certificate."""
     return compute_digest([server, structs.asdict(access) if access is not None else None])
 
 
@@ -394,9 +400,10 @@ def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area,
 
 
 def first_commit_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
-    """Return the extent of a first commit. `compare_decisions` returns the same extent but needs more memory.
+    """Return the extent of a first commit.
 
-    ``servers`` yields the decisions for all servers, and is consumed only once.
+    `compare_decisions` returns the same extent but needs more memory. ``servers`` yields the decisions for all servers.
+    The function reads ``servers`` only once.
     """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": 0}}
     found = Counter[Risk]()
@@ -433,9 +440,12 @@ GROUPING: Final = ("site", "role")  # label keys; the servers with the same valu
 
 
 class Touched(Struct, frozen=True, kw_only=True):
-    """The servers and documents that may differ between two commits. All others are the same in both commits."""
+    """The servers and documents that may differ between two commits.
 
-    servers: frozenset[str]  # servers in either commit
+    All other servers and documents are the same in both commits.
+    """
+
+    servers: frozenset[str]  # servers in one of the commits
     documents: frozenset[Id]  # documents, and files with the kind "file"
     sizes: Mapping[Label, int]  # the size of each group in the old commit
 
@@ -463,7 +473,7 @@ class Extent(Struct, frozen=True, kw_only=True):
 
     digest: Digest  # of all changes; an acknowledgement names this digest
     first: bool  # whether there is no old commit
-    before: int  # how many servers the old commit contains
+    before: int  # the number of servers in the old commit
     after: int
     installs: int  # new servers that want a first boot
     reinstalls: int  # servers that the commit can reinstall
@@ -475,10 +485,10 @@ class Extent(Struct, frozen=True, kw_only=True):
     takeover: bool  # whether another instance may act for the fleet
     areas: tuple[Area, ...]  # the first one is the whole fleet
     unknown_claims: tuple[str, ...] = ()  # new servers with a boot, new in the fleet, that claims to write no disk
-    by_policy: tuple[str, ...] = ()  # those of `reinstalls` that may be installed already, according to records
+    by_policy: tuple[str, ...] = ()  # servers in `reinstalls` that may be installed already, according to records
     lost_identities: tuple[LostIdentity, ...] = ()  # sorted identities that machines no longer have
     gained_identities: tuple[GainedIdentity, ...] = ()  # sorted identities that newly lead to install boots
-    reinstalled_servers: tuple[str, ...] = ()  # those that `reinstalls` counts, if identities were gained
+    reinstalled_servers: tuple[str, ...] = ()  # servers that `reinstalls` counts because of gained identities
 
     def without_reinstalls(self, servers: Collection[str]) -> Extent:
         """Return the extent without the reinstallations of the given servers."""
@@ -490,7 +500,8 @@ class Extent(Struct, frozen=True, kw_only=True):
     def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
         """Return the extent with a digest that also covers inherited identities.
 
-        An acknowledgement of the changes alone therefore cannot permit the installation of other machines.
+        Therefore an acknowledgement of the changes without these identities does not permit the installation of other
+        machines.
         """
         if not inheritances:
             return self

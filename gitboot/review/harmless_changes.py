@@ -1,4 +1,4 @@
-"""Harmless changes: find changes that guards ignore, because a server is offered no new boot."""
+"""Harmless changes: find changes that guards ignore, because gitboot does not offer the server a new boot."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gitboot.resolve.server_decision import NO_REQUIREMENTS, Boot, Decision, Mai
 
 
 class EveryBoot(Struct, frozen=True):
-    """The machine boots this way at every start, regardless of its record."""
+    """A condition for a boot at every start of the machine. The record does not matter."""
 
 
 class UntilProvisioned(Struct, frozen=True):
-    """The machine boots this way until a provision key is provisioned."""
+    """A condition for a boot until the record shows that a provision key is provisioned."""
 
     number: int
     image: str | None  # the image in the key with OnImageChange; None with Once
     attempts: int = 1
-    boots: int = 1  # how many boots each attempt needs
+    boots: int = 1  # the number of boots that each attempt needs
 
 
 class UntilRun(Struct, frozen=True):
-    """The machine boots this way until a run of a maintenance is consumed."""
+    """A condition for a boot until a run of a maintenance is consumed."""
 
     maintenance: str
     run: int
@@ -41,15 +41,15 @@ BootCondition = EveryBoot | UntilProvisioned | UntilRun
 
 
 def covers(one: BootCondition, other: BootCondition) -> bool:
-    """Return whether ``one`` permits a boot for every record for which ``other`` permits the boot."""
+    """Return whether ``one`` permits the boot for every record for which ``other`` permits the boot."""
     match one, other:
         case (EveryBoot(), _):
             return True
-        case (UntilProvisioned(), UntilProvisioned()):  # attempts count for both conditions
+        case (UntilProvisioned(), UntilProvisioned()):  # attempts are used for both conditions
             as_often = other.attempts <= one.attempts and other.boots <= one.boots
             return as_often and other.number <= one.number and other.image == one.image
         case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
-            # A run that was consumed in one window is also consumed in the other one, even if the window was moved.
+            # A run that was consumed in one window is also consumed in the other window, even if the window was moved.
             if other.start is None or one.end is None or other.start < one.end:
                 return True
             return one.start is not None and other.start <= one.start
@@ -60,12 +60,14 @@ class Waiting(Struct, frozen=True, kw_only=True):
     """The approval and the drain for which a server waits."""
 
     requirements: frozenset[str] = NO_REQUIREMENTS
-    is_approved: bool = True  # whether the fleet contains the approval, if the approval must be in a file
-    # The digest and the run for which URLs must answer; None: no URL has to.
+    is_approved: bool = True  # Whether the fleet contains the approval, if the approval must be in a file.
+    # The digest and the run for which URLs must respond. None: there are no URLs.
     asked_for: tuple[str | None, str | None] = (None, None)
 
     def waits_as_long_as(self, other: Waiting) -> bool:
-        """Return whether a server never waits for ``other`` without waiting for this one, whatever URLs answered."""
+        """Return whether a server that waits for ``other`` always waits for this too, independent of the responses of
+        URLs.
+        """
         answers_count_alike = all(
             theirs in (None, own) for own, theirs in zip(self.asked_for, other.asked_for, strict=True)
         )
@@ -77,17 +79,18 @@ NO_WAITING: Final = Waiting()
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """The boot that a decision demands during a span of time."""
+    """The boot that a decision requires during a span of time."""
 
-    boot: Boot | None  # None: the local disk or no plan
+    boot: Boot | None  # None: the server boots its local disk or has no plan
     when: BootCondition = EveryBoot()
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
     waits: bool = False  # whether the boot waits until the machine is off
-    preconditions: Waiting = NO_WAITING  # for which a server waits before the boot of a maintenance
+    # the approval and the drain for which a server waits before the boot of a maintenance
+    preconditions: Waiting = NO_WAITING
     boot_while_waiting: Boot | None = None  # None: the local disk
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
-    maintenance: str | None = None  # None: the policy demands the boot
+    maintenance: str | None = None  # None: the policy requires the boot
 
     @property
     def writes_disk(self) -> bool:
@@ -105,7 +108,7 @@ class Span(Struct, frozen=True, kw_only=True):
     """The demands on a server between two consecutive window boundaries."""
 
     demand: Demand
-    lower_demands: tuple[Demand, ...]  # the demands of the policy and of maintenances with lower priorities
+    lower_demands: tuple[Demand, ...]  # the demands of the policy and of maintenances with a lower priority
 
 
 def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterator[Span]:
@@ -115,7 +118,7 @@ def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterato
         return
     policy = _policy_demand(decision.policy)
     always = policy.boot is not None and not policy.writes_disk and isinstance(policy.when, EveryBoot)
-    instead = policy if always else Demand(boot=None, disk=policy.disk)  # the demand in place of a stopped boot
+    instead = policy if always else Demand(boot=None, disk=policy.disk)  # the demand that replaces a stopped boot
     for at in instants:
         active = [each for each in decision.maintenances if each.is_active(at)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
@@ -126,7 +129,7 @@ def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterato
 
 
 def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
-    """Return the sorted times at which windows in the decisions start or end, after the minimum time."""
+    """Return the times at which windows in the decisions start or end, sorted. Begin with the minimum time."""
     found = {datetime.min.replace(tzinfo=UTC)}
     for decision in decisions:
         for maintenance in decision.maintenances:
@@ -200,7 +203,7 @@ def _find_preconditions(maintenance: MaintenanceDecision) -> Waiting:
 def is_harmless(old: Decision, new: Decision) -> bool:
     """Return whether a new decision offers only boots that the old decision also offered.
 
-    Guards ignore such a change.
+    Guards ignore the change in this case.
     """
     is_active_as_before = old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED
     if (
@@ -215,7 +218,10 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
 
 def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
-    """Return whether a demand offers no more than the first of the spans. The other spans follow it in time."""
+    """Return whether a demand offers only boots that the first of the spans offers too.
+
+    The other spans follow the first span in time.
+    """
     here, key = spans[0], demand.when
     if _is_within(demand, here.demand):
         return True
@@ -238,12 +244,12 @@ def _is_within(demand: Demand, other: Demand) -> bool:
     may_wait = demand.preconditions.requirements or other.preconditions.requirements
     if may_wait and demand.boot_while_waiting != other.boot_while_waiting:
         return False
-    if demand.boot is None:  # a server that waits boots its policy's boot, if that writes no disk
+    if demand.boot is None:  # a server that waits boots its policy's boot if this boot does not write disks
         return waits_alike if other.boot is None else other.writes_disk and not other.preconditions.requirements
     if demand.boot != other.boot or not covers(other.when, demand.when):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
-        return False  # without the wait, the boot comes earlier; with it, the disk replaces a harmless boot
+        return False  # without the wait, the boot comes earlier; with the wait, the disk replaces a harmless boot
     if not waits_alike and not (demand.preconditions.waits_as_long_as(other.preconditions) and demand.writes_disk):
         return False
     if not demand.writes_disk and not covers(demand.when, other.when):
@@ -251,4 +257,5 @@ def _is_within(demand: Demand, other: Demand) -> bool:
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)
 
 
-_OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)  # from weakest to strongest
+# in order, the weakest condition first
+_OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)

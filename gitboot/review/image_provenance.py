@@ -1,4 +1,4 @@
-"""Image provenance: the origins of the digests of images, and the rules of streams about provenance."""
+"""Image provenance: the origins of the digests of images, and the rules of streams for provenance."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Place = tuple[str, int, int]  # path, line, column
 class FileSigner(Struct, frozen=True, kw_only=True):
     """The trusted key that signed a file."""
 
-    key: str  # the fingerprint or the identity
-    name: str  # for people
+    key: str  # the fingerprint or the identity of the key
+    name: str  # the name of the key, for people
 
     def __str__(self) -> str:
         return f"{self.name} ({self.key})"
@@ -45,22 +45,23 @@ class SignatureResult(Struct, frozen=True, kw_only=True):
     image: str
     sha256: str
     signer: FileSigner | None = None  # None: no trusted key signed the file
-    fault: str | None = None  # continues "it is"; None: the signature is good, or the image names no signature
+    # continues the sentence "it is …"; None: the signature is valid, or the image has no signature
+    fault: str | None = None
 
 
 class _SignatureResults(Struct, frozen=True):
     files: tuple[SignatureResult, ...]
 
 
-SignatureResults = Mapping[tuple[str, Digest], SignatureResult]  # by image and digest
+SignatureResults = Mapping[tuple[str, Digest], SignatureResult]  # results by image and digest
 
 _decode_results: Final = build_json_decoder(_SignatureResults)
 
 
 def parse_signature_results(content: bytes, name: str) -> SignatureResults:
-    """Read the output of `gitboot artifacts signatures -o json`. Raises `UsageError` for anything else.
+    """Read the output of `gitboot artifacts signatures -o json`.
 
-    Error messages show ``name`` as the name of the file.
+    Raises `UsageError` if the content is not this output. Error messages contain ``name`` as the name of the file.
     """
     try:
         found = _decode_results(content)
@@ -72,30 +73,31 @@ def parse_signature_results(content: bytes, name: str) -> SignatureResults:
     results: dict[tuple[str, Digest], SignatureResult] = {}
     for each in found.files:
         key = each.image, Digest(each.sha256)
-        if key not in results or each.signer is not None:  # an image may name a file twice, with one signature
+        # an image may contain a file twice, and only once with a signature
+        if key not in results or each.signer is not None:
             fault = hide_secret_lines(each.fault) if each.fault is not None else None
             results[key] = structs.replace(each, fault=fault)
     return results
 
 
 class FileClaim(Struct, frozen=True, kw_only=True):
-    """A file of a new or edited image, and where its digest comes from, as the image claims."""
+    """A file of a new or edited image, and the origin of its digest that the image claims."""
 
     file: str  # such as x86_64.kernel or aarch64.initrds[0]
     sha256: Digest
-    claimed: Provenance | None  # None: the image does not state it
-    before: Provenance | None  # the claim of the old commit; equal to `claimed` if the file is new
-    names_signature: bool  # whether the image names a signature that gitboot can check
-    result: SignatureResult | None  # None: no check is known
+    claimed: Provenance | None  # None: the image does not state the origin
+    before: Provenance | None  # the claim in the old commit; the same as `claimed` if the file is new
+    names_signature: bool  # whether the image has a signature that gitboot can check
+    result: SignatureResult | None  # None: there is no result of a check
 
     @property
     def verified_by(self) -> FileSigner | None:
-        """The trusted key that signed the file, or None if a check of the file failed or is missing."""
+        """The trusted key that signed the file, or None if there is no result of a check or if the check failed."""
         return self.result.signer if self.result is not None and self.result.fault is None else None
 
 
 class ImageProvenance(Struct, frozen=True, kw_only=True):
-    """A new image, or an edited image with other files."""
+    """A new image, or an edited image whose files differ."""
 
     image: str
     fate: ChangeKind
@@ -117,30 +119,30 @@ class StreamRuleChange(Struct, frozen=True, kw_only=True):
 
 
 class SourceChange(Struct, frozen=True, kw_only=True):
-    """A changed ImageSource of the fleet. It changes no boot, but new images come from there."""
+    """A changed ImageSource of the fleet. The change does not affect boots, but new images come from the source."""
 
     source: str
     fate: ChangeKind
-    replaces_built_in: bool  # whether the commit adds it in place of a source that gitboot ships
-    fields: tuple[FieldChange, ...]  # of an edited source
+    replaces_built_in: bool  # whether the commit adds the source, which replaces a source that gitboot ships
+    fields: tuple[FieldChange, ...]  # the changed fields of an edited source
     place: Place | None  # None: the source was removed
 
 
 class UncoveredBoot(Struct, frozen=True, kw_only=True):
-    """A document that boots an image without the stream that has this image and requires signed images."""
+    """A document that boots an image directly, although a stream that contains the image requires signed images."""
 
-    document: Id  # a BootProfile that names the image, or a Maintenance with such a profile
+    document: Id  # a BootProfile that contains the image, or a Maintenance with such a profile
     profile: str
     image: str
     stream: str
 
 
 class LeftStream(Struct, frozen=True, kw_only=True):
-    """Servers that need the signatures that a stream requires, and in the new commit boot without signatures."""
+    """Servers that boot with the signatures of a stream in the old commit, and without signatures in the new commit."""
 
     stream: str
     servers: tuple[str, ...]
-    profile: str  # the profile that they boot in the new commit
+    profile: str  # the profile that the servers boot in the new commit
     place: Place
 
 
@@ -150,7 +152,7 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
     images: tuple[ImageProvenance, ...] = ()
     rules: tuple[StreamRuleChange, ...] = ()
     sources: tuple[SourceChange, ...] = ()
-    uncovered: tuple[tuple[UncoveredBoot, Place], ...] = ()  # new in this commit
+    uncovered: tuple[tuple[UncoveredBoot, Place], ...] = ()  # boots that are new in this commit
     left: tuple[LeftStream, ...] = ()
 
     @property
@@ -160,14 +162,17 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
 
     @property
     def changes_requirement(self) -> bool:
-        """Return whether an instance may withhold or offer boots that it offered or withheld before."""
+        """Whether an instance may withhold boots that it offered before, or offer boots that it withheld before."""
         return any(each.is_requirement for each in self.rules)
 
 
 def compare_provenance(
     changes: Changes, old: FleetRepository | None, new: FleetRepository, results: SignatureResults
 ) -> ProvenanceChanges:
-    """Return what a commit changes about the provenance of images. ``results`` are checks of signatures."""
+    """Return the changes of a commit that concern the provenance of images.
+
+    ``results`` are the results of signature checks.
+    """
     known = set(find_uncovered_boots(old)) if old is not None else set()
     rules = tuple(_find_rule_changes(changes.documents, old, new))
     lowered = {each.stream for each in rules if each.lowers}
@@ -203,7 +208,7 @@ def _find_place(repository: FleetRepository, document: Id, *path: str | int) -> 
 
 
 def _hide(value: Any) -> Any:
-    """Return a YAML value, with HIDDEN in place of strings that look like secrets."""
+    """Return a YAML value with HIDDEN instead of strings that look like secrets."""
     if isinstance(value, str):
         return f"{value.partition('=')[0]}=HIDDEN" if is_secret_argument(value) else hide_secret_lines(value)
     if isinstance(value, Mapping):
@@ -251,7 +256,9 @@ def _find_images(
 
 
 def list_image_files(image: BootImage) -> Iterator[tuple[str, Artifact, bool]]:
-    """Yield each file of an image with its name, such as x86_64.kernel, and whether the image names a signature."""
+    """Yield each file of an image with its name, such as x86_64.kernel, and whether the image has a signature for the
+    file.
+    """
     for architecture, artifacts in sorted(image.spec.architectures.items()):
         for path, artifact in artifacts.files():
             steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
@@ -292,8 +299,8 @@ def requires_signed(stream: ImageStream | None) -> bool:
 
 
 def find_uncovered_boots(repository: FleetRepository) -> Iterator[UncoveredBoot]:
-    """Yield the boots of images that do not go through the stream that has the image and requires signed images."""
-    streams: defaultdict[str, list[str]] = defaultdict(list)  # by image
+    """Yield the boots that use an image directly, although a stream that contains the image requires signed images."""
+    streams: defaultdict[str, list[str]] = defaultdict(list)  # streams by image
     for name, stream in repository.streams.items():
         if requires_signed(stream):
             for image in dict.fromkeys(list_stream_images(stream)):
@@ -314,7 +321,7 @@ def find_uncovered_boots(repository: FleetRepository) -> Iterator[UncoveredBoot]
 def _find_left_streams(
     servers: Iterable[ServerChange], old: FleetRepository, new: FleetRepository, lowered: Collection[str]
 ) -> Iterator[LeftStream]:
-    """Yield the servers that no longer need signatures, except those of the streams ``lowered``."""
+    """Yield the servers that no longer need signatures, except the servers of the streams in ``lowered``."""
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for change in servers:
         was, now = (

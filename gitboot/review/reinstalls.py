@@ -43,28 +43,28 @@ from gitboot.review.harmless_changes import (
 
 
 class ReinstallReason(StrEnum):
-    """Why a commit can reinstall a server."""
+    """The reasons why a commit can reinstall a server."""
 
     PROVISION = "provision"  # raised
     ATTEMPTS = "attempts"  # raised
-    BOOTS = "boots"  # raised: the number of boots that the image's installer needs
-    IMAGE = "image"  # changed under OnImageChange or Always
+    BOOTS = "boots"  # the number of boots that the image's installer needs was raised
+    IMAGE = "image"  # the image changed, with OnImageChange or Always
     POLICY = "policy"  # the server had no policy, or was parked
-    RECORD = "record"  # as POLICY, but with provision 0: only the record shows whether it is reinstalled
+    RECORD = "record"  # as POLICY, but with provision 0: only the record shows whether the server is reinstalled
     NETWORK_BOOT = "networkBoot"
-    WAIT = "waitFor"  # no longer PowerOff, so a running server may be installed
-    OVERRIDE = "override"  # no longer None; until now, the boot order of the firmware decided
+    WAIT = "waitFor"  # waitFor is no longer PowerOff, so gitboot may install a running server
+    OVERRIDE = "override"  # the override is no longer None; before, the boot order of the firmware decided
     MAC = "MAC"  # the MAC address of another server, whose machine now gets the boots of this server
     SERIAL = "serial"  # the serial number of another server
     ADDRESS = "address"  # the IP address of another server, from which firmware fetches
     UUID = "UUID"  # the UUID of another server, in either byte order, or as its BMC shows it
     NAME = "name"  # the document name or the xname of another server
     NID = "nid"  # the node number that another server has in OpenCHAMI
-    WRITES_DISK = "writesDisk"  # the previous boot wrote no disk
-    MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
+    WRITES_DISK = "writesDisk"  # the previous boot did not write disks
+    MAINTENANCE = "maintenance"  # the maintenance was added, or its image, networkBoot, run or window changed
     UNCOVERED = "uncovered"  # a maintenance with a higher priority was removed
     STOPPED = "stopped"  # install boots are no longer stopped
-    CLAIM = "claim"  # an image that claims for the first time to write no disk
+    CLAIM = "claim"  # An image with the new claim that it does not write disks.
     # An image with such a claim, and with arguments, scripts or templates with which it has not been used before.
     CLAIM_OF_BOOT = "claim of boot"
 
@@ -73,16 +73,16 @@ class Reinstall(NamedTuple):
     """A way in which a commit can reinstall a server."""
 
     why: ReinstallReason
-    old: str | None  # the value that differs, such as the number, the image or the policy
+    old: str | None  # the value that differs, such as the provision number, the image or the policy
     new: str | None
-    maintenance: str | None = None  # None: under the policy
+    maintenance: str | None = None  # None: the policy causes the reinstallation
 
 
 def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     """Return the ways in which a new decision permits an install boot that the old decision did not permit.
 
-    Records are not considered, so the server may already be installed. One-time boots with the same provision key count
-    as the same boot, even if the policy or the image differs.
+    The function does not use records, so the server may already be installed. It treats one-time boots with the same
+    provision key as the same boot, even if the policy or the image differs.
     """
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
@@ -101,7 +101,9 @@ def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
 
 
 def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
-    """Return whether the first span demands this install boot, or any of the spans demands its provision key."""
+    """Return whether the first span requires this install boot, or one of the spans requires the provision key of this
+    boot.
+    """
 
     def asks_as_much(was: Demand) -> bool:
         as_soon = demand.waits or not was.waits
@@ -121,7 +123,8 @@ def _policy_reinstalls(old: Decision, new: Decision, was: Demand) -> list[Reinst
     assert after is not None  # noqa: S101 - it asks for a boot
     assert after.boot is not None  # noqa: S101
     if before is None:
-        only_by_record = after.network_boot in _BY_KEY and after.provision == 0  # without a record, gitboot adopts it
+        # without a record, gitboot adopts the server
+        only_by_record = after.network_boot in _BY_KEY and after.provision == 0
         return [Reinstall(ReinstallReason.RECORD if only_by_record else ReinstallReason.POLICY, None, after.policy)]
     image_before = before.boot.image if before.boot is not None else None
     wrote = before.boot is not None and before.boot.writes_disk
@@ -203,17 +206,17 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
-    """Return whether a record could show that the server is already installed, so that it is not reinstalled.
+    """Return whether a record could show that the server is already installed, so that gitboot would not reinstall it.
 
-    A record shows which installations of its policy a machine has had. It does not show the boots of other machines, or
-    whether an image really does not write a disk.
+    A record shows the installations by the policy that a machine has had. It does not show the boots of other machines,
+    or whether an image really does not write disks.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 
 
 RAISED_NUMBERS: Final = frozenset(
     {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
-)  # with these, a record rarely shows that the server is already installed
+)  # for these reasons, a record rarely shows that the server is already installed
 _POLICY_REASONS: Final = RAISED_NUMBERS | {
     *(
         ReinstallReason.IMAGE,
@@ -236,7 +239,7 @@ class GainedIdentity(NamedTuple):
     server: str
     uuid: SystemUuid  # the UUID of the server
     replaces: SystemUuid | None  # the UUID of the same machine before its board was replaced
-    is_counted: bool  # whether the comparison counts it as taken over from a server in the older commit
+    is_counted: bool  # whether the comparison of the commits shows that a server in the older commit had the identity
     is_new: bool  # whether the server did not have the identity in the older commit
 
     @property
@@ -268,7 +271,7 @@ _IDENTITY_NAMES: Final = {
 
 
 class DescribedServer(NamedTuple):
-    """A server as one commit describes it."""
+    """The description of a server in one commit."""
 
     decision: Decision
     machine: Machine
@@ -313,7 +316,7 @@ def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
 def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey, None]:
     """Return the identities through which a machine can get an install boot, in a fixed order without duplicates.
 
-    An IP address counts only if firmware fetches a file for the boot.
+    They include IP addresses only if firmware fetches a file for the boot.
     """
     if server is None or server.decision.stopped or server.decision.lifecycle is not Lifecycle.ACTIVE:
         return {}
@@ -333,7 +336,8 @@ def find_identity_reinstalls(
 ) -> tuple[Reinstall, ...]:
     """Return the reinstallations that are possible because a server takes over the identities of other servers.
 
-    ``owners`` maps identities to server names in the older commit. In that commit, the name of this server is ``was``.
+    ``owners`` maps identities to server names in the older commit. ``was`` is the name of this server in the older
+    commit.
     """
     return tuple(
         Reinstall(ReinstallReason(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was
@@ -375,7 +379,7 @@ def update_lost_identities(
     """Return the lost identities after a commit was accepted.
 
     If the accepted commit gives a server install boots through an identity, a guard has permitted that. From then on,
-    the identity belongs only to the machine of that server.
+    the identity belongs only to the machine of this server.
     """
     now = before.union(newly_lost)
     owners = {each.mark: each.uuid for each in newly_gained}
@@ -388,7 +392,7 @@ _PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", 
 
 
 def _digest_image(image: BootImage) -> Digest:
-    """Return the digest of what a machine boots: the spec without the version and without provenance."""
+    """Return the digest of the image that a machine boots: the spec without the version and without provenance."""
     spec = {name: value for name, value in to_yaml_value(image)["spec"].items() if name != "version"}
     return compute_digest(_remove_provenance(spec))
 
@@ -400,7 +404,7 @@ def _remove_provenance(value: Any) -> Any:
 
 
 class DiskClaims:
-    """Finds the boots in a commit whose claim to write no disk is new compared to an earlier commit."""
+    """A search for boots with a claim that they do not write disks, if an earlier commit does not have this claim."""
 
     def __init__(
         self,
@@ -411,11 +415,11 @@ class DiskClaims:
     ) -> None:
         """``get_offered_claims`` returns the result of `list_claims` for all decisions of the earlier commit.
 
-        It is called only when needed. It is None if there is no earlier commit.
+        gitboot calls the function only when it needs the claims. It is None if there is no earlier commit.
         """
         self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
         self._hosts: set[str | None] = set()
-        self.images = frozenset[str]()  # the images whose content did not make such a claim before
+        self.images = frozenset[str]()  # images whose content did not have such a claim before
         if old is None:
             return
         fleet = old.fleet.spec
@@ -424,12 +428,12 @@ class DiskClaims:
             key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != ChangeKind.REMOVED
         )
         claiming = [name for name in changed if not new.images[name].spec.writes_disk]
-        if claiming and old.servers:  # without servers, as in a first commit, no data can be lost
+        if claiming and old.servers:  # without servers, for example in a first commit, no data can be lost
             known = set(map(_digest_image, old.images.values()))  # the digest also covers the claim
             self.images = frozenset(name for name in claiming if _digest_image(new.images[name]) not in known)
 
     def find_new_claims(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
-        """Return the boots of a server that count as reinstallations because their claims are new.
+        """Return the boots of a server that guards count as reinstallations because their claims are new.
 
         ``old`` is None for a new server.
         """
@@ -450,10 +454,11 @@ class DiskClaims:
     def _is_known(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
         if new.base_url not in self._hosts:
             return False
-        if not boot.entries and boot.user_data is None:  # only the image, apart from console arguments
+        if not boot.entries and boot.user_data is None:  # compare only the image, without console arguments
             own = self._new.images[boot.image].spec.kernel_arguments
             decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
-            if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):  # direct: no arguments
+            # a direct boot has no arguments
+            if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):
                 return True
         started = _digest_start(new, boot)
         if old is not None and any(_digest_start(old, was) == started for _, was in _list_claimed_boots(old)):
@@ -466,12 +471,15 @@ def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def list_claims(decision: Decision) -> frozenset[Digest]:
-    """Return the digests of all boots in a decision that claim to write no disk."""
+    """Return the digests of all boots in a decision with the claim that they do not write disks."""
     return frozenset(_digest_boot(decision, boot) for _, boot in _list_claimed_boots(decision))
 
 
 def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
-    """Yield each boot that claims to write no disk, with its maintenance or None for the policy."""
+    """Yield each boot with the claim that it does not write disks.
+
+    Also yield its maintenance, or None for the policy.
+    """
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return
     policy = decision.policy
@@ -505,7 +513,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
 
 
 def _digest_boot(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of the files, arguments and scripts with which a machine starts, and of its templates."""
+    """Return a digest of the files, arguments, scripts and templates with which a machine starts."""
     format = boot.user_data.format if boot.user_data is not None else None
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
@@ -513,7 +521,8 @@ def _digest_boot(decision: Decision, boot: Boot) -> Digest:
 def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     """Return the names of the maintenances that can reset the machine only because of the new commit.
 
-    Records are not considered. A maintenance whose window was only extended or moved earlier does not count.
+    The function does not use records. It ignores a maintenance whose window was only extended or moved to an earlier
+    time.
     """
 
     def as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
@@ -536,10 +545,11 @@ def find_returning_servers(
     seen_machines: Collection[SystemUuid],
     unknown_claims: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Return the added servers that the guard maxReinstalls must count, because the ledger has seen their machines.
+    """Return the added servers that the guard maxReinstalls must count, because the ledger already contains their
+    machines.
 
-    In a comparison of two commits, such a server looks new. The servers in ``unknown_claims`` boot an image whose claim
-    to write no disk is not acknowledged.
+    In a comparison of two commits, such a server appears to be new. The servers in ``unknown_claims`` boot an image
+    whose claim that it does not write disks is not acknowledged.
     """
 
     def writes(decision: Decision, record: Record | None) -> bool:
@@ -567,7 +577,7 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first time that `fin
 
 
 def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
-    """Return the install boots of an accepted decision that a newer decision does not offer, in the order of time.
+    """Return the install boots of an accepted decision that a newer decision does not offer, sorted by time.
 
     ``newer`` is the decision of the commit ``by`` for the same machine, or None if that commit does not contain the
     machine.
@@ -590,7 +600,7 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
 
 
 def _install_facts(ask: Demand) -> tuple[object, ...] | None:
-    """Return the values by which two install boots are compared, or None if the demand is no install boot."""
+    """Return the values for the comparison of two install boots, or None if the demand is not an install boot."""
     if (boot := ask.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data

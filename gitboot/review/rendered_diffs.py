@@ -25,35 +25,36 @@ from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.decision_changes import ServerChange
 from gitboot.text import format_count, format_rest
 
-_CONTEXT_LINES: Final = 2  # unchanged lines around each difference
-_MAX_DIFF_LINES: Final = 4_000  # lines in one diff; an additional line shows how many were omitted
-Texts = dict[str, str]  # by file name, such as boot.ipxe or user-data
-Boots = dict[str, Texts]  # by boot, such as BootPolicy or Maintenance/memory-test
+_CONTEXT_LINES: Final = 2  # number of unchanged lines around each difference
+# maximum number of lines in one diff; an additional line shows the number of omitted lines
+_MAX_DIFF_LINES: Final = 4_000
+Texts = dict[str, str]  # texts by file name, such as boot.ipxe or user-data
+Boots = dict[str, Texts]  # files by boot, such as BootPolicy or Maintenance/memory-test
 
 
 class RenderedDiff(Struct, frozen=True, kw_only=True):
     """The diff of a file that a machine fetches."""
 
-    boot: str  # such as BootPolicy, Maintenance/memory-test or "unknown servers"
-    file: str  # such as boot.ipxe or config.ign
+    boot: str  # the boot, such as BootPolicy, Maintenance/memory-test or "unknown servers"
+    file: str  # the file, such as boot.ipxe or config.ign
     lines: tuple[str, ...]  # the lines of a unified diff, without line ends
 
 
 class RenderedChanges:
-    """Renders and compares the boot files of servers in two commits."""
+    """A renderer that compares the boot files of servers in two commits."""
 
     def __init__(self, old: Decisions | None, new: Decisions) -> None:
         self._old, self._new = old, new
-        self._keys: dict[Digest, Digest] = {}  # by the digest of both texts, which most servers share
+        self._keys: dict[Digest, Digest] = {}  # differences by the digest of both texts; most servers share these texts
 
     def make_key(self, change: ServerChange) -> Digest:
-        """Return a digest of the diffs of a server's files, with names in place of the server's own values.
+        """Return a digest of the diffs of a server's files. In these diffs, names replace the server's own values.
 
-        Two servers have the same digest if and only if their diffs contain the same lines at the same positions. Lines
-        that look like secrets are included.
+        Two servers have the same digest if and only if their diffs contain the same lines at the same positions. The
+        digest includes lines that look like secrets.
         """
         if change.new is None:
-            return compute_digest(None)  # the server has no files any more
+            return compute_digest(None)  # the server no longer has files
         before, after = self._render_boots(change, lay_out_user_data)
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         texts = []
@@ -77,13 +78,13 @@ class RenderedChanges:
         )
 
     def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
-        """Return the added and removed lines in a server's diffs, with names in place of the server's own values."""
+        """Return the added and removed lines in a server's diffs. Names replace the server's own values."""
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
         return [_mask_values(line, was if line.startswith("-") else now) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
-        """Return the names of those own values of a server that occur in added and removed lines of its diffs."""
+        """Return the names of the server's own values that occur in added and removed lines of its diffs."""
         return tuple(sorted({name for line in self.mask_lines(change, diffs) for name in list_masked_names(line)}))
 
     def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
@@ -94,7 +95,7 @@ class RenderedChanges:
 def _find_hunks(old: str | None, new: str | None) -> list[object]:
     """Return the position and the lines of each difference. An absent text differs from an empty text."""
     was, is_now = (_split(text) for text in (old, new))
-    same = 0  # skip equal lines at the beginning, so that the diff is faster
+    same = 0  # skip equal lines at the beginning to compute the diff faster
     while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
         same += 1
     return [[old is None, new is None], same, list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))]
@@ -125,7 +126,7 @@ def diff_shared(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ..
         if Output.GRUB not in decisions.outputs:
             return {}
         shared = dict(grub.render_shared(decisions))
-        del shared[SIGNED_GRUB]  # it is the same for every fleet
+        del shared[SIGNED_GRUB]  # the file is the same for every fleet
         return {path.removeprefix("boot/"): file.content.decode() for path, file in shared.items()}
 
     return _diff_common("all machines", texts, old, new)
@@ -142,7 +143,7 @@ def _diff_common(
 
 
 def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
-    """Yield the diffs of files whose secrets are hidden. The ``whole`` files contain the secrets."""
+    """Yield the diffs of files in which secrets are hidden. The ``whole`` files contain the secrets."""
     for boot in dict.fromkeys((*old, *new)):
         before, after = old.get(boot, {}), new.get(boot, {})
         for file in sorted(before.keys() | after.keys()):
@@ -220,7 +221,7 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     if plan.boot is not None and plan.boot.user_data is not None:
         texts |= plan.boot.user_data.files
-        if secrets := plan.boot.user_data.secrets:  # these secrets are encrypted
+        if secrets := plan.boot.user_data.secrets:  # show the digests of these secrets, which are encrypted
             texts["secrets"] = "".join(f"{name} {compute_digest(text)}\n" for name, text in sorted(secrets.items()))
     # The GRUB script can differ even if the other scripts are equal.
     if plan.boot is not None and "grub" in plan.boot.entries:
@@ -229,7 +230,7 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
 
 
 def _extract_script(files: dict[str, File], name: str) -> str:
-    """Return a boot script without the digest of its plan, which changes with every input."""
+    """Return a boot script without the digest of the plan, because the digest changes with every input."""
     found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
     lines = found.content.decode().splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("# gitboot plan "))
@@ -245,17 +246,19 @@ def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> D
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
 _CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
-_NAME: Final = "name"  # the only value that may occur within a longer word
+_NAME: Final = "name"  # only this value may occur within a longer word
 _DIGEST: Final = "digest"  # the digest of the user data, whose text is in the diff anyway
 
 
 def _mask_values(text: str, own: Mapping[str, str]) -> str:
-    """Return the text with ⟨NAME⟩ in place of each value in ``own``, which maps values to names. Escape ⟨ as ⟨⟨⟩.
+    """Return the text with ⟨NAME⟩ instead of each value in ``own``, which maps values to names.
 
-    If values overlap, replace the value that begins first. If several values begin there, replace the longest of them.
+    Escape ⟨ as ⟨⟨⟩. If values overlap, replace the value that begins first. If several values begin at the same place,
+    replace the longest of them.
     """
     found = []
-    # Search for each value. To compile a pattern for each server would take twice as long as the rest of this module.
+    # Search for each value without a regular expression. To compile a pattern for each server would take twice as long
+    # as the rest of this module.
     for value, name in (*own.items(), (_OPEN, _OPEN)):
         start = text.find(value)
         while start >= 0:
@@ -275,7 +278,7 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
 def _extends_word(beside: str, name: str) -> bool:
     """Return whether the character next to a value makes the value part of a longer word.
 
-    ``beside`` is "" at the start and at the end of the text.
+    ``beside`` is the next character, or "" at the start and at the end of the text.
     """
     return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
 
@@ -302,14 +305,17 @@ def find_own_values(
 
 
 def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """Yield the values that belong to this server or its site, with their names. Of equal values, the last one wins."""
+    """Yield the values that belong to this server or its site, with their names.
+
+    If two values are equal, the later name wins.
+    """
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(network.addresses if network else ()):
         yield address, f"address {number}"
     for number, mac in enumerate(decision.macs):
         yield mac, f"MAC {number}"
         yield mac.replace("-", ":"), f"MAC {number}:"
-    if decision.base_url != decisions.base_url:  # if they are equal, all servers share the base URL
+    if decision.base_url != decisions.base_url:  # if the base URLs are equal, all servers share the base URL
         yield decision.base_url, "base URL"
     yield decision.uuid, "UUID"
     yield decision.server, _NAME
@@ -333,7 +339,7 @@ def lay_out_user_data(boot: Boot) -> Boot:
 
 
 def hide_secrets(boot: Boot) -> Boot:
-    """Return the boot with its JSON user data split into lines, and HIDDEN in place of possible secrets."""
+    """Return the boot with its JSON user data on several lines, and with HIDDEN instead of possible secrets."""
     boot = _change_files(boot, lambda text: hide_secret_lines(_lay_out_json(text, hide_secret_lines)))
     boot = replace(boot, entries={name: hide_secret_lines(text) for name, text in boot.entries.items()})
     hidden = {leak.location.removeprefix(_ARGUMENT) for leak in find_leaks(boot)}
@@ -365,8 +371,9 @@ def hide_decision_secrets(decision: Decision) -> Decision:
 def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
     """Format JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays unchanged.
 
-    Files in data URLs are decoded. ``show`` is applied to these files and to all other texts in the JSON. If ``show``
-    returns its input, different inputs give different results, except if only the white space in the JSON differs.
+    Files in data URLs are decoded. The function applies ``show`` to these files and to all other texts in the JSON. If
+    ``show`` does not change texts, different inputs have different results, unless only the white space in the JSON
+    differs.
     """
     try:
         value = _parse_json(text)
@@ -377,7 +384,7 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
 
 
 _DECODED: Final = "decoded from base64"
-_DATA_URL: Final = "data:;base64,"  # as written by the template filter data_url
+_DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url writes
 
 
 def _parse_json(text: str) -> Any:
@@ -392,10 +399,10 @@ def _parse_json(text: str) -> Any:
 
 
 def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
-    """Return a JSON value with ``show`` applied to its texts, and with an object in place of each data URL.
+    """Return a JSON value with ``show`` applied to its texts, and with an object instead of each data URL.
 
-    The object contains the decoded content, which may itself contain data URLs. Text that already contains such an
-    object is not decoded.
+    The object contains the decoded content, which may contain data URLs too. The function does not decode text that
+    already contains such an object.
     """
     if isinstance(value, dict):
         return {key: _decode_texts(each, show) for key, each in value.items()}
@@ -418,11 +425,12 @@ def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
     return {_DECODED: show(text)}
 
 
-_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped line end inside a string, except at its end
+# an escaped line end inside a string, except at the end of the string
+_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')
 
 
 def hide_secret_lines(text: str) -> str:
-    """Replace the lines of each secret by one line that names the kind of secret."""
+    """Replace the lines of each secret with one line that states the kind of secret."""
     lines = text.split("\n")
     shown: list[str] = []
     done = 0

@@ -50,12 +50,12 @@ class ReviewOutcome(StrEnum):
 
 
 class Danger(NamedTuple):
-    """The effect of a dangerous change, and its reason."""
+    """The servers or machines that a dangerous change affects, and the reasons."""
 
     risk: Risk
     names: tuple[str, ...]
     reasons: tuple[str, ...]
-    number: str  # the number of servers, with a colon; "" if the names are not those of servers
+    number: str  # the number of servers, with a colon; "" if the names are not names of servers
 
 
 class CommonChange(Struct, frozen=True, kw_only=True):
@@ -68,15 +68,15 @@ class CommonChange(Struct, frozen=True, kw_only=True):
 
 
 class ImageClaim(Struct, frozen=True, kw_only=True):
-    """An image that claims for the first time to write no disk, with the author of the claim."""
+    """An image with the new claim that it does not write disks, and the author of the claim."""
 
     image: str
     place: tuple[str, int, int]  # path, line and column of writesDisk in the new commit
-    writer: str | None  # the commit and the author of the line; None: not committed
+    writer: str | None  # the commit and the author of the line; None: the line is not committed
 
 
 class Review(Struct, frozen=True, kw_only=True):
-    """Everything that a reviewer sees, before it is formatted."""
+    """All facts that a reviewer sees, before they are formatted."""
 
     base: Side
     head: Side
@@ -86,9 +86,9 @@ class Review(Struct, frozen=True, kw_only=True):
     ignored_lines: tuple[IgnoredLine, ...] = ()
     steps: tuple[HeldStep, ...] = ()  # the held commits, if there are several commits, each with its own digest
     groups: tuple[Group, ...] = ()
-    unknown: CommonChange | None = None  # the boots of unknown machines; None: no change
-    shared: CommonChange | None = None  # the files for all machines; None: no change
-    claims: tuple[ImageClaim, ...] = ()  # by image
+    unknown: CommonChange | None = None  # the change in the boots of unknown machines; None: there is no change
+    shared: CommonChange | None = None  # the change in the files for all machines; None: there is no change
+    claims: tuple[ImageClaim, ...] = ()  # claims by image
     provenance: ProvenanceChanges = ProvenanceChanges()
     need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
     signers: tuple[tuple[str, Signer], ...] = ()  # commits and the trusted keys that signed them, with --verify
@@ -104,7 +104,10 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def areas(self) -> list[tuple[str, ...]]:
-        """A table with a header and a row for each group of servers. Empty if nothing changed or HEAD is invalid."""
+        """A table with a header and a row for each group of servers.
+
+        The table is empty if there is no change or if HEAD is invalid.
+        """
         if self.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not self.changes or not self.verdict:
             return []
         return list(phrases.build_area_table(self.changes.areas, self.verdict.limits))
@@ -157,12 +160,12 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
-        """The changed documents that affect no decision. All other changed documents appear in groups."""
+        """The changed documents that do not affect decisions. All other changed documents appear in groups."""
         if self.changes is None or self.changes.first:
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}
         causes |= {cause.id for each in (self.unknown, self.shared) if each is not None for cause in each.causes}
-        # An instance withholds boots by this field.
+        # An instance uses this field to withhold boots.
         causes |= {Id("ImageStream", each.stream) for each in self.provenance.rules if each.is_requirement}
         servers = {change.name for change in self.changes.servers}
         return tuple(
@@ -227,7 +230,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def by_line(self) -> tuple[Guard, ...]:
-        """The guards that hold the commit, if `ack_lines` acknowledges them."""
+        """The guards that hold the commit and that `ack_lines` acknowledges."""
         return list_ack_guards(self.verdict, self.need) if self.verdict is not None else ()
 
     @property
@@ -239,7 +242,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def approval_note(self) -> str:
-        """The sentence that introduces `approval` and names the guards that no line can acknowledge."""
+        """The sentence before `approval`. It contains the guards that a line cannot acknowledge."""
         holding = self.verdict.holding if self.verdict is not None else ()
         others = [guard for guard in holding if guard not in self.by_line]
         if not others:
@@ -271,13 +274,15 @@ def review_commits(
     writer: Callable[[str, int], str | None] | None = None,
     signature_results: SignatureResults | None = None,
 ) -> Review:
-    """Compare two revisions, and judge the changes. The guards of both Fleets apply, so a commit cannot loosen them.
+    """Compare two revisions, and judge the changes.
 
-    - ``known_changes`` are the changes, if they are known already.
+    The guards of both Fleets apply, so a commit cannot relax the guards.
+
+    - ``known_changes`` are the changes if the caller has already computed them.
     - ``counted_before`` has the digests of the signed content of commits before BASE with acknowledgements.
     - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line,
       or None if the line is not committed.
-    - ``signature_results`` are the results of `gitboot artifacts signatures`, if they are known.
+    - ``signature_results`` are the results of `gitboot artifacts signatures` if the caller has them.
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)

@@ -1,4 +1,4 @@
-"""Risks: the possible consequences of a server's change, and when the change takes effect."""
+"""Risks: find the possible consequences of a server's change, and the time at which the change takes effect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets, w
 
 
 class Risk(StrEnum):
-    """A possible consequence of a change. The members are in order, with the worst first."""
+    """A possible consequence of a change. The members are in order, and the first member is the worst risk."""
 
     REINSTALL = "reinstall"  # the commit can reinstall the server
     UNKNOWN_SERVERS = "unknown servers"  # the boots of unknown machines change
     ACCESS = "who may fetch"  # which clients may fetch boots, or which secrets a server may fetch from which host
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
-    PROVENANCE = "provenance"  # images may boot without the signature that a stream required
-    WITHDRAWN = "withdrawn"  # removed, parked, retired, or no longer selected by a policy
+    PROVENANCE = "provenance"  # machines may boot images without the signature that a stream required
+    WITHDRAWN = "withdrawn"  # the server is removed, parked, retired, or no longer selected by a policy
     BECOMES_UNKNOWN = "becomes unknown"  # gitboot cannot determine whether the server is provisioned
     INSTALL = "install"  # a new server that wants a first boot
     RESET = "reset"  # a maintenance can now reset the running machine
@@ -31,14 +31,15 @@ class Risk(StrEnum):
     IMAGE = "image"
     USER_DATA = "user data"
     POOL_MOVE = "pool move"  # another policy, node label or taint
-    BOOT = "boot settings"  # method, profile, networkBoot, power, URLs, boot scripts from templates
-    MAINTENANCE = "maintenance"  # maintenances, windows, priorities, runs
-    IDENTITY = "identity"  # name, UUID, MAC addresses, serial number, architecture, firmware
-    OUTPUTS = "outputs"  # which kinds of files gitboot publishes for all servers
+    # a change of the method, the profile, networkBoot, power, URLs, or boot scripts from templates
+    BOOT = "boot settings"
+    MAINTENANCE = "maintenance"  # a change of maintenances, windows, priorities or runs
+    IDENTITY = "identity"  # a change of the name, UUID, MAC addresses, serial number, architecture or firmware
+    OUTPUTS = "outputs"  # a change of the kinds of files that gitboot publishes for all servers
     ADDED = "added"  # a new server
-    BMC = "BMC"  # another BMC gets the overrides, but no file changes
+    BMC = "BMC"  # another BMC gets the overrides, but files do not change
     OVERRIDE_ONLY = "override only"  # only the boot override changes
-    HARMLESS = "harmless"  # the server is offered no new boot, so guards ignore the change
+    HARMLESS = "harmless"  # gitboot does not offer the server a new boot, so guards ignore the change
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])
@@ -61,7 +62,7 @@ def list_own_arguments(boot: Boot) -> tuple[str, ...]:
     return tuple(argument.replace(boot.user_data.url, "") for argument in boot.kernel_arguments)
 
 
-# The facts that determine each risk. Together, they cover everything that the digest of a decision covers.
+# The facts that determine each risk. Together, they include all facts that the digest of a decision includes.
 _SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.replaces, its.macs, its.serial)),
     (Risk.IDENTITY, lambda its: (its.architecture, its.firmware)),
@@ -70,7 +71,7 @@ _SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
         lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE),
     ),
     (Risk.BOOT, lambda its: its.local_disk),
-    (Risk.ACCESS, lambda its: its.endpoint),  # machines send this endpoint the tokens for their secrets
+    (Risk.ACCESS, lambda its: its.endpoint),  # machines send the tokens for their secrets to this endpoint
     (Risk.ACCESS, lambda its: its.copies.one_time_boots),
     (Risk.MAINTENANCE, lambda its: (its.copies.late_ends, its.copies.ipxe_https)),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
@@ -157,7 +158,7 @@ def _list_urls(boot: Boot) -> tuple[object, ...]:
 
 
 class EffectTime(StrEnum):
-    """When a change takes effect."""
+    """The times at which a change can take effect."""
 
     NOW = "now"  # as soon as gitboot publishes the commit
     NEXT_BOOT = "at the next boot"
@@ -167,10 +168,10 @@ class EffectTime(StrEnum):
 
 
 class Effect(NamedTuple):
-    """When a part of a change takes effect."""
+    """The time at which a part of a change takes effect."""
 
     when: EffectTime
-    start: datetime | None = None  # the start of the window; None: no bound
+    start: datetime | None = None  # the start of the window; None: the window has no start
     end: datetime | None = None
     maintenance: str | None = None
 
@@ -178,7 +179,7 @@ class Effect(NamedTuple):
 def find_effects(
     old: Decision | None, new: Decision | None, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
-    """Return when a server's change takes effect, sorted by time and without duplicates."""
+    """Return the times at which a server's change takes effect, sorted and without duplicates."""
     found: set[Effect] = set()
     if new is None or risks & {Risk.WITHDRAWN, Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
         found.add(Effect(EffectTime.NOW))

@@ -1,4 +1,4 @@
-"""Rollout progress: which images servers boot, and whether a rollout may take its next step."""
+"""Rollout progress: report the images that servers boot, and decide whether a rollout may take its next step."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from gitboot.text import format_count, format_names
 
 
 class ImageUse(Struct, frozen=True, kw_only=True):
-    """How many servers boot an image."""
+    """The number of servers that boot an image."""
 
     name: str
     version: str
-    streams: tuple[str, ...]  # streams with this image as current image, in a rollout or in a hold
-    decided: int  # servers that boot it by policy
-    maintenances: int  # servers that boot it in a current or later window
+    streams: tuple[str, ...]  # streams that contain this image as the current image, in a rollout or in a hold
+    decided: int  # servers that boot the image because of their policy
+    maintenances: int  # servers that boot the image in the current or a later window of a maintenance
     provisioned: int | None  # servers with this image according to their records; None: there are no records
     hosts: tuple[str, ...]  # the hosts of the files' URLs, or "assets" for files below the base URL
-    files: Mapping[str, Provenance | None]  # what the image claims about the digest of each file; None: not stated
+    # the origin of the digest of each file that the image claims; None: the image does not state it
+    files: Mapping[str, Provenance | None]
 
 
 class Joining(Struct, frozen=True, kw_only=True):
@@ -58,8 +59,8 @@ class StreamUse(Struct, frozen=True, kw_only=True):
     current: str
     rollout: str | None
     percent: int | None
-    images: Mapping[str, int]  # the number of its servers, by image
-    joining: tuple[Joining, ...]  # by percentage: servers that the rollout has not reached
+    images: Mapping[str, int]  # the number of servers by image
+    joining: tuple[Joining, ...]  # servers that the rollout has not reached, by percentage
     follow: Follow | None
     require_provenance: RequiredProvenance
 
@@ -86,21 +87,25 @@ class OutdatedServer(Struct, frozen=True, kw_only=True):
 
 
 class ImageReport(Struct, frozen=True, kw_only=True):
-    """The images that a fleet uses at a time, and the servers that are behind."""
+    """The images that a fleet uses at a time, and the servers with an outdated image."""
 
     items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]
-    behind: tuple[OptOutUse, ...]  # sorted by deadline, so that overdue ones come first
+    behind: tuple[OptOutUse, ...]  # sorted by deadline, so that overdue pins and holds come first
     too_old: tuple[OutdatedServer, ...]
     # The number of servers by the version that another tool installed, as `gitboot records set --version` stated it.
     foreign: Mapping[str, int]
-    uncovered: tuple[UncoveredBoot, ...]  # boots without the stream that has the image and requires signed images
+    # boots that use an image directly, although a stream that contains the image requires signed images
+    uncovered: tuple[UncoveredBoot, ...]
 
 
 def report_images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
 ) -> ImageReport:
-    """Report which images a fleet uses at a time. Without records, provisioned servers are not counted."""
+    """Report the images that a fleet uses at a time.
+
+    Without records, the function does not count provisioned servers.
+    """
     found = list(find_followers(repository, decisions))
     too_old = []
     for each in found:
@@ -225,7 +230,7 @@ def _list_opt_out_uses(
     return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
 
 
-MAX_REPORT_AGE: Final = timedelta(hours=1)  # the status of an instance must not be older than this
+MAX_REPORT_AGE: Final = timedelta(hours=1)  # the maximum age of the status of an instance
 # Evidence in a record that an installation was completed. "Adopted" is not evidence from a machine.
 _COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
 # Evidence that an installation started: a file was fetched, or a boot override was consumed.
@@ -233,16 +238,17 @@ _BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
 class InstanceReport(Struct, frozen=True, kw_only=True):
-    """The records of an instance, and, if they are unreliable, the reason."""
+    """The records of an instance, and the reason if the records are not reliable."""
 
     commit: Revision  # the commit that the instance applied
     at: datetime | None  # when the instance last wrote its status
-    wait_reason: str | None  # why the instance distrusts its records or offers no boots; None: it does neither
+    # why the instance does not trust its records or does not offer boots; None: there is no such reason
+    wait_reason: str | None
     records: Mapping[SystemUuid, Record]
 
 
 class StepOutcome(StrEnum):
-    """Whether a rollout may take its next step."""
+    """The result of the check whether a rollout may take its next step."""
 
     NEXT = "Next"  # the rollout may take its next step
     COMPLETE = "Complete"  # there is no next step
@@ -259,8 +265,8 @@ class RolloutProgress(Struct, frozen=True, kw_only=True):
     image: str | None = None  # the image that is rolled out
     percent: int | None = None  # the current percentage in Git
     next: int | None = None  # the percentage of the next step
-    reached: int = 0  # how many servers boot the image because of the rollout
-    proven: int = 0  # how many of them are provisioned with the image
+    reached: int = 0  # number of servers that boot the image because of the rollout
+    proven: int = 0  # number of these servers that are provisioned with the image
     begun: tuple[str, ...] = ()  # servers with a fetch or a consumed override, but without a completion
     failed: tuple[str, ...] = ()  # servers whose installer reported a failure
     unknown: tuple[str, ...] = ()  # servers whose disk content is unknown
@@ -271,7 +277,7 @@ class AppliedRollout(Struct, frozen=True, kw_only=True):
     """The rollout of a stream in the commit that an instance applied, and the servers that the rollout reached."""
 
     rollout: Rollout | None
-    machines: tuple[Decision, ...]  # the servers that boot its image because of the rollout, sorted by name
+    machines: tuple[Decision, ...]  # the servers that boot the image because of the rollout, sorted by name
 
 
 def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
@@ -315,8 +321,8 @@ def advance(
 ) -> RolloutProgress:
     """Decide whether a rollout in Git may take its next step now.
 
-    ``after`` is the percentage of the reached servers that must be proven to have the image. With ``accept_fetched``, a
-    server also counts if its record shows only that an installation started.
+    ``after`` is the percentage of the reached servers that must be proven to have the image. With ``accept_fetched``,
+    also count a server if its record only shows that an installation started.
     """
     known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # names of servers, sorted
     for decision in applied.machines:

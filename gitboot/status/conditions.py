@@ -20,16 +20,16 @@ class Event(Struct, frozen=True, kw_only=True):
     """An event that gitboot writes to its log and to the audit log, and that `gitboot events` shows."""
 
     at: datetime
-    type: str  # Fetched, Accepted, Refused, Published, OverrideSet …: one word in CamelCase
+    type: str  # one word in CamelCase, such as Fetched, Accepted or OverrideSet
     message: str
     facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
     warning: bool = False  # whether an operator should look into the event
 
 
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Merge events that differ only in their server and its UUID. A merged event takes the position of its first event.
+    """Merge events that differ only in the name and the UUID of their server.
 
-    A merged event has the names of the servers, and no UUIDs.
+    A merged event contains the names of all servers, and no UUIDs. It takes the position of the first of these events.
     """
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
@@ -41,7 +41,7 @@ def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(each[0] if len(each) == 1 else _merge_events(each) for each in alike.values())
 
 
-_OF_SERVER: Final = ("server", "uuid")  # facts that name the server of an event
+_OF_SERVER: Final = ("server", "uuid")  # keys of the facts that identify the server of an event
 
 
 def _merge_events(events: list[Event]) -> Event:
@@ -52,8 +52,9 @@ def _merge_events(events: list[Event]) -> Event:
     return structs.replace(first, message=message, facts=facts)
 
 
-ANY: Final = "*"  # every reason that has no remedy of its own, such as the name of an error
-BMC: Final = "Bmc/SERVER"  # the condition type of a server's BMC; the name of the server replaces SERVER
+ANY: Final = "*"  # the key for all reasons without their own remedy, such as names of errors
+# the condition type for the BMC of a server; gitboot replaces SERVER with the name of the server
+BMC: Final = "Bmc/SERVER"
 SERVER: Final = "SERVER"
 STATUS_CURRENT: Final = "StatusCurrent"
 STALE_S: Final = 150.0  # age from which a status is stale: a bit more than two write intervals
@@ -63,7 +64,7 @@ STATE: Final = "STATE"  # placeholder for the state directory; the command that 
 class Condition(Struct, frozen=True, kw_only=True):
     """A condition of an instance, like the conditions of Kubernetes and Flux."""
 
-    type: str  # Ready, SourceReady, Stalled …
+    type: str  # such as Ready, SourceReady or Stalled
     status: bool
     reason: str  # one word in CamelCase
     message: str
@@ -84,19 +85,20 @@ class Alert(NamedTuple):
 
     name: str
     severity: str  # critical or warning
-    after: str  # how long the condition must be false before the alert fires, as a Prometheus duration
+    after: str  # the Prometheus duration for which the condition must be false before the alert fires
     reasons: str = ""  # PromQL matcher for the reasons that fire the alert; "": all reasons without another alert
-    also: str = ""  # a second expression that fires the alert
+    also: str = ""  # a second PromQL expression that fires the alert
 
 
 class ConditionType(Struct, frozen=True):
-    """The declaration of a condition type. Documentation, alerts and events are derived from it."""
+    """The declaration of a condition type. gitboot derives documentation, alerts and events from the declaration."""
 
     name: str
-    remedies: Mapping[str, str]  # by reason: a command or setting, in which words in capitals are placeholders
+    # remedies by reason; each is a command or a setting, in which words in capitals are placeholders
+    remedies: Mapping[str, str]
     alerts: tuple[Alert, ...]
     event: str | None = None  # event type when the condition becomes false; None: other events report it
-    events: Mapping[str, str | None] = field(default_factory=dict)  # by reason: an event type that replaces `event`
+    events: Mapping[str, str | None] = field(default_factory=dict)  # event types by reason; they replace `event`
     announces_on: Announcement = Announcement.CHANGE
 
     def find_remedy(self, reason: str) -> str | None:
@@ -115,12 +117,12 @@ class ConditionType(Struct, frozen=True):
 
 
 # A remedy is a command or a setting. Its comment states what to do first ("…, then run this"), or when the command is
-# right ("only if …"), and then what the command does or what else the operator can do.
+# correct ("only if …"), and then what the command does or what else the operator can do.
 _RETRY: Final = "gitboot reconcile --state STATE  # fix the error, then run this to retry now"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = (
     "gitboot records confirm-clock --state STATE --reason '…'  # run this only if the clock of this host shows the "
-    "correct time. If it does not, correct the clock instead"
+    "correct time. If the time is wrong, correct the clock instead"
 )
 _RECORD: Final = (
     "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check each server, then run this for the "
@@ -136,10 +138,11 @@ _RUN: Final = (
     "git grep -n 'kind: Maintenance'  # check each server first. To run the maintenance again, increase spec.run by 1 "
     "in its document, and push the commit. This command finds the document. Run it in a clone of the fleet repository"
 )
-_FOR_ONE_SERVER: Final = {  # the remedies above, if SERVERS is one server
+_FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is its name
     _RECORD: (
-        "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check SERVERS. If it is installed, run "
-        "this. If it is not, use pending instead of provisioned: gitboot then erases its disks and installs it"
+        "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check SERVERS. If the server is "
+        "installed, run this. If it is not installed, use pending instead of provisioned: gitboot then erases the "
+        "disks of the server and installs it"
     ),
     _INSTALL_AGAIN: (
         "gitboot records set SERVERS pending --state STATE --reason '…'  # fix the cause of the failure, then run "
@@ -157,14 +160,14 @@ _FETCHES: Final = (
     "with --confirm '…'. If not, replace the secret"
 )
 _ACT: Final = (
-    "ledger: LEDGER  # only to make this instance active: stop the other instance, then replace the ledger ID in the "
-    "Fleet with this one"
+    "ledger: LEDGER  # only if this instance must become active: stop the other instance, then replace the ledger ID "
+    "in the Fleet document with this ID"
 )
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
 _ADOPTED: Final = "every server already has the installation that Git describes"
 _TAKE_OVER: Final = (
-    f"If this instance replaces the one with the other ledger, make sure that the other one is stopped, then run this "
-    f"to load its last records. If that folder has no records and {_ADOPTED}, use adopt instead of the folder"
+    f"If this instance replaces the instance with the other ledger, make sure that the other instance is stopped, then "
+    f"run this to load its last records. If that folder has no records and {_ADOPTED}, use adopt instead of the folder"
 )
 _FOREIGN_OUTPUT: Final = (
     f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
@@ -212,7 +215,7 @@ _TYPES: Final = (
         },
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
         event="ArtifactsMissing",
-        announces_on=Announcement.STATUS,  # a separate event reports each file
+        announces_on=Announcement.STATUS,  # each missing file has its own event
     ),
     ConditionType(
         "BmcsReachable",
@@ -236,7 +239,7 @@ _TYPES: Final = (
         },
         (Alert("GitbootBmcsNotSet", "warning", "10m"),),
         event="LedgerNotNamed",
-        announces_on=Announcement.STATUS,  # not again for each additional server
+        announces_on=Announcement.STATUS,  # no new event for each additional server
     ),
     ConditionType(
         "BootsServed",
@@ -274,7 +277,7 @@ _TYPES: Final = (
         {ANY: _ANY_BRANCH},
         (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
         event="BranchNotFollowed",
-        announces_on=Announcement.STATUS,  # not again for each branch that is checked out
+        announces_on=Announcement.STATUS,  # no new event each time another branch is checked out
     ),
     ConditionType(
         "CertificateReadable",
@@ -373,7 +376,7 @@ _TYPES: Final = (
     ConditionType(
         "LedgerNamed",
         {"AnotherLedger": _ACT, "BecameStandby": _ACT},
-        # A standby has the reason AnotherLedger all the time, so that reason fires no alert.
+        # A standby has the reason AnotherLedger all the time, so this reason does not fire an alert.
         (Alert("GitbootBecameStandby", "warning", "1h", '="BecameStandby"'),),
         event="BecameStandby",
     ),
@@ -411,15 +414,15 @@ _TYPES: Final = (
         {
             "HostNotListed": (
                 'maintenance-hosts = ["ORIGIN"]  # only if gitboot may send requests to this host. Add this to the '
-                "file of --config"
+                "file that you pass with --config"
             ),
             "WaitingForApproval": (
                 "gitboot plan --state STATE  # shows the digests. To approve, add a digest to the approval file, or "
                 "approve it at the URL"
             ),
             "WaitingForDrain": (
-                "gitboot events --state STATE | tail  # shows the drains. gitboot repeats each request until the "
-                "window ends"
+                "gitboot events --state STATE | tail  # shows the requests to drain servers. gitboot repeats each "
+                "request until the window ends"
             ),
         },
         (Alert("GitbootMaintenanceHostNotListed", "warning", "5m", '="HostNotListed"'),),
@@ -436,7 +439,7 @@ _TYPES: Final = (
         },
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
         event="NotificationsFailing",
-        announces_on=Announcement.STATUS,  # not again for each different error
+        announces_on=Announcement.STATUS,  # no new event each time the error changes
     ),
     ConditionType(
         "OneTimeBootsServed",
@@ -464,7 +467,8 @@ _TYPES: Final = (
         "PowerWavesRunning",
         {
             "Stopped": (
-                "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # only when SERVER is in service again"
+                "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # run this only when SERVER is back "
+                "in service"
             )
         },
         (Alert("GitbootWaveStopped", "critical", "1m"),),
@@ -474,13 +478,14 @@ _TYPES: Final = (
         "ProxiesTrusted",
         {
             "Unnamed": (
-                'trusted-proxies = ["PROXIES"]  # only if this is your proxy: add this to the file that you pass with '
-                "--config"
+                'trusted-proxies = ["PROXIES"]  # if PROXIES are your own proxies, add this to the file that you '
+                "pass with --config"
             )
         },
         (Alert("GitbootProxyNotTrusted", "warning", "1h"),),
         event="ProxyNotTrusted",
-        announces_on=Announcement.STATUS,  # the message contains addresses that a client can choose
+        # no new event for each message, because clients can choose the addresses in the message
+        announces_on=Announcement.STATUS,
     ),
     ConditionType(
         "Published",
@@ -492,8 +497,8 @@ _TYPES: Final = (
         "Reconciling",
         {
             "StageHangs": (
-                "df -h STATE OUTPUT && ls -l STATE OUTPUT  # if this hangs too, check the disks. If not, check the "
-                "database"
+                "df -h STATE OUTPUT && ls -l STATE OUTPUT  # if this command hangs too, check the disks. Otherwise "
+                "check the database"
             )
         },
         (Alert("GitbootStageHangs", "critical", "0m"),),
@@ -513,8 +518,8 @@ _TYPES: Final = (
             ),
             "RestoredLedger": (
                 f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
-                f"{_ADOPTED}, use adopt instead of the folder. If no server was installed after the copy was made, use "
-                "as-recorded"
+                f"{_ADOPTED}, use adopt instead of the folder. If no server was installed after the copy of the ledger "
+                f"was made, use as-recorded"
             ),
             "UnverifiedServers": _RECORD,
         },
@@ -536,7 +541,7 @@ _TYPES: Final = (
         {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
         (Alert("GitbootSecretFetchedAgain", "warning", "5m"),),
         event="SecretsFetchedAgain",
-        announces_on=Announcement.REASON,  # the message changes with each fetch
+        announces_on=Announcement.REASON,  # no new event for each fetch, which changes the message
     ),
     ConditionType(
         "Serving",
@@ -592,7 +597,7 @@ _TYPES: Final = (
         {
             "Behind": _EVENTS,
             "ForeignTree": (
-                f"{_LAST_RECORDS}  # if the target is the wrong one, restart gitboot run with another --target. "
+                f"{_LAST_RECORDS}  # if this is the wrong target, restart gitboot run with another --target. "
                 f"{_TAKE_OVER}"
             ),
             "TransitionOverdue": (
@@ -617,7 +622,7 @@ _TYPES: Final = (
         },
         (Alert("GitbootThreadDied", "warning", "0m"),),
         event="ThreadDied",
-        announces_on=Announcement.STATUS,  # not again each time a thread dies
+        announces_on=Announcement.STATUS,  # no new event each time a thread dies
     ),
     ConditionType(
         "OutputTreeReadable",
@@ -651,7 +656,7 @@ _TYPES: Final = (
             ),
             "Contended": f"{_ASK}  # find and stop what else changes the boot override, then run this",
             "ForeignMedium": (
-                f"{_ASK}  # find out who uses the images, and eject them at the BMC. Then run this to retry now"
+                f"{_ASK}  # find out who uses the images, and eject the images at the BMC. Then run this to retry now"
             ),
             "ForeignOverride": (
                 "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # find out who set the override and "
@@ -659,7 +664,7 @@ _TYPES: Final = (
             ),
             "NeedsOperator": (
                 "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console of SERVER. If "
-                "it has booted or was reset, run this. If it has not, use --not-set instead of --consumed: gitboot "
+                "SERVER has booted or was reset, run this. Otherwise use --not-set instead of --consumed: gitboot "
                 "then sets the override again, and this boot can erase the disks of SERVER"
             ),
             "Overdue": (
@@ -674,7 +679,7 @@ _TYPES: Final = (
             ),
             "Waiting": f"{_ASK}  # usually you only have to wait. To retry now, run this",
         },
-        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # Waiting is retried
+        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # gitboot retries after the reason Waiting
         event="OverrideStalled",
         events={"Overdue": "OverrideOverdue", "Waiting": "OverrideWaiting"},
     ),
@@ -690,8 +695,8 @@ def find_condition_type(type: str) -> ConditionType | None:
 def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
     """Return the remedy of a false condition, or None if no remedy is declared.
 
-    The placeholder STATE stays in the text. ``values`` are values for the other placeholders, as in
-    `fill_placeholders`.
+    ``values`` has the values of placeholders, which `fill_placeholders` inserts. The placeholder STATE stays in the
+    text.
     """
     declared, server = find_condition_type(type), type.partition("/")[2]
     line = declared.find_remedy(reason) if declared is not None else None

@@ -14,7 +14,7 @@ from gitboot.problems import Problem
 from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, find_remedy
 from gitboot.text import format_age
 
-WRITTEN_EVERY_S: Final = 60.0  # maximum time between two writes by a running instance
+WRITTEN_EVERY_S: Final = 60.0  # a running instance writes its status at least this often
 
 
 class Endpoints(Struct, frozen=True, kw_only=True):
@@ -24,8 +24,8 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     alive: int  # number of processes that respond
     restarts: int  # number of restarted processes since the instance started
     hung: int = 0  # number of processes that do not respond
-    unread: tuple[str, ...] = ()  # the unusable credential files, as texts with option, file and cause
-    certificate: str | None = None  # why a certificate, of operators or of machines, is unusable
+    unread: tuple[str, ...] = ()  # unusable credential files, each as a text with the option, the file and the cause
+    certificate: str | None = None  # why the certificate for operators or for machines is unusable
 
 
 class ForgeReport(Struct, frozen=True, kw_only=True):
@@ -33,16 +33,16 @@ class ForgeReport(Struct, frozen=True, kw_only=True):
 
     commit: str | None = None  # the last reported commit
     report: str = ""  # the text of the last report
-    failure: tuple[str, str] | None = None  # the error of the last try: name, message
+    failure: tuple[str, str] | None = None  # name and message of the error at the last try
     has_asked: bool = True  # whether gitboot has tried to read the ledger's change number from the forge
     known_changes: int | None = (
         None  # the ledger's change number at the forge; None: the forge has no number, or did not respond
     )
-    claimed_changes: int | None = None  # the ledger's change number in commit statuses without a proof
+    claimed_changes: int | None = None  # the ledger's change number in commit statuses whose signature is not valid
 
 
 class ThreadFailure(NamedTuple):
-    """An instance's thread that died from an error, and that has not yet run for a minute since its restart."""
+    """A thread of an instance that died from an error and has run for less than a minute since its restart."""
 
     thread: str
     message: str  # the error on one line
@@ -55,7 +55,7 @@ class TargetStatus(Struct, frozen=True, kw_only=True):
     name: str
     base_url: str | None = None  # the URL that machines use, if known
     commit: str | None = None  # the commit whose files are all on the target, if any
-    behind_since: datetime | None = None  # None: the target is up to date
+    behind_since: datetime | None = None  # since when the target is not up to date; None: it is up to date
     overdue_since: datetime | None = None  # time of the first transition that the target may have missed
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
     # Number of servers whose one-time boot is not on the target, because nothing would record the fetch.
@@ -68,7 +68,7 @@ class SignedListState(Struct, frozen=True, kw_only=True):
     signed: bool = False  # whether a key signs the list
     expires: datetime | None = None  # when the list expires; None: this process has not written a list
     root_expires: datetime | None = None  # when the newest root metadata expires; None: unsigned, or unknown
-    failure: tuple[str, str] | None = None  # why the list could not be written: reason, message
+    failure: tuple[str, str] | None = None  # reason and message of the error if the list could not be written
     key_folder: str | None = None  # the folder with the keys that sign the list; None: unsigned
 
 
@@ -78,7 +78,7 @@ class Held(Struct, frozen=True, kw_only=True):
     commit: str
     digest: Digest  # the digest of its changes
     guards: tuple[str, ...]
-    lines: tuple[str, ...] = ()  # the lines that acknowledge the commit if they are in a commit message
+    lines: tuple[str, ...] = ()  # the lines that a commit message needs to acknowledge this commit
     # Servers that the commit may reinstall, because their records do not rule out a reinstallation.
     reinstalls: tuple[str, ...] = ()
 
@@ -88,7 +88,7 @@ class WithheldServer(Struct, frozen=True, kw_only=True):
 
     server: str
     by: tuple[str, ...]  # the newer commits that do not offer the boot, sorted
-    boots: str | None  # the image that the server boots instead; None: its disk
+    boots: str | None  # the image that the server boots instead; None: the server boots its disk
     why: str  # why the server boots this image or its disk
 
 
@@ -110,7 +110,7 @@ class PassedCommit(Struct, frozen=True, kw_only=True):
     """A commit between the accepted commit and the newest commit."""
 
     commit: str
-    says: str  # accepted, held …, invalid …
+    says: str  # such as accepted, held or invalid
 
 
 class Acknowledgement(Struct, frozen=True, kw_only=True):
@@ -147,11 +147,11 @@ class Status(Struct, frozen=True, kw_only=True):
     # Attempted, Started, Made -> number of servers in the window of a maintenance.
     runs: Mapping[str, int] = field(default_factory=dict)
     installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> number of servers
-    installations: tuple[Mapping[str, Any], ...] = ()  # one for each of these servers, longest without a step first
+    installations: tuple[Mapping[str, Any], ...] = ()  # these servers, first the server whose last step is the oldest
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> number of servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> number of BMCs
     below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> number of servers
-    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # one per server
+    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # one item for each server
     stages: Mapping[str, Any] = field(default_factory=dict)  # stage -> histogram of its durations
     conditions: tuple[Condition, ...] = ()
 
@@ -208,8 +208,8 @@ def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime
     """Return a status with its age added, and with a false condition if the status is stale.
 
     Everything in a stale status may be outdated, so the status must show this even if all other conditions are true.
-    ``written_at`` is when the status was written, and ``age_s`` is its age in seconds. Both are None if no instance has
-    written a status.
+    ``written_at`` is when the status was written, and ``age_s`` is its age in seconds. Both parameters are None if no
+    instance has written a status.
     """
     conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
     if age_s is not None and age_s > STALE_S and written_at is not None:

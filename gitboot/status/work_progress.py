@@ -23,7 +23,7 @@ def ignore_progress(_done: int, _total: int) -> None:
 
 
 def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iterator[_T]:
-    """Yield the items, and report progress before each item and at the end."""
+    """Yield each item, and report the progress before each item and at the end."""
     total = len(items)
     for done, item in enumerate(items):
         report(done, total)
@@ -32,9 +32,9 @@ def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iter
 
 
 class Work(StrEnum):
-    """The kinds of work that take a long time for a large fleet, in the order in which a reconcile does them."""
+    """The kinds of work that take a long time for a large fleet, in the order of a reconcile."""
 
-    READ = "Reading"  # includes the time of deciding, but counts only files
+    READ = "Reading"  # the time includes the decisions, but the numbers count only files
     PLAN = "Planning"
     PUBLISH = "Publishing"
 
@@ -72,9 +72,9 @@ BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 
 class Stage(StrEnum):
     """A stage whose duration gitboot measures. docs/explanation/architecture.md describes the stages."""
 
-    FETCH = "fetch"  # runs in another thread
-    EVALUATE = "evaluate"  # evaluates one commit, in another process
-    BMC = "bmc"  # one BMC task, in another thread
+    FETCH = "fetch"  # this stage runs in another thread
+    EVALUATE = "evaluate"  # this stage evaluates one commit in another process
+    BMC = "bmc"  # this stage is one BMC task in another thread
     TAKE_IN = "take_in"
     ACCEPT = "accept"
     LEARN = "learn"
@@ -83,7 +83,7 @@ class Stage(StrEnum):
     PUBLISH = "publish"
     ASK = "ask"
     REPORT = "report"
-    RECONCILE = "reconcile"  # a whole reconcile
+    RECONCILE = "reconcile"  # this stage is a complete reconcile
 
 
 # The stages of a reconcile, in order. Each stage begins when the previous stage ends.
@@ -104,13 +104,13 @@ class StageTimes:
         self._under_way: tuple[Stage, float] | None = None
 
     def start(self, first: Stage | None = None) -> Stopwatch:
-        """Start a stopwatch. Pass ``first`` if a reconcile begins now with that stage."""
+        """Start a stopwatch. If a reconcile begins now, pass its first stage as ``first``."""
         if first is not None:
             self.enter(first)
         return Stopwatch(self, self._clock_s, of_reconcile=first is not None)
 
     def start_stage(self, stage: Stage) -> Callable[[], None]:
-        """Start to measure a stage. Call the returned function to record the duration."""
+        """Start to measure the duration of a stage. Call the returned function when the stage ends."""
         return partial(self.start(), stage)
 
     def enter(self, stage: Stage | None) -> None:
@@ -174,13 +174,16 @@ class _WorkPeriod(Struct, kw_only=True):
 
 
 class WorkListener:
-    """Receives the progress of long work, and calls ``report`` at intervals, and once with None when the work ends."""
+    """A listener for the progress of long work.
+
+    It calls ``report`` at intervals, and once with None when the work ends.
+    """
 
     def __init__(
         self,
         report: Callable[[WorkProgress | None], None] = lambda _: None,
         *,
-        progress: Callable[[], None] = lambda: None,  # called at each step of work
+        progress: Callable[[], None] = lambda: None,  # the listener calls this function at each step of the work
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report, self._clock_s, self._lock = report, clock_s, threading.Lock()
@@ -190,7 +193,7 @@ class WorkListener:
     def make_reporter(self, work: Work) -> ReportProgress:
         """Return the progress callback for this work.
 
-        Call it first with 0 items done, and at the end with all of them.
+        Call the callback first with 0 finished items, and at the end with the total number of items.
         """
         return partial(self._record, work)
 

@@ -213,7 +213,7 @@ def test_the_reference_has_a_row_for_each_key_and_the_help_has_no_setting(name: 
             ("--bmc-parallel", "5"),
             "--bmc-parallel is a setting of the configuration file: write bmc-parallel = 5",
         ),
-        (("--step-minutes=0.5",), "write step-minutes = 0.5 to a file and name it with --config"),
+        (("--step-minutes=0.5",), "write step-minutes = 0.5 to a file, and pass this file with --config"),
         (("--forge-name", "a b"), 'write forge-name = "a b" to a file'),
         (
             ("--trusted-proxies", "10.0.0.1", "--trusted-proxies", "::1"),

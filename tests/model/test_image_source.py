@@ -46,12 +46,13 @@ def test_a_declaration(spec: str) -> None:
     [
         (
             SMALL.replace("{version}", "{verison}"),
-            'GB1049 spec.files.kernel.url: there is no placeholder "{verison}" here; did you mean version?',
+            'GB1049 spec.files.kernel.url: this template cannot use the placeholder "{verison}"; did you mean version?',
         ),
         (f"{SMALL}, keys: [{KEY}]", "GB1044 spec: keys has no effect, because the source has no signature"),
         (
             SMALL.replace("/versions", "/{version}"),
-            'GB1049 spec.releases.url: there is no placeholder "{version}" here; use {channel}, {arch}, {base}',
+            'GB1049 spec.releases.url: this template cannot use the placeholder "{version}"; use {channel}, {arch}, '
+            "{base}",
         ),
         (
             SMALL.replace("https://a.test/versions", "assets:versions"),
@@ -115,7 +116,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['a={{arch}}']}}",
-            "GB1049 spec.image.kernelArguments[0]: there is no placeho",
+            "GB1049 spec.image.kernelArguments[0]: this template can",
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['initrd=x']}}",

@@ -326,7 +326,7 @@ def test_p3_a_bucket_that_answers_with_xml_has_the_finding_for_grub_only(
     mirror.otherwise = (404, b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>")
     assert verify(mirror.url) == (8, {NOBODY: "Wrong"})
     (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
-    assert finding["message"] == "the 404 response has a body other than #, which GRUB runs as a configuration"
+    assert finding["message"] == "the 404 response has a body other than #, which GRUB executes as its configuration"
 
 
 def test_removed_files_must_be_absent(mirror: CopyServer, copy: Path, verify: Verify) -> None:

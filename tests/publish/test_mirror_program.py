@@ -410,7 +410,7 @@ def test_a_window_ends_even_if_the_state_is_damaged(
     host.state.write_text(DAMAGED_STATES[damage](json.loads(host.state.read_text())))
     shutil.rmtree(publisher.boot)
     assert host.run(ENDS) == 1
-    assert "is damaged, so it is replaced" in capsys.readouterr().err
+    assert "is damaged, so the program replaces the file" in capsys.readouterr().err
     assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
     assert not (host.served.parent / "outside").exists()
 
@@ -545,7 +545,7 @@ def test_an_earlier_tree_is_not_served(
     host.run(INSIDE)
     host.source = str(tmp_path / "earlier/boot")
     assert host.run(INSIDE) == 1
-    assert "was read before" in capsys.readouterr().err
+    assert "but the program read version" in capsys.readouterr().err
     assert host.boots("/added") == b"#!ipxe\n"
 
 
@@ -575,7 +575,7 @@ def test_wrong_arguments_are_named(host: MirrorHost, capsys: pytest.CaptureFixtu
     copied = host.served / "gitboot-mirror.py"
     copied.write_bytes(host.program.read_bytes())
     done = subprocess.run([sys.executable, str(copied), *host.arguments], capture_output=True, text=True, check=False)
-    assert (done.returncode, "this program: name a file outside DIR" in done.stderr) == (2, True)
+    assert (done.returncode, "this program: choose a file outside DIR" in done.stderr) == (2, True)
     host.key.write_text("none")
     assert (host.run(INSIDE), "hexadecimal digits" in capsys.readouterr().err) == (1, True)
     host.key.unlink()

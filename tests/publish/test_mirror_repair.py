@@ -193,7 +193,7 @@ def test_wrong_arguments_are_named(copy: Path, output: Path, tmp_path: Path) -> 
     edit(copy / FIRST[1:])
     for arguments, words in (
         ((copy, "--repair", ALL), "--tree"),
-        (("http://mirror.test", "--tree", output, "--repair", ALL), "name the folder or the target"),
+        (("http://mirror.test", "--tree", output, "--repair", ALL), "pass the folder or the target"),
         ((copy, "--tree", output, "--repair", "boot.ipx"), "did you mean boot.ipxe?"),
         ((tmp_path / "none", "--tree", output, "--repair", ALL), "is not a folder"),
     ):
@@ -406,7 +406,7 @@ def test_the_tree_itself_is_not_repaired(output: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(output / "boot")
     for mirror in (output / "boot", tmp_path / "link"):
         done = captured("verify-mirror", mirror, "--tree", output, "--repair", ALL)
-        assert (done.returncode, "is in the tree itself" in done.stderr) == (64, True)
+        assert (done.returncode, "is in the output tree" in done.stderr) == (64, True)
 
 
 def test_finding_m6_a_repair_takes_a_target_from_no_instance_and_a_step_that_begins_stops_it(

@@ -721,9 +721,9 @@ def test_a_signature_changes_the_digest_of_the_plan() -> None:
 @pytest.mark.parametrize(
     ("image_of", "message"),
     [
-        (signed("kernel, initrd", without="initrd"), "loaderSignature is set for a part of the files"),
-        (signed("kernel, initrd", without="kernel"), "loaderSignature is set for a part of the files"),
-        (signed("kernel, initrd, uki", without="uki"), "loaderSignature is set for a part of the files"),
+        (signed("kernel, initrd", without="initrd"), "only some of the files have a loaderSignature"),
+        (signed("kernel, initrd", without="kernel"), "only some of the files have a loaderSignature"),
+        (signed("kernel, initrd, uki", without="uki"), "only some of the files have a loaderSignature"),
         (signed("kernel, rootfs", without="kernel"), "iPXE does not verify rootfs"),
         (signed("iso"), "iPXE does not verify iso"),
         (signed("uki").replace("assets:flatcar-1/uki.sig", f"oci://r.test/a@sha256:{SHA}"), "iPXE cannot fetch"),

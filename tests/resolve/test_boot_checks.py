@@ -106,7 +106,10 @@ NO_SCRIPT: Final = "boot loaders that find no boot script for the disk (serving.
 
 
 def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
-    return f"{loaders} cannot query {endpoint} for the end of the maintenance, so copies do not serve it to them"
+    return (
+        f"{loaders} cannot ask {endpoint} whether the maintenance has ended, so copies do not serve the maintenance to "
+        "them"
+    )
 
 
 @for_each(
@@ -248,8 +251,8 @@ def test_p4_a_server_that_cannot_boot_under_secure_boot_is_a_warning(
             "the Fleet",
             SECURE.format(""),
             "",
-            "hardware of Fleet/test sets secureBoot: write secureBoot: false in Server/web01, or let that entry of "
-            "hardware select fewer servers",
+            "hardware of Fleet/test sets secureBoot: write secureBoot: false in Server/web01, or change the selector "
+            "of that hardware entry",
         ),
         ("both", SECURE.format(""), "secureBoot: true", "remove secureBoot from Server/web01"),
     ],

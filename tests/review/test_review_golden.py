@@ -256,7 +256,7 @@ def test_an_ignored_acknowledgement_is_reported_in_each_format() -> None:
     for write in FORMATS.values():
         shown = " ".join(write(review).split())
         assert line in shown
-        assert "it acknowledges other changes" in shown
+        assert "the line acknowledges other changes" in shown
 
 
 def test_people_see_how_many_more_reasons_a_group_has_and_machines_see_each() -> None:

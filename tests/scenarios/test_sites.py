@@ -164,7 +164,7 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
         "its first ledger does not know what the other one has made of it"
     )
     (event,) = country.instances["ams2"].told("ServerUnknown")
-    assert "the ledger saw this machine before, but has no record of it" in event.message
+    assert "the ledger contains this machine, but has no record of it" in event.message
 
 
 def test_a_server_that_leaves_and_returns_at_another_site_is_not_new_there(country: Country) -> None:
@@ -195,7 +195,7 @@ def test_a_board_with_an_identity_of_another_site_is_not_new(country: Country) -
     board = server("web01", "site: fra1", "provision: 1").replace(uuid_of("web01"), uuid_of("its new board"))
     country.push(board, *placed(web02="fra1"))
     assert country.planned("fra1")["web01"] == UNKNOWN
-    assert "if it is a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
+    assert "if the server has a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
 
 
 def test_for_any_moves_each_provision_number_is_installed_once(country: Country, lives: int) -> None:
@@ -281,7 +281,7 @@ def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it
     assert run_records("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], (
         "and again"
     )
-    assert "this same instance handed over" in str(
+    assert "this instance itself handed over" in str(
         run_records("take-over", file, "--state", old, "--reason", "moved").exception
     )
     country.push(*placed(web01="fra1", web02="fra1"), message="Something else")

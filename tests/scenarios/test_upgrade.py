@@ -508,7 +508,7 @@ def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_cond
     assert once(reporting).code == Exit.HELD
     status, reason, message = condition(reporting, "CommitAccepted")
     assert (status, reason) == (False, "GuardTripped")
-    assert f"{line!r} does not count: it acknowledges other changes" in message
+    assert f"{line!r} does not count: the line acknowledges other changes" in message
     assert "another version of gitboot" in message
     found = json.loads((reporting / "state/status.json").read_bytes())
     assert found["accepted"]["commit"] == before

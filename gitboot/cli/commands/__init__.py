@@ -1,1 +1,1 @@
-"""The commands, one module per command or group of commands."""
+"""The commands of gitboot. Each module contains one command or one group of commands."""

@@ -167,7 +167,7 @@ def download(
         mirror_all(fetchers, signed, out, note, parallel=parallel)
     done.sort(key=lambda each: each.path)
     pruned = []
-    if not sites:  # with --site, gitboot cannot tell which artifacts other sites need
+    if not sites:  # with --site, do not remove files, because gitboot does not know which artifacts other sites need
         before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
             pruned = prune(out, set(files), before)
@@ -187,7 +187,7 @@ def download(
 def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
-    """Return the digests of the files that no trusted key signed in any image, with the reason for each file."""
+    """Return the digests of the files that no image has with a trusted signature, with the reason for each file."""
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
@@ -205,7 +205,7 @@ def find_unsigned_files(
 def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
     """Return the decisions of a fleet and the artifacts that they need.
 
-    Raises `InvalidRepository`, and `UsageError` for an unknown site.
+    Raises `InvalidRepository` if the fleet has errors, and `UsageError` for an unknown site.
     """
     decided = evaluate_fleet(path, rev, current_time()).decided
     decisions, repository = decided.decisions, decided.repository
@@ -287,7 +287,7 @@ def signatures(
     signed = find_signed_images(fleet)
     before, signed_before = {}, frozenset[str]()
     if since is not None:
-        with suppress(InvalidRepository):  # without the earlier decisions, if that commit is invalid
+        with suppress(InvalidRepository):  # check all images if the earlier commit is invalid
             earlier = load_fleet(path, since)
             before, signed_before = dict(earlier.images), find_signed_images(earlier)
     images = [
@@ -588,7 +588,10 @@ def check_needed_artifacts(
     read: bool,
     parallel: int,
 ) -> dict[BootFile, Sighting]:
-    """Return the state of each artifact. New results are added to ``results``, even if the command ends early."""
+    """Return the state of each artifact.
+
+    The function adds new results to ``results``, even if the command ends early.
+    """
     seen: dict[BootFile, Sighting] = {}
     with show_progress("artifacts", len(artifacts)) as advance:
 
@@ -601,7 +604,7 @@ def check_needed_artifacts(
 
 
 def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:
-    """Return why machines cannot boot the artifact, or None if gitboot found no reason."""
+    """Return the reason why machines cannot boot the artifact, or None if gitboot found no reason."""
     if sighting.is_absent:
         return sighting.message
     return find_firmware_obstacle(sighting.head) if each.by_firmware and sighting.is_there else None

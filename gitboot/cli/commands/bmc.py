@@ -77,7 +77,8 @@ from gitboot.text import format_count, format_names, printable, quote_words
 
 _STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned", "with no plan")
 _MAX_NAMES: Final = 5
-_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}  # JSON uses the keys
+# the texts for people by state; the JSON output contains the keys
+_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot bmc get --state /var/lib/gitboot")
@@ -366,7 +367,10 @@ def _inspect(
     assets: Path | None = None,
 ) -> list[Inspection]:
     def find_fault(url: str, base_url: str) -> str | None:
-        """Return why firmware with Secure Boot rejects the program at a URL, or None. Skip files outside ``assets``."""
+        """Return the reason why firmware with Secure Boot rejects the program at a URL, or None.
+
+        Do not check files outside ``assets``.
+        """
         from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
 
         served = f"{base_url}/assets/"
@@ -378,7 +382,7 @@ def _inspect(
                     return find_program_fault(content.read(HEAD))
         return None
 
-    raise_limits()  # each BMC needs a connection
+    raise_limits()  # only servers with a BMC, because gitboot connects to each BMC
     at = current_time()
     with open_offline(state, at) as instance, open_connections(credentials) as kept:
         names = select_names(servers, instance, selector)
@@ -404,7 +408,7 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
         settled = fine if subject.plan is not None else unplanned
         standing = unread if one.observed is None else settled if one.is_settled else pending
         counts[person if one.needs_operator else standing] += 1
-        # The override that may still be set at the BMC, or else the latest override.
+        # The override that may still be set at the BMC. If there is none, the latest override.
         last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
             (
@@ -442,7 +446,7 @@ def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator
 
 
 def _format_diff(inspections: list[Inspection], state: Path) -> str:
-    # Inspections with the same text and no request are shown together.
+    # Show inspections together if they have the same text and no request.
     groups: dict[object, list[Inspection]] = {}
     for number, one in enumerate(inspections):
         is_alone = one.request or one.warnings or one.subject.server in (one.hint or "")
@@ -629,7 +633,7 @@ def _change_power(
 ) -> None:
     """Read the BMCs, confirm the changes, record the request, then read each BMC again and change its power."""
     if not servers and selector is None:
-        raise UsageError("name servers, or select them by their labels: -l role=web")
+        raise UsageError("pass the names of servers, or select servers by their labels: -l role=web")
     action = PowerAction(what)
     subjects = _select_subjects(servers, selector, state)
     with open_connections(credentials) as bmc_connections:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _MAX_SCRIPT_BYTES: Final = 1 << 20  # maximum size of one response
 _MAX_FILE_BYTES: Final = 1 << 32  # maximum size of one file that machines boot
 _CHUNK_BYTES: Final = 1 << 20
-_MAX_REDIRECTS: Final = 3  # redirects from one script to the next
+_MAX_REDIRECTS: Final = 3  # the maximum number of redirects from one script to the next
 
 
 @click.command(
@@ -179,11 +179,11 @@ def _evaluate_as_active(repository: FleetRepository, now: datetime) -> Decisions
 
     fleet, servers = copy(repository.fleet), {}
     object.__setattr__(fleet, "spec", copy(fleet.spec))
-    # A server without a policy boots its disk, and this boot is compared too.
+    # Do not require a policy: a server without a policy boots its disk, and gitboot compares this boot too.
     object.__setattr__(fleet.spec, "require_policy", False)
     for name, server in repository.servers.items():
         servers[name] = active = copy(server)
-        # Changed in a copy, because gitboot validates a document only once, as text.
+        # Change a copy of the document, because gitboot validates a document only once, as text.
         if server.spec.lifecycle is Lifecycle.PARKED:
             spec = copy(server.spec)
             object.__setattr__(spec, "lifecycle", Lifecycle.ACTIVE)
@@ -226,7 +226,7 @@ def _compare_server(
             return BootComparison(
                 server=asker.name, verdict=Verdict.NOTHING, message="no policy boots the server from the network"
             )
-        # Whether gitboot would boot the server from the network if it were not Parked.
+        # Whether gitboot would boot the server from the network if the server were not Parked.
         installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
         if answer.kernel is None and answer.chain is None and not installs:
             return BootComparison(
@@ -252,9 +252,9 @@ def _compare_server(
 def _fetch_old_boot(
     client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float, *, is_uki: bool
 ) -> OldBoot | None:
-    """Return what the old system boots on a machine.
+    """Return the boot of a machine in the old system.
 
-    If the old system supports UEFI HTTP boot, the kind of boot that the fleet uses is requested first.
+    If the old system supports UEFI HTTP boot, first request the kind of boot that the fleet uses.
     """
     ways = [partial(_fetch_old_script, client, old, shape, asker, timeout_s)]
     if shape in HTTP_BOOT_PATHS:
@@ -305,7 +305,10 @@ def _fetch_http_boot(
 
 
 def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
-    """Return the SHA-256 of the file at a URL, or of empty content if the response is not 200."""
+    """Return the SHA-256 of the file at a URL.
+
+    If the status of the response is not 200, return the SHA-256 of empty content.
+    """
     found, size = sha256(), 0
     headers = {"Accept": "*/*"}
     with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:

@@ -207,9 +207,10 @@ def _format_review(format: str, result: Review, path: Path, range: str) -> str:
     return FORMATS[format](as_problems(result), prefix)
 
 
-# The number of characters that GitHub accepts; `gitboot diff` writes at most 60,000 bytes.
+# GitHub accepts this number of characters; `gitboot diff` writes at most 60,000 bytes.
 _MAX_REVIEW_BYTES: Final = 65_536
-# A GitLab note may have 1,000,000 characters ("Instance limits" of GitLab), and JSON may need six bytes for each.
+# A GitLab note may have 1,000,000 characters ("Instance limits" of GitLab), and each character may need six bytes in
+# JSON.
 _COMMENTS_PER_PAGE: Final = 10
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
@@ -284,15 +285,15 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            # With O_NONBLOCK, opening a FIFO does not block.
+            # O_NONBLOCK, so that open(2) does not block for a FIFO.
             fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
         with os.fdopen(fd, "rb") as opened:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError("it is not a regular file")
+                raise OSError("the path is not a regular file")
             if len(content := opened.read(_MAX_REVIEW_BYTES + 1)) > _MAX_REVIEW_BYTES:
-                raise OSError(f"it has more than {_MAX_REVIEW_BYTES:,} bytes")
+                raise OSError(f"the file has more than {_MAX_REVIEW_BYTES:,} bytes")
         text = content.decode()
     except FileNotFoundError:
         raise UsageError(f"{file} does not exist: the review failed; see the log of its job") from None
@@ -319,11 +320,12 @@ class _CommentThread:
     request: str  # URL
     comments: str  # URL
     comment: str  # URL of a comment, without its number
-    user: str  # URL of the token's account
-    # URL that returns the token's account if `user` does not; "": the account may stay unknown.
+    user: str  # URL of the account to which the token belongs
+    # A URL that returns the account of the token if `user` does not return it; "": the account may stay unknown.
     graphql: str | None = None
     edits_by: str  # HTTP method
-    # Names of nested fields: the newest commit in a request, and an account's ID in the account and in a comment.
+    # Names of nested fields: the newest commit in a pull request, and the ID of an account in the account and in a
+    # comment.
     commit: tuple[str, ...]
     account: tuple[str, ...]
     author: tuple[str, ...]
@@ -333,9 +335,12 @@ class _CommentThread:
         return str(_escape_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
-        """Edit this account's newest comment with the marker, or add a comment. Return what it did."""
-        # The token of a GitHub job belongs to an app, for which GET /user is forbidden. GraphQL returns its bot
-        # account.
+        """Edit the newest comment of this account with the marker, or add a comment.
+
+        Return a text that states which of the two was done.
+        """
+        # The token of a GitHub job belongs to an app, and an app may not GET /user. GraphQL returns the bot account of
+        # the app.
         status, detail, own = self._send_request("GET", self.user)
         if self.graphql is None and (status != HTTPStatus.OK or own is None):
             raise ForgeRefused(f"GET {self.user}: {status} {detail}")
@@ -367,7 +372,10 @@ class _CommentThread:
         raise ForgeRefused(f"{self.comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
 
     def _request_json(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the forge's JSON response. Raises `ForgeRefused` for an error, or for a response that is not JSON."""
+        """Return the forge's JSON response.
+
+        Raises `ForgeRefused` if the forge returns an error or a response that is not JSON.
+        """
         status, detail, answer = self._send_request(method, url, body)
         if not 200 <= status < 300 or answer is None:
             raise ForgeRefused(f"{method} {url}: {status} {detail}")
@@ -397,7 +405,7 @@ def _open_github_thread(client: HttpClient, variables: Mapping[str, str]) -> _Co
         edits_by="PATCH",
         commit=("head", "sha"),
         account=("login",),
-        author=("user", "login"),  # null for a deleted account
+        author=("user", "login"),  # the author is null for a deleted account
     )
 
 
@@ -427,10 +435,10 @@ def _escape_field(value: Any, *names: str) -> Any:
     return value
 
 
-_MAX_GROUPS: Final = 50  # shown groups
-_MAX_DIFF_LINES: Final = 400  # shown lines of a rendered diff
-_MAX_LIMITS: Final = 20  # shown limits
-_MAX_IMAGES: Final = 20  # shown images
+_MAX_GROUPS: Final = 50  # maximum number of groups in the output
+_MAX_DIFF_LINES: Final = 400  # maximum number of lines of a rendered diff in the output
+_MAX_LIMITS: Final = 20  # maximum number of limits in the output
+_MAX_IMAGES: Final = 20  # maximum number of images in the output
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
     ReviewOutcome.INVALID: "red",
@@ -582,7 +590,7 @@ def _format_cause(cause: ChangeCause) -> str:
 def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
     for each in diffs:
         yield f"    {each.boot}, {each.file}"
-        lines = each.lines[2:]  # without the file names
+        lines = each.lines[2:]  # compare the lines without the file names
         for line in lines[:_MAX_DIFF_LINES]:
             yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGN_COLOURS.get(line[:1]))
         if left := format_rest(len(lines) - _MAX_DIFF_LINES, "line"):

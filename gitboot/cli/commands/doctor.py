@@ -121,7 +121,7 @@ def command(
         structs.replace(each, hint=each.hint and fill_placeholders(each.hint, given))
         for each in _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
     )
-    found = tuple(dict.fromkeys(checked))  # several sites may use the same mirror
+    found = tuple(dict.fromkeys(checked))  # check each mirror once, because several sites may use the same mirror
     text = partial("\n".join, [_format_text(each) for each in found])
     write_outputs(outputs, json=partial(format_document, items=found), text=text)
     if any(each.health == "failed" for each in found):
@@ -133,7 +133,7 @@ class MachineTls(NamedTuple):
 
     address: tuple[str, Path, Path] | None  # HOST:PORT, certificate and key
     firmware_ciphers: bool = True
-    authority: Path | None = None  # the authority that machines trust
+    authority: Path | None = None  # the certificate authority that machines trust
 
 
 def _run_checks(
@@ -156,7 +156,7 @@ def _run_checks(
     try:
         check_acts(state)
     except HeldByAnother as error:
-        yield fine("ledger", str(error))  # the ledger is in use by an instance on another host
+        yield fine("ledger", str(error))  # an instance on another host uses the ledger
         return
     if (lease := read_own_lease(state)) is not None:
         message = f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}"
@@ -183,14 +183,14 @@ def _format_text(results: Examined) -> str:
     return "\n".join([*lines, *([f"    {results.hint}"] if results.hint else [])])
 
 
-_FEW: Final = 0.1  # warn if less than this fraction of a file system is free
-_FILES: Final = 6  # number of files per server in the output tree
+_FEW: Final = 0.1  # gitboot warns if less than this fraction of a file system is free
+_FILES: Final = 6  # approximate number of files for each server in the output tree
 _TIMEOUT_S: Final = 5.0
 
 
 class Health(StrEnum):
     FINE = "ok"
-    DOUBTFUL = "warning"  # works now, but may fail later or elsewhere
+    DOUBTFUL = "warning"  # this works now, but may fail later or on other machines
     WRONG = "failed"
 
 
@@ -218,7 +218,7 @@ _CLOCK: Final = {
     ),
     ClockState.UNKEPT: (
         Health.DOUBTFUL,
-        "no time service synchronizes the clock; if one did earlier, gitboot stops changing BMCs",
+        "no time service synchronizes the clock; if a time service did so earlier, gitboot no longer changes BMCs",
         "timedatectl set-ntp true",
     ),
 }
@@ -241,7 +241,7 @@ def of_the_clock(keeping: ClockState) -> Examination:
 
 
 def of_state(state: Path) -> Examination:
-    """Check whether the state directory can hold a ledger."""
+    """Check whether the state directory is suitable for a ledger."""
     if not state.is_dir():
         yield _wrong(
             "state",
@@ -272,7 +272,7 @@ def of_who_sets(look: OfflineInstance) -> Examination:
     commit, identity = look.commit, look.knowledge.facts.identity
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
-        hint = "gitboot status  # only to make this instance active: see the remedy of the condition LedgerNamed"
+        hint = "gitboot status  # only if this instance must become active: see the remedy of the condition LedgerNamed"
         message = f"the Fleet names another ledger than {identity}, so this instance is a standby"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
@@ -368,7 +368,7 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
     usable = [host for host, problem in problems.items() if problem is None]
     if usable:
         yield fine("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
-    elif hosts:  # other servers may serve some of the hosts
+    elif hosts:  # only a warning, because other web servers may serve some of the hosts
         kind = "IP" if _is_address(hosts[0]) else "DNS"
         message = f"{certificate} is not valid for {format_names(hosts, 3)}, the host of the base URL"
         yield _wrong("certificate", message, f"get a certificate with subjectAltName={kind}:{hosts[0]}")
@@ -410,7 +410,7 @@ def of_firmware_suites(url: str) -> Examination:
     try:
         found = has_firmware_suites(parts.hostname or "", parts.port or 443, _TIMEOUT_S)
     except OSError:
-        return  # the check of the first script has reported it
+        return  # the check of the first script has already reported the error
     if not found:
         message = f"{url} has no cipher suite of firmware, so UEFI HTTPS boot fails on many machines"
         hint = "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate: docs/how-to/https-for-machines.md"
@@ -472,13 +472,13 @@ _DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.D
 
 
 def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Examination:
-    """Check that the programs that servers with Secure Boot start have signatures, and that the signed GRUB has HTTP.
+    """Check that programs for servers with Secure Boot have signatures, and that the signed GRUB supports HTTP.
 
     gitboot does not verify the signatures, because only the firmware contains the trusted keys. ``authority`` is a
     certificate authority to trust in addition to those of this machine.
     """
     servers_by_url: dict[str, set[str]] = {}
-    base_urls: dict[str, set[str]] = {}  # the servers that boot by shim, by base URL
+    base_urls: dict[str, set[str]] = {}  # the servers that boot with shim, by base URL
     for host in decisions.hosts:
         if not host.secure_boot or host.lifecycle is Lifecycle.RETIRED:
             continue
@@ -518,10 +518,11 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
 
 
 def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]) -> Examination:
-    """Check the script that the signed GRUB loads from the root of its web server if it came by HTTP.
+    """Check the script that the signed GRUB loads from the root of the web server if GRUB was loaded by HTTP.
 
-    The output tree contains the script, so it is at the root if the base URL has no path. Otherwise only machines that
-    load shim by HTTP need a copy at the root. Machines that load shim by TFTP find the script in the TFTP root.
+    The output tree contains the script, so the script is at the root if the base URL has no path. Otherwise machines
+    that load shim by HTTP need a copy of the script at the root. Machines that load shim by TFTP find the script in the
+    TFTP root.
     """
     path = SIGNED_GRUB.removeprefix(BOOT)
     url = urljoin(base_url, f"/{path}")
@@ -534,7 +535,10 @@ def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]
             hint = f"curl -fsSO {quote_words(f'{base_url}/{path}')}  # then put the file at {url}"
             yield Examined(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
             return
-        message = f"{url} cannot be read: {error}; GRUB needs it if shim came by HTTP ({_format_servers(servers)})"
+        message = (
+            f"{url} cannot be read: {error}; GRUB needs this file if machines load shim by HTTP "
+            f"({_format_servers(servers)})"
+        )
         yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
 
 
@@ -542,11 +546,11 @@ def _format_servers(names: set[str]) -> str:
     return f"{format_count(len(names), 'server')} ({format_names(sorted(names), 3)})"
 
 
-_NO_HTTP: Final = "has no module http"
+_NO_HTTP: Final = "has no module for HTTP"
 
 
 def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
-    """Yield the loaders that the firmware of a host verifies, and the GRUB that shim verifies."""
+    """Yield the loaders that the firmware of a machine verifies, and the GRUB that shim verifies."""
     architecture = str(decisions.servers[host.server].architecture)
     for offer in list_loader_offers(decisions, host.loader):
         if offer.client.platform.value == architecture:
@@ -556,7 +560,7 @@ def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
 
 
 def _find_fault(fetcher: WebFetcher, url: str) -> str | None:
-    """Return why the program at a URL cannot boot under Secure Boot, or None."""
+    """Return the reason why the program at a URL cannot boot under Secure Boot, or None."""
     is_grub = url.endswith(tuple(f"/assets/{path}" for path in SIGNED_GRUBS))
     with fetcher.read(url) as content:
         program = b""
@@ -572,7 +576,7 @@ _LONGEST_GRUB: Final = 16 * 2**20  # bytes
 
 
 def of_proxy(decisions: Decisions) -> Examination:
-    """Check that a proxyDHCP server, if the Fleet has one, can send each URL."""
+    """Check that a proxyDHCP server can send each URL, if the Fleet has the output for such a server."""
     if Output.DHCP_PROXY not in decisions.outputs:
         return
     omitted = list_omitted_proxy_urls(decisions)
@@ -602,7 +606,7 @@ def _of_room(place: Path, *, files: int) -> Examination:
 
 
 def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """Run a check. Yield its error or its warnings. Without errors and warnings, yield ``message``."""
+    """Run a check. Yield the error or the warnings of the check, or ``message`` if there are none."""
     warnings: list[str] = []
     try:
         check(warnings.append)

@@ -146,7 +146,7 @@ def _format_json(explanation: Explanation, blame: Blame | None) -> str:
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Return the commit that last changed a field, or None without a source location or a Git repository."""
+    """Return the commit that last changed a field. Return None if there is no source location or no Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
 
@@ -190,7 +190,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
         raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
     if field.partition("[")[0] != "kernelArguments":
-        rules.discard("R7")  # among the candidates that lost, R7 covers only kernel arguments
+        rules.discard("R7")  # rule R7 has rejected candidates only for kernel arguments
     return structs.replace(
         explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules), others=()
     )

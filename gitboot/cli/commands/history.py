@@ -39,7 +39,7 @@ from gitboot.publish.tree_reader import read_records as read_exported_records
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
 
-_DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image, shown only in JSON
+_DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image; only the JSON output shows them
 
 
 @click.command(
@@ -185,17 +185,17 @@ def _show_server(
 class Installation(Struct, frozen=True, kw_only=True):
     """One installation of a machine that a ledger or exported records contain."""
 
-    at: datetime | None  # None: not known
+    at: datetime | None  # None: the provision number is not known
     image: str | None  # the BootImage; None: not known, or another tool installed the machine
     version: str | None  # the version that another tool installed
-    evidence: str | None  # as in a record: Fetched, Reported, Adopted, Operator and so on
+    evidence: str | None  # the evidence as in a record: Fetched, Reported, Adopted, Operator and so on
     overwritten_by: str | None = None  # the maintenance that wrote the disks afterwards
 
 
 def _list_installations(names: Set[str], uuid: SystemUuid | None, places: _Records) -> tuple[Installation, ...]:
     """Return the installations of a machine, newest first.
 
-    Events of version 0.1.0 name only the server, so they count if the machine had this name.
+    Events of version 0.1.0 contain only the name of the server, so use them if the machine had this name.
     """
     events: list[Installation] = []
     record = None
@@ -245,7 +245,7 @@ def _format_with_installations(
             f"{each.at:%Y-%m-%dT%H:%M:%SZ}" if each.at is not None else "-",
             each.image or (f"version {each.version}" if each.version else "-"),
             each.evidence or "-",
-            f"the disks were written later by {each.overwritten_by}" if each.overwritten_by else "",
+            f"{each.overwritten_by} wrote the disks later" if each.overwritten_by else "",
         )
         for each in installations
     ]

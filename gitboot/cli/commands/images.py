@@ -167,7 +167,10 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
 
 
 def _count_origins(files: Iterable[Provenance | None]) -> str:
-    """Return what an image claims about the digests of its files, the weakest claim first, each with its files."""
+    """Return the claims of an image about the digests of its files, each with its files.
+
+    The weakest claim comes first.
+    """
     counts = Counter(map(describe_origin, files))
     texts = sorted(counts, key=lambda text: (text.startswith("signed"), text != "not stated", text))
     return ", ".join(text if len(counts) == 1 else f"{text}: {format_count(counts[text], 'file')}" for text in texts)
@@ -210,12 +213,12 @@ class CommittedFleet:
         with limit_evaluation() as set_limits:
             self.snapshot = open_snapshot(path, base or "HEAD")
             if self.snapshot.revision == WORKTREE:
-                raise UsageError("--base WORKTREE is not a commit: name a commit or a branch")
+                raise UsageError("--base WORKTREE is not a commit: choose a commit or a branch")
             self.repository = self._evaluate(self.snapshot, set_limits)
-        lift_processor_limit()  # downloads need processor time too
+        lift_processor_limit()  # lift the limit on processor time, which downloads need too
 
     def validate(self, changed: Snapshot) -> FleetRepository:
-        """Return a changed fleet. Raises `InvalidRepository` if it has errors."""
+        """Return a changed fleet. Raises `InvalidRepository` if the changed fleet has errors."""
         with limit_evaluation() as set_limits:
             found = self._evaluate(changed, set_limits)
         lift_processor_limit()

@@ -30,9 +30,9 @@ from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import format_count
 
 REPORT: Final = "import-report.md"
-_DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as written by the last import
-_MAX_BYTES: Final = 16 << 20  # per file, because a directory may also contain kernels and images
-_MAX_DATA_BYTES: Final = 256 << 20  # per file, if the file is the source itself or has one of these suffixes
+_DIGESTS_FILE: Final = ".gitboot/import.json"  # the file with the digests of all files that the last import wrote
+_MAX_BYTES: Final = 16 << 20  # the limit for each file, because a directory may also contain kernels and images
+_MAX_DATA_BYTES: Final = 256 << 20  # the limit for a file that is the source or has one of these suffixes
 _DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
 _MAX_FILES: Final = 50_000  # files
 _MAX_REASONS: Final = 10  # maximum number of reasons in the error for a source without machines
@@ -167,7 +167,7 @@ def _read_text(path: Path) -> str:
 
 
 class _ImportTarget:
-    """A directory into which imports are repeated without losing people's edits."""
+    """A directory into which an operator can import several times. Later imports keep the edits of people."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -204,7 +204,7 @@ class _ImportTarget:
         self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Return whether the file differs from what the last import wrote."""
+        """Return whether the file differs from the file that the last import wrote."""
         found = self._read(name)
         return found is not None and _hash_text(found) != self._before.get(name)
 
@@ -220,8 +220,8 @@ class _ImportTarget:
 def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
     """Return the digests of the files that the last import wrote, by path.
 
-    Raises `UsageError` if a path leads out of ``out``, because gitboot deletes files at these paths, and a commit can
-    change them.
+    Raises `UsageError` if a path is not below ``out``, because gitboot deletes files at these paths, and a commit can
+    change the paths.
     """
     try:
         found = json.loads(data)
@@ -232,7 +232,7 @@ def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
     for path in map(PurePosixPath, found):
         if path.is_absolute() or ".." in path.parts:
             raise UsageError(
-                f"{out / _DIGESTS_FILE} names {str(path)!r}, which is not below {out}: restore it from Git"
+                f"{out / _DIGESTS_FILE} contains {str(path)!r}, which is not below {out}: restore the file from Git"
             )
     return found
 

@@ -23,7 +23,7 @@ from gitboot.text import quote_words
 
 SEED: Final = Path(__file__).with_name("seed")  # the files to write, except the schemas
 _GITLAB: Final = ".gitlab-ci.yml"
-CI: Final = (  # dot-files, which are not part of the fleet
+CI: Final = (  # hidden files, which are not part of the fleet
     ".github/workflows/gitboot.yml",
     _GITLAB,
     ".pre-commit-config.yaml",
@@ -34,7 +34,7 @@ CI: Final = (  # dot-files, which are not part of the fleet
     ".gitea/workflows/gitboot-rollout.yml",
 )
 THIS_VERSION: Final = f"gitboot=={__version__}"
-SCHEMAS: Final = ".gitboot/schemas"  # in a dot-folder, which is not part of the fleet
+SCHEMAS: Final = ".gitboot/schemas"  # in a hidden folder, which is not part of the fleet
 PACKAGES: Final = ".gitboot/requirements.txt"  # with hashes, for the CI jobs that use a token
 # The requirements of gitboot with hashes, written by `scripts/lock`.
 _REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
@@ -111,7 +111,7 @@ def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
 
 
 def place_ci_file(name: str, subpath: str) -> str:
-    """Return the path of a CI file. With a subpath, its name is unique in the repository."""
+    """Return the path of a CI file. With a subpath, the name of the file is unique in the repository."""
     slug = _find_subpath(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
@@ -119,7 +119,7 @@ def place_ci_file(name: str, subpath: str) -> str:
 
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the content of a file in the new fleet. Its CI jobs install the requirement ``gitboot``."""
+    """Return the content of a file in the new fleet. The CI jobs of the fleet install the requirement ``gitboot``."""
     place = _find_subpath(subpath)
     text = _PROPOSE.sub(lambda place: indent(_PROPOSE_IMAGES.read_text(), place[1]), (SEED / name).read_text())
     if name in CI and subpath:  # the fleet in the subpath has its own instance
@@ -136,7 +136,7 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the requirements file with hashes, for the CI jobs that use a token.
+    """Return the requirements file the requirements file with hashes, for the CI jobs that use a token.
 
     A requirement that ends in ``#sha256=DIGEST`` gets this hash. Any other requirement gets the hash MISSING, so the
     jobs fail until a person runs the command in the comment above the requirement.
@@ -195,11 +195,14 @@ _UNKNOWN: Final = f"""
 Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index
 does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
-_FROM_INDEX: Final = ("pip", "uv")  # installers that use an index unless the package metadata names another origin
+# these installers use a package index, unless the package metadata contains another origin
+_FROM_INDEX: Final = ("pip", "uv")
 
 
 def requirement() -> str | None:
-    """Return the requirement that gitboot was installed from (PEP 610), or None for a source on this host only."""
+    """Return the requirement from which gitboot was installed (PEP 610), or None if the source exists only on this
+    host.
+    """
     try:
         found = distribution("gitboot")
     except PackageNotFoundError:

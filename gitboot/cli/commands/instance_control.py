@@ -55,7 +55,7 @@ from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.review.guards import Guard
 from gitboot.text import format_count, format_names
 
-_TIMEOUT_S: Final = 180  # a hanging fetch fails after `git-timeout`, and the next fetch may hang as well
+_TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and the next fetch may hang too
 _POLL_S: Final = 0.1
 
 
@@ -96,7 +96,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     process = find_running_process(state)
     if process is None:
         raise UsageError(f"no instance runs with the state directory {state}: start `gitboot run` first")
-    with suppress(LedgerError):  # an unavailable database must not block commits
+    with suppress(LedgerError):  # continue, because an unavailable database must not block commits
         check_acts(state)
     triggered, until = current_time(), time.monotonic() + timeout_s
     try:
@@ -127,7 +127,10 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
 
 
 def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
-    """Return the outcome of the first fetch after ``triggered_at`` and of its reconcile, or None until both end."""
+    """Return the outcome of the first fetch after ``triggered_at`` and of the reconcile after this fetch.
+
+    Return None until both have ended.
+    """
     fetched, conditions = status.get("fetched") or {}, _list_conditions(status)
     if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered_at:
         return None
@@ -148,7 +151,7 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
             f"Fetched {commit[:12]}. The instance has not accepted it ({accepted['reason']}): {accepted['message']}",
         )
     if status["accepted"]["commit"] != commit:
-        return None  # the instance reads all earlier fetches before it decides about the commit
+        return None  # not final: the instance reads all earlier fetches before it decides about the commit
     for type in ("LedgerWritable", "Published"):
         if (found := conditions.get(type)) is not None and not found["status"]:
             return Exit.PARTIAL, f"Accepted {commit[:12]}. {type} is false ({found['reason']}): {found['message']}"
@@ -206,7 +209,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     """
     if bool(guards) is all_guards:
         raise UsageError("specify the guards with --all-guards, or with --guard GUARD for each guard (not both)")
-    read_status(state)  # raises an error if no instance has ever run here
+    read_status(state)  # this raises an error if no instance has ever run here
     check_acts(state)
     held = find_held_change(read_held_change(state), digest)
     named = sorted(held.guards if all_guards else set(guards))
@@ -238,12 +241,12 @@ def allow_installs_command(state: Path) -> None:
             without = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = find_released_servers(commit, knowledge, at, before, after)
-    except (HeldByAnother, LedgerLeft) as error:  # the endpoints' stop on this host is removed here
+    except (HeldByAnother, LedgerLeft) as error:  # this removes the stop of the endpoints on this host
         unchanged = f"the endpoints of this host serve boots again, but the ledger does not contain this yet: {error}"
         for each in (*apply_to_folders(found, remove_stop), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
-    # Removed first, because otherwise the instance would adopt the stop again.
+    # Remove the stop files first. Otherwise the instance would adopt the stop again.
     missed = list(apply_to_folders(found, remove_stop))
     click.echo(request_change(state, START, {}))
     if names:

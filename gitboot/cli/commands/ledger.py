@@ -195,8 +195,8 @@ class MoveResult(NamedTuple):
     old: str
     new: str
     rows: Mapping[str, int]  # number of rows by table
-    old_file: Path | None  # new name of the old file, if the ledger was a file
-    was_copied: bool  # whether an earlier call copied the ledger, and this call only did the remaining steps
+    old_file: Path | None  # the new path of the old file, if the ledger was a file
+    was_copied: bool  # whether an earlier call copied the ledger, so that this call did only the remaining steps
 
 
 def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
@@ -246,7 +246,7 @@ def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
         _require_fetches_read(old)
         found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
         end_lease(old, place)
-        _require_fetches_read(old)  # from here on, no endpoint can record a fetch in the old ledger
+        _require_fetches_read(old)  # after this, endpoints cannot record fetches in the old ledger
         note_left(old, place, copy)
         old.commit()
         checkpoint_log(old)
@@ -312,7 +312,10 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
 
 
 def open_place(path: Path, address: PostgresAddress | None) -> Database:
-    """Open the database at an address, or the file if ``address`` is None, even after a move or an unfinished copy."""
+    """Open the database at an address, or the file if ``address`` is None.
+
+    This also works after a move or an unfinished copy.
+    """
     database: Database
     if address is None:
         database = SqliteDatabase(path)
@@ -331,7 +334,7 @@ def _require_unused(new: Database, notes: CopyNotes) -> None:
         return
     if any(number for table, number in count_rows(new).items() if table != "facts"):
         kind = "a ledger that was moved" if found.moved_to is not None else "a ledger"
-        raise UsageError(f"{new.name} already has {kind}; name an empty database or schema")
+        raise UsageError(f"{new.name} already has {kind}; choose an empty database or schema")
     if found.moved_to is None and found.identity == notes.identity:
         raise UsageError("the ledger is already there")
     if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
@@ -353,16 +356,16 @@ _DOUBT: Final = "RestoredLedger"
 
 class ReclaimPlan(NamedTuple):
     name: str
-    moved_to: str | None  # the new location of the ledger; None: another host has already reclaimed it
+    moved_to: str | None  # the place to which the ledger was moved; None: another host has already reclaimed the ledger
     identity: str
     changes: int
 
 
 def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
-    """Check whether the moved ledger at ``place`` can be reclaimed as the ledger of ``path``, and describe it.
+    """Check whether the ledger at ``place``, which was moved away, can be used again as the ledger of ``path``.
 
-    Raises `UsageError` if the ledger was not moved, if ``path`` contains another ledger, or if the moved ledger is
-    still usable at its new location. In the last case, it must be copied back instead.
+    Return the facts about it. Raises `UsageError` if the ledger was not moved, if ``path`` contains another ledger, or
+    if the ledger is still usable at its new location. In the last case, the operator must copy the ledger back instead.
     """
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"{place} is not a file")
@@ -378,10 +381,10 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:
-    """Make the moved ledger at ``place`` the ledger of ``path`` again, as an unverified ledger.
+    """Use the ledger at ``place``, which was moved away, again as the ledger of ``path``.
 
-    The caller must hold the lock on the state directory. The ledger is marked as unverified before it can be used, so
-    this function can be called again after a crash.
+    The caller must hold the lock on the state directory. The function marks the ledger as unverified before the ledger
+    can be used. After a crash, the caller can call the function again.
     """
     with closing(_open_at(place)) as database:
         if CopyNotes.read(database).moved_to is not None:
@@ -412,7 +415,7 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
         return
     try:
         database = open_database(found, reads_only=True)
-    except (LedgerError, UsageError):  # for example, its schema was removed
+    except (LedgerError, UsageError):  # the new location is not usable, for example because the schema was removed
         return
     with closing(database):
         if CopyNotes.read(database).identity == notes.identity:

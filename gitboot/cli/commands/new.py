@@ -141,7 +141,7 @@ def server(
     try:
         if seen is not None:
             if state is None:
-                raise UsageError("--seen needs --state: the state directory of the instance that lists the machine")
+                raise UsageError("--seen needs --state, the state directory of the instance that lists the machine")
             new, about = _read_unknown_machine(seen, state)
         if address is not None:
             if asked_as is None:
@@ -238,12 +238,12 @@ image_keys_option = click.option(
 
 @contextmanager
 def open_image_keys(directory: Path | None) -> Iterator[VendorKeys]:
-    """Yield the keys that gitboot ships, and those in a directory."""
+    """Yield the keys that gitboot ships, and the keys in a directory."""
     with TemporaryDirectory(prefix="gitboot-") as scratch:
         yield VendorKeys(directory, Path(scratch))
 
 
-_ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # of a single file, by the end of its name
+_ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # the role of a single file, by the end of its name
 
 
 def _file_options(command: Any) -> Any:
@@ -411,7 +411,10 @@ def _guess_role(url: str) -> FileRole:
 
 
 def _check_name(fleet: FleetRepository, path: Path, name: str) -> str:
-    """Return the name of a new image. Raises `UsageError` before gitboot downloads files that it cannot use."""
+    """Return the name of a new image.
+
+    Raises `UsageError` if the name is not usable, so that gitboot does not download the files.
+    """
     try:
         chosen = parse_name(name)
     except Malformed as error:

@@ -198,7 +198,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
                 "installing": progress.facts() if progress is not None else None,
             }
         )
-        # The plan changes, or no longer contains an installation.
+        # No installation is shown, because the plan changes or no longer contains an installation.
         ends = progress.until if progress is not None else None
         instant = min(filter(None, (find_next_transition(decision, instant, record), ends)), default=None)
     rows = [
@@ -219,7 +219,9 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
 
 
 def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[str, Any]]:
-    """Return what the server's maintenances need before a boot, with the digest to approve, and what is missing."""
+    """Return the approvals and drains that the server's maintenances need before a boot, with the digest to approve,
+    and the missing ones.
+    """
     found, record = [], fleet.records.get(decision.uuid)
     for each in decision.maintenances:
         if each.before is not None and each.end is not None and fleet.at < each.end:
@@ -239,7 +241,7 @@ def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:
-    """Convert JSON to YAML, or return the JSON, which is valid YAML, if the result would be unprintable."""
+    """Convert JSON to YAML. If the YAML would not be printable, return the JSON, which is also valid YAML."""
     import yaml
 
     text = json_text()
@@ -291,7 +293,10 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Return each boot script with its paths and the way an endpoint serves it. First scripts come first."""
+    """Return each boot script with its paths and with the way in which an endpoint serves the script.
+
+    First scripts come first.
+    """
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = find_version(turns, at)[0]

@@ -20,7 +20,7 @@ from gitboot.status.conditions import Event
 if TYPE_CHECKING:
     from gitboot.controller.instance.settings import Settings
 
-_NICENESS: Final = 10  # lets all other processes on the host take precedence
+_NICENESS: Final = 10  # the lowest priority, so that all other processes on the host have precedence
 
 
 @click.command()
@@ -50,14 +50,14 @@ def prepare_subcommand(
     from gitboot.evaluator.protocol import EvaluationLimits
 
     end_with_parent(parent)
-    # A terminal sends SIGINT to all of its processes, but the parent decides when to end.
+    # Ignore SIGINT, which a terminal sends to all of its processes, because the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     log_to_events()
     settings = Settings(
         output=output,
         state=state,
-        git=GitSettings(repository=""),  # only the standby itself fetches
+        git=GitSettings(repository=""),  # do not fetch, because only the standby fetches
         allowance=EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers),
         output_group=output_group,
         site=site,
@@ -85,7 +85,7 @@ def _send_warning(message: str) -> None:
 
 
 def format_prepare_command(settings: Settings) -> list[str]:
-    """Return the command line with which a standby starts the preparation of its output tree."""
+    """Return the command line with which a standby starts to prepare its output tree."""
     from gitboot.controller.instance.settings import CheckAssets
 
     arguments = ["--out", str(settings.output.absolute()), "--state", str(settings.state.absolute())]

@@ -63,7 +63,7 @@ _STATE_ORDER: Final = (
     *("drifted", "provisioned"),
 )
 _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
-_MAX_VERSION: Final = 200  # maximum length of a version that an operator states
+_MAX_VERSION: Final = 200  # maximum length of a version that an operator can enter
 _MAX_NAMES: Final = 20  # maximum number of names in a command that a person types
 
 
@@ -137,7 +137,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
     """
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
-        if not instance.commit.is_for(identity):  # an instance that is not active must not record what is installed
+        if not instance.commit.is_for(identity):  # an instance that is not active must not record installations
             named = (
                 f"the ledger {instance.commit.ledger}"
                 if instance.commit.ledger is not None
@@ -166,7 +166,7 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     decisions, after = instance.commit.decisions, simulate_begin(instance, facts, current_time())
     records = {each.server: after.stored_record(each.uuid) for each in decisions.servers.values()}
     unknown = sum(record is None for record in records.values())
-    # gitboot never installs a server without a record.
+    # These servers are unknown, and gitboot never installs a server without a record.
     installed = tuple(name for name in list_servers_to_install(after, decisions) if records[name] is not None)
     described = {each.uuid for each in decisions.servers.values()}
     others = {str(each["uuid"]): parse_record(each) for each in facts.get("items", ()) if each["uuid"] not in described}
@@ -308,9 +308,9 @@ def set_record(
         before = instance.knowledge.stored_record(decision.uuid) or Record()
         record = replace(
             make_adopted_record(decision) if what == "provisioned" else Record(),
-            # This time must only increase. A smaller value would look like an older backup.
+            # This time must not decrease. A lower value would look like an older backup.
             provisioned_at=max(at, before.provisioned_at or at),
-            runs=before.runs,  # the runs of maintenances stay unchanged
+            runs=before.runs,  # keep the runs of maintenances
             evidence="Operator" if what == "provisioned" else None,
         )
         if foreign:
@@ -484,7 +484,7 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
     provisioned = "unknown"
     if item["step"] != "Unknown":
         provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
-    # The step of an unfinished installation, or the evidence that a finished installation has ended.
+    # The step of an unfinished installation, or the evidence for the end of a finished installation.
     evidence = record.get("evidence") or "-"
     since = record.get("consumedAt") or record.get("provisionedAt")
     if standing == "unknown" and record:
@@ -510,7 +510,10 @@ HAND_OVER_KIND: Final = "HandOver"
 
 
 def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[str, Any]:
-    """Return the record of a server that the instance has released. Raises `UsageError` if it was not released yet."""
+    """Return the record of a server that the instance has released.
+
+    Raises `UsageError` if the instance has not released the server yet.
+    """
     about = look.knowledge.facts
     server, uuid = _find_machine(server, look)
     if uuid in look.commit.machines:
@@ -524,7 +527,7 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
         raise UsageError(
             f"gitboot has not cleared the override for {standing[0].reason} at the BMC of {server} yet: try again later"
         )
-    is_given_away = server in look.commit.decisions.servers  # another machine now has the server's name
+    is_given_away = server in look.commit.decisions.servers  # another machine now has the name of the server
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
         raise UsageError(f"{about.output} still has the boot files of {server}: wait for the next reconcile")
     has_spool = about.spool is not None and Path(about.spool).is_dir()
@@ -550,7 +553,7 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
         "ledger": about.identity,
         "site": about.site or None,
         "at": format_instant(at),
-        # The new site must not serve again a boot that was served here.
+        # Mark the boot as consumed, because the new site must not serve a boot again that was served here.
         "record": record_facts(replace(record, grace_until=None)),
     }
 
@@ -581,7 +584,7 @@ def read_hand_over(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
         if found["kind"] != HAND_OVER_KIND:
-            raise ValueError(f"its kind is {found['kind']}")
+            raise ValueError(f"the kind is {found['kind']}")
         parse_uuid(found["uuid"])
         parse_record(found["record"])
         texts = [found[each] for each in ("server", "commit", "ledger", "at")]
@@ -595,23 +598,26 @@ def read_hand_over(file: Path) -> dict[str, Any]:
 
 
 def _find_current_name(hand_over: dict[str, Any], look: OfflineInstance) -> str:
-    """Return the machine's name in the accepted commit, because moving to another site may have renamed it."""
+    """Return the name of the machine in the accepted commit.
+
+    The commit that moved the machine to another site may have renamed it.
+    """
     machine = look.commit.machines.get(hand_over["uuid"])
     return str(hand_over["server"]) if machine is None else machine.name
 
 
 def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Record:
-    """Return the record for a server that was handed over by another site.
+    """Return the record for a server that another site handed over.
 
-    Raises `UsageError` if the server may have booted since it was handed over.
+    Raises `UsageError` if the server may have booted since then.
     """
     server = _find_current_name(hand_over, look)
     if hand_over["ledger"] == look.knowledge.facts.identity:
-        raise UsageError(f"this same instance handed over {server}: run the command at the new site")
+        raise UsageError(f"this instance itself handed over {server}: run the command at the new site")
     decision = find_decision(look, server)
     if decision.uuid != hand_over["uuid"]:
         raise UsageError(
-            f"{server} has the UUID {decision.uuid} here, and the file is for the UUID {hand_over['uuid']}"
+            f"{server} has the UUID {decision.uuid} here, but the file is for the UUID {hand_over['uuid']}"
         )
     if hand_over["commit"] != look.commit.revision:
         raise UsageError(

@@ -81,7 +81,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
             ]
             is_last = False
             while not is_last:
-                is_last = stop is None or stop.is_set  # lines written before the stop are still read
+                is_last = stop is None or stop.is_set  # read the lines that were written before the stop
                 for file, sent in files:
                     with closing(file.read_lines()) as lines:
                         _record_lines(lines, spool, written, outcomes, asked, sent)
@@ -103,7 +103,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
 
 _OBSERVED: Final = "observed"
 _OUT_OF_ORDER: Final = "backwards"
-_UNREADABLE: Final = "unclear"  # boots fetched by a machine or by a monitor
+_UNREADABLE: Final = "unclear"  # fetches of boots by a machine or by a monitor
 _UNKNOWN: Final = "unknown"  # requests for boot scripts that do not exist, for example by unknown machines
 
 
@@ -129,6 +129,6 @@ def _record_lines(
         outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
         if sent is not None and sent.is_older(found):
             outcomes[_OUT_OF_ORDER] += 1
-            message = f"{found.path}: the mirror sent {found.client} an older version than it had sent before"
+            message = f"{found.path}: the mirror sent {found.client} an older version than in an earlier response"
             facts = {"path": found.path, "client": found.client}
             print_event(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))

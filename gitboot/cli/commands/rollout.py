@@ -51,7 +51,7 @@ class StepsType(click.ParamType[tuple[int, ...]]):
         parts = [each.strip() for each in value.split(",")]
         steps = tuple(int(each) for each in parts if each.isdecimal() and int(each) <= 100)
         if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
-            self.fail(f"{value!r}: expected percentages in rising order, as 1,10,50,100", param, context)
+            self.fail(f"{value!r}: expected percentages in rising order, for example 1,10,50,100", param, context)
         return steps
 
 
@@ -206,7 +206,7 @@ def advance_stream(
             )
         if found.next is not None:
             file, content, changed = _build_change(found, snapshot, decided.repository)
-            decide(changed)  # raises `InvalidRepository` if the changed fleet is invalid
+            decide(changed)  # this raises `InvalidRepository` if the changed fleet is invalid
             where = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
             name = None if no_commit else branch or f"gitboot/rollout-{where}"
             done = _Proposal(made="Nothing", file=file, message=_format_message(found), branch=name)
@@ -218,17 +218,17 @@ def advance_stream(
 
 
 class _Proposal(Struct, frozen=True, kw_only=True):
-    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch already existed; Nothing: a dry run
+    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch already existed; Nothing: this is a dry run
     file: str
     message: str
-    branch: str | None  # None: only in the work tree
+    branch: str | None  # None: the change is only in the work tree
     commit: Revision | None = None
 
 
 def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
     """Return a stream's rollout, or None if the stream has no rollout.
 
-    Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
+    Without ``accept_fetched``, raises `UsageError` if the Fleet's evidence is Fetched.
     """
     if stream not in repository.streams:
         hint = did_you_mean(stream, repository.streams, "`gitboot images` lists the streams")

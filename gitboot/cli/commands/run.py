@@ -75,10 +75,11 @@ if TYPE_CHECKING:
     from gitboot.controller.loop import Loop, WakeSignal
 
 
-# From a signal to the end. The instance may be interrupted at any point, because all writes are durable.
+# Maximum time from a signal to the end of the process. The instance can be interrupted at any point, because all writes
+# are durable.
 _MAX_SHUTDOWN_S: Final = 4.5
-_MAX_NOTIFY_S: Final = 15.0  # time to report to a forge after one reconcile
-_FINAL_NOTIFY_S: Final = 1.0  # time to report to a forge at the end
+_MAX_NOTIFY_S: Final = 15.0  # maximum time to report to a forge after one reconcile
+_FINAL_NOTIFY_S: Final = 1.0  # maximum time to report to a forge at the end of the process
 _SECTIONS: Final = {  # sections of the help page; the first section contains the most frequent options
     "Git repository": (
         *("subpath", "poll_s", "git_credentials", "git_ssh", "ca_bundle", "push_secret"),

@@ -42,7 +42,7 @@ from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.text import format_age, format_count
 
-_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of targets other than folders on this machine
+_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # URL schemes of targets that are not folders on this machine
 
 
 @click.command(
@@ -239,16 +239,17 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
             found = read_credentials(credentials.parent, credentials.name)
             key = found.username, found.password
         if isinstance(address, BucketAddress):
-            from gitboot.publish.targets.s3 import Bucket  # obstore is an optional dependency
+            from gitboot.publish.targets.s3 import Bucket  # imported here, because obstore is an optional dependency
 
             return BucketStore(address.name, Bucket(address, key))
         return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
     if "://" in mirror and not mirror.startswith("file://"):
         raise UsageError(
-            f"{mirror} cannot be repaired by HTTP: name the folder or the target (s3://…, ssh://…, rsync://…) behind it"
+            f"{mirror} cannot be repaired by HTTP: pass the folder or the target (s3://…, ssh://…, rsync://…) that "
+            "the web server serves"
         )
     if (folder := _resolve_folder(mirror)).resolve() == (tree / BOOT).resolve():
-        raise UsageError(f"{folder} is in the tree itself, and only the instance writes there: name a copy")
+        raise UsageError(f"{folder} is in the output tree, where only the instance writes: choose a copy of the tree")
     store = FolderStore(folder)
     stack.callback(store.close)
     return store
@@ -257,7 +258,7 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
 def _resolve_folder(mirror: str) -> Path:
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder: name the URL of a web server, or a folder on this machine")
+        raise UsageError(f"{folder} is not a folder: pass the URL of a web server, or a folder on this machine")
     return folder
 
 
@@ -291,8 +292,8 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
         return []
     signatures = {
         "Verified": "the signatures are valid",
-        "Unchecked": "gitboot did not check the signatures: name the public key with --key",
-        "Unsigned": "the list is unsigned, so it reveals damage but not forgery",
+        "Unchecked": "gitboot did not check the signatures: pass the public key with --key",
+        "Unsigned": "the list is unsigned, so it can show damage, but not forgery",
     }
     ago = f" ({format_age((now - signed.made).total_seconds())} ago)" if signed.made <= now else ""
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"

@@ -32,10 +32,11 @@ _LOCK: Final = "target.lock"  # below ops/
 
 
 class TargetFolder:
-    """A target in the local folder ``root``, which must exist. Files get the permissions and the group of ``root``.
+    """A target in the local folder ``root``, which must exist.
 
-    Each file is synced to the disk before it replaces another file, and symlinks are not followed. A process locks the
-    folder only during a single `create` or `replace`, so an instance that takes over does not have to wait.
+    Files get the permissions and the group of ``root``. gitboot syncs each file to the disk before the file replaces
+    another file, and does not follow symlinks. A process locks the folder only during a single `create` or `replace`.
+    Therefore a new instance that takes over the target does not have to wait.
     """
 
     def __init__(self, root: Path) -> None:
@@ -121,18 +122,18 @@ class TargetFolder:
             return False
         try:
             return self._disk.read(path, len(content)) != content
-        except PublishError:  # a folder or a symlink
+        except PublishError:  # the path is a folder or a symlink
             return True
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Keep other processes out of `create` and `replace` until the block ends."""
+        """Prevent other processes from running `create` or `replace` until the block ends."""
         try:
             fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
         except OSError as error:
             raise to_publish_error(self.root, error) from error
         try:
-            with suppress(PermissionError):  # another user created the file
+            with suppress(PermissionError):  # another user created the lock file
                 os.fchmod(fd, 0o600)
             lock_file(fd, waits=True)
             yield
@@ -141,7 +142,10 @@ class TargetFolder:
 
 
 def folder_opener(root: Path) -> Callable[[], TargetFolder]:
-    """Return a function that opens the folder, and reopens it if its path leads to another folder or disk."""
+    """Return a function that opens the folder.
+
+    The function reopens the folder if its path now refers to another folder or disk.
+    """
     opened: list[TargetFolder] = []
 
     def open_folder() -> TargetFolder:
@@ -161,29 +165,32 @@ def _raise_unless_absent(error: OSError) -> None:
 
 MOST: Final = 1000  # servers in one step; a step takes about 15 connections for any number of servers
 _CONNECT_S: Final = 10
-_SILENCE_S: Final = 60  # a copy fails after this time without a byte from the other host
+_SILENCE_S: Final = 60  # a copy fails if no byte from the other host arrives for this long
 _COPY_S: Final = 3600  # the time limit of one copy
 _LONGEST_DETAIL: Final = 300
 _RSYNC_OPS: Final = "ops/"
-_SHARDS: Final = "ops/shards/"  # each file is named by the digest of its content
+_SHARDS: Final = "ops/shards/"  # the name of each file is the digest of its content
 _KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay even if they are empty
 # rsync(1), EXIT VALUES
 _PROTOCOL: Final = 5  # "Error starting client-server protocol": a daemon's refusal
 _FILE_IO: Final = 11
-_VANISHED: Final = 24  # "Partial transfer due to vanished source files": normal for deletions, which have no source
+# "Partial transfer due to vanished source files": normal if files are deleted, because they have no source
+_VANISHED: Final = 24
 _STOPS: Final = re.compile(
     r"permission denied|no space left|quota exceeded|read-only|no such file|host key|identification|"
     r"auth failed|unknown module|unknown option|operation not permitted|not a directory",
     re.IGNORECASE,
 )
-_ITEM: Final = re.compile(r"[<>c]f\S* (.*)")  # of --out-format='%i %n': a file whose content would be transferred
-_ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: how %n shows other bytes
+# with --out-format='%i %n', these lines are the files whose content rsync would transfer
+_ITEM: Final = re.compile(r"[<>c]f\S* (.*)")
+_ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: %n shows bytes that are not ASCII in this form
 
 
 class RsyncStore:
-    """A target folder on another host. Each method starts only a few rsync processes for any number of files.
+    """A target folder on another host.
 
-    ``folder`` is a local folder that only this target uses. It contains the files to send and the received files.
+    Each method starts only a few rsync processes, independent of the number of files. ``folder`` is a local folder that
+    only this target uses. It contains the files that rsync sends and receives.
     """
 
     def __init__(self, address: RsyncAddress, folder: Path, password: tuple[str, str] | None = None) -> None:
@@ -232,7 +239,7 @@ class RsyncStore:
         return wrong
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, and the folders that directly contained them if these become empty."""
+        """Remove files. If a folder that directly contained one of them is then empty, remove the folder too."""
         gone = list(paths)
         for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT)):
             if each:
@@ -276,7 +283,7 @@ class RsyncStore:
         return StoredFile(content, compute_digest(content))
 
     def _run(self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)) -> ProcessResult:
-        """Run rsync for these paths. An argument that is None is replaced by the folder on the other host."""
+        """Run rsync for these paths. The folder on the other host replaces an argument that is None."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
@@ -287,8 +294,8 @@ class RsyncStore:
             environment["RSYNC_PASSWORD"] = self._password[1]
         given = b"".join(os.fsencode(path) + b"\0" for path in paths)
         with self._lock_folder() as lock:
-            # If rsync outlives this process, it must keep the lock, because it could overwrite files that the next
-            # process sends.
+            # If rsync still runs after the end of this process, it must keep the lock, because it could overwrite files
+            # that the next process sends.
             try:
                 done = run_with_input(
                     command, input_data=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,)
@@ -360,7 +367,7 @@ class RsyncStore:
             os.close(lock)
 
 
-ReadCredentials = Callable[[Path], tuple[str, str]]  # reads a folder; returns a user and a password
+ReadCredentials = Callable[[Path], tuple[str, str]]  # a function that reads a folder and returns a user and a password
 
 
 def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:

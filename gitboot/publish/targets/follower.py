@@ -32,8 +32,8 @@ from gitboot.status.instance_status import TargetStatus
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
-_SOON_S: Final = 0.5  # the pause before an interrupted read is repeated
-_PERIOD_S: Final = 3600.0  # the time between two checks for unused content, if nothing else happens
+_SOON_S: Final = 0.5  # the pause before gitboot repeats an interrupted read
+_PERIOD_S: Final = 3600.0  # the time between two checks for unused content if there is no publication
 
 
 class TargetStore(Protocol):
@@ -47,19 +47,20 @@ class TargetStore(Protocol):
         """Return the target's content, even after an interrupted change."""
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """Return the shard that the head lists under this number, or an empty shard."""
+        """Return the shard with this number, or an empty shard if the head does not list it."""
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
         """Write a step to the target.
 
-        After a failure, the follower calls `load` to read the target's actual content, and continues from there.
+        After a failure, the follower calls `load` to read the actual content of the target, and plans the next step
+        from this content.
         """
 
 
 class Follower:
     """Updates one target in a thread. `publish` never waits for the target.
 
-    The follower starts only after the first publication, because until then the output tree may be an outdated copy.
+    The follower starts after the first publication, because the output tree may be an outdated copy before that.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class Follower:
         self._following = following
         self._changed = threading.Condition()
         self._published_count = 0  # the number of publications
-        # The time since which the target may serve a window that ended while no instance ran. None: no such window.
+        # The time since which the target may serve a maintenance window that ended while no instance ran. None: there
+        # is no such window.
         self._possibly_overdue_since: datetime | None = None
         self._ending = False
         self._retries_now = False  # whether the next attempt starts now, even after a failure
         self._is_taken_over = False  # whether another process took over the target
-        self._holding: Holding | None = None  # None: must be read from the target
+        self._holding: Holding | None = None  # None: the follower must read the content from the target
         self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
 
     @property
@@ -93,7 +95,7 @@ class Follower:
         self._thread.start()
 
     def publish(self) -> None:
-        """Start updating the target to the latest publication."""
+        """Start to update the target to the latest publication."""
         with self._changed:
             if self._published_count == 0:
                 self._possibly_overdue_since = self._clock()
@@ -103,7 +105,7 @@ class Follower:
             self._changed.notify_all()
 
     def publish_transition(self, at: datetime) -> None:
-        """Start updating the target for a transition at ``at`` that was just published.
+        """Start to update the target for a transition at ``at`` that was just published.
 
         The next attempt starts now, even if earlier attempts failed.
         """
@@ -158,7 +160,10 @@ class Follower:
         self._update_status(failure=("ThreadDied", f"{self._following.name}: {message}"))
 
     def _try_once(self, published_count: int, failures: int) -> tuple[float, int]:
-        """Try to update the target. Return the seconds until the next attempt, and the number of failures in a row."""
+        """Try to update the target.
+
+        Return the number of seconds until the next attempt, and the number of consecutive failures.
+        """
         try:
             glance = self._bring_up()
         except Overtaken:
@@ -178,7 +183,7 @@ class Follower:
         while glance is not None and not self._ending:
             if self._holding is None:
                 self._holding = self._target.load()
-                if not self._holding.servers:  # a target without servers serves no ended window
+                if not self._holding.servers:  # a target without servers cannot serve an ended window
                     with self._changed:
                         self._possibly_overdue_since = None
                         self._following = structs.replace(self._following, overdue_since=None)
@@ -259,8 +264,8 @@ _FOR_FOLDER: Final = frozenset({"serves"})
 _FOR_SSH: Final = frozenset({"known-hosts", "serves", "ssh-key"})
 _FOR_RSYNC: Final = frozenset({"credentials", "serves"})
 _SETTINGS: Final = {"rsync": _FOR_RSYNC, "s3": _FOR_S3, "ssh": _FOR_SSH}
-_PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # the settings that are files or folders
-_HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # must not look like an option of ssh
+_PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # the settings whose values are files or folders
+_HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # the value must not begin like an option of ssh
 _USER: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
 _EXPECTED: Final = (
     "a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, git+https://…#BRANCH, git+ssh://…#BRANCH or "
@@ -327,8 +332,8 @@ class RsyncAddress(_Address, frozen=True, kw_only=True):
     host: str
     path: str  # absolute, without a trailing slash; for a daemon, the module and a folder in it
     user: str | None = None
-    port: int | None = None  # None: the default port of the protocol
-    is_daemon: bool = False  # True for rsync://, False for ssh://
+    port: int | None = None  # None: use the default port of the protocol
+    is_daemon: bool = False  # True for rsync:// URLs, False for ssh:// URLs
 
     @property
     def name(self) -> str:
@@ -361,7 +366,7 @@ def parse_target(text: str) -> TargetAddress:
         raise UsageError(f"--target {shown}: expected {_EXPECTED}")
     if parts.password is not None or (parts.username is not None and parts.scheme not in ("git+ssh", "ssh")):
         raise UsageError(
-            f"--target {shown}: remove the credentials from the URL; name a directory with ?credentials=DIR"
+            f"--target {shown}: remove the credentials from the URL; pass a directory with ?credentials=DIR instead"
         )
     known_settings = _FOR_GIT if is_git else _FOR_FOLDER if is_folder else _SETTINGS[parts.scheme]
     if unknown := sorted(given.keys() - known_settings):
@@ -373,7 +378,7 @@ def parse_target(text: str) -> TargetAddress:
         address, _, branch = text.partition("#")
         branch = unquote(branch).removeprefix("refs/heads/")
         if not branch or branch.startswith("refs/"):
-            raise UsageError(f"--target {shown}: name a branch that gitboot may overwrite: {shown}#BRANCH")
+            raise UsageError(f"--target {shown}: add a branch that gitboot may overwrite: {shown}#BRANCH")
         return BranchAddress(url=address.partition("?")[0].removeprefix(_GIT), branch=branch, serves=serves, **paths)
     if is_folder:
         if parts.netloc or parts.fragment or not parts.path.startswith("/"):
@@ -411,7 +416,7 @@ def _parse_rsync_address(
     )
     if not is_daemon and (address.ssh_key is None or address.known_hosts is None):
         raise UsageError(
-            f"--target {display_url}: name the private key and the file of host keys: ?ssh-key=…&known-hosts=…"
+            f"--target {display_url}: add the private key and the file of host keys: ?ssh-key=…&known-hosts=…"
         )
     return address
 

@@ -33,9 +33,9 @@ from gitboot.text import format_count
 
 
 class BranchTarget:
-    """A branch to which only this instance pushes. Its commits never build on a commit of another author."""
+    """A branch to which only this instance pushes. The parents of its commits are never commits of another author."""
 
-    most = sys.maxsize  # servers in one step: a step is one commit
+    most = sys.maxsize  # the maximum number of servers in one step; each step is one commit
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class BranchTarget:
         self._name, self._branch, self._ledger, self._heir_of = name, branch, ledger, heir_of
         self._follows_default, self._author_of, self._clock = follows_default, author_of, clock
         self._tip: str | None = None
-        self._uncommitted: dict[str, bytes] = {}  # shards by number, from steps that changed no served file
+        self._uncommitted: dict[str, bytes] = {}  # shards by number, from steps that did not change a served file
 
     def load(self) -> Holding:
         if self._follows_default and self._branch.is_default():
-            raise UsageError(f"{self._name} is the branch that this instance follows; name another branch")
+            raise UsageError(f"{self._name} is the branch that this instance follows; choose another branch")
         self._uncommitted = {}
         self._tip = self._branch.fetch()
         if self._tip is None:
@@ -66,12 +66,12 @@ class BranchTarget:
             head = parse_head(self._read(HEAD))
         except ValueError as error:
             raise PublishError(
-                f"{self._name}: the content of the branch is not from gitboot (name another branch)"
+                f"{self._name}: gitboot did not write the content of this branch (choose another branch)"
             ) from error
         if head.ledger not in (self._ledger, self._heir_of()):
             raise ForeignTree(
-                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (name another branch, or "
-                "take this one over with gitboot records begin)"
+                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another branch, or "
+                f"take over this branch with gitboot records begin)"
             )
         try:
             unlisted = parse_unlisted(self._read(UNLISTED))
@@ -91,7 +91,7 @@ class BranchTarget:
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
         """Commit a step and push it.
 
-        A step that changes no served file is committed together with the next step that does.
+        If a step does not change a served file, the method commits it together with the next step that does.
         """
         self._uncommitted |= step.shards
         if not step.placed and not step.removed:

@@ -40,16 +40,17 @@ except ImportError as _error:
 
 
 _PARALLEL: Final = 16
-_RETRIES: Final = 2  # for one request; the follower tries again later
+_RETRIES: Final = 2  # the time limit of one request; the follower tries again later
 _LONGEST_DETAIL: Final = 200
-_PIECE_BYTES: Final = 1 << 20  # read at a time
+_PIECE_BYTES: Final = 1 << 20  # number of objects that gitboot reads at a time
 _MOST_NAMES: Final = 100_000  # the maximum number of objects below a folder that gitboot lists
 _LISTING: Final = 5  # the timeout of a whole listing, as a multiple of the timeout of a request
 # AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
 _SKEWED: Final = "RequestTimeTooSkewed"
 _TIMES: Final = {name: re.compile(rf"<{name}>([^<]+)</{name}>") for name in ("RequestTime", "ServerTime")}
 _NO_BUCKET: Final = "NoSuchBucket"
-_TOKEN_CODES: Final = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # ibid.: with status 400
+# from the same page: errors with status 400
+_TOKEN_CODES: Final = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 # The format of obstore's errors. The text after the source contains the headers of the request, which must not be
 # shown.
@@ -59,10 +60,10 @@ _STATUS: Final = re.compile(r"status code: (\d{3}[^:\n]*)")
 
 
 class Bucket:
-    """A target in an S3 bucket. Each object is written by a single request, so an object is never incomplete.
+    """A target in an S3 bucket.
 
-    Requests are signed with ``key``, an ID and a secret. Without a key, gitboot uses the credentials in the
-    environment.
+    gitboot writes each object with a single request, so an object is never incomplete. It signs requests with ``key``,
+    which is an ID and a secret. If there is no key, it uses the credentials in the environment.
     """
 
     def __init__(self, address: BucketAddress, key: tuple[str, str] | None, *, timeout_s: float = 60) -> None:
@@ -73,7 +74,7 @@ class Bucket:
             "checksum_algorithm": "SHA256",
             "disable_tagging": True,
         }
-        # The timeout applies to a whole request. Retries start within the retry timeout (docs/reference/limits.md).
+        # The timeout applies to a whole request. A retry can start within the retry timeout (docs/reference/limits.md).
         client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=timeout_s)}
         retry: RetryConfig = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=60)}
         if address.endpoint is not None:
@@ -86,7 +87,7 @@ class Bucket:
                 client["root_certificate"] = address.ca_bundle.read_bytes()
             except OSError as error:
                 raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
-        # so that access logs show that gitboot, not a machine, read an object
+        # so that access logs show that gitboot read the object, and not a machine
         client["user_agent"] = f"gitboot/{__version__}"
         with self._translate_errors():
             self._store = S3Store(
@@ -94,7 +95,7 @@ class Bucket:
             )
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        """Return an object, cut off after ``max_bytes + 1`` bytes, or None if it does not exist."""
+        """Return the first ``max_bytes + 1`` bytes of an object, or None if the object does not exist."""
         content = bytearray()
         with self._translate_errors():
             try:
@@ -132,9 +133,10 @@ class Bucket:
             )
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        """Write objects in parallel. Return those paths of ``fresh`` that already have other content, which stays.
+        """Write objects in parallel.
 
-        The modification time of an object is the time at which the store received it.
+        If a path in ``fresh`` already has other content, keep that content. Return these paths. The modification time
+        of an object is the time at which the store received it.
         """
         left: set[str] = set()
 
@@ -179,8 +181,8 @@ class Bucket:
     def names(self, folder: str) -> list[str]:
         """Return the sorted paths of all objects below a folder.
 
-        obstore reads page after page until it has enough names, and the request timeout applies to each page. Therefore
-        a thread lists the folder, and gitboot abandons the thread at the deadline.
+        obstore reads page after page until it has enough names, and the request timeout only applies to each page.
+        Therefore gitboot lists the folder in a thread, and stops waiting for the thread at the deadline.
         """
         found: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
@@ -243,7 +245,8 @@ class Bucket:
         return HostUnreachable(f"{self._name}: {cause}{where}")
 
 
-ReadCredentials = Callable[[Path], tuple[str, str]]  # reads a folder; returns the ID and the secret of a key
+# a function that reads a folder and returns the ID and the secret of a key
+ReadCredentials = Callable[[Path], tuple[str, str]]
 
 
 def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
@@ -260,7 +263,7 @@ def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> 
 
 
 def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
-    """Call ``do`` for all paths in parallel. After all calls have ended, raise the first failure."""
+    """Call ``do`` for all paths in parallel. When all calls have ended, raise the first exception if there was one."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(do, paths))
 
@@ -277,7 +280,10 @@ def _describe_clock_fault(text: str) -> str:
 
 
 def _find_cause(source: str) -> str:
-    """Return why a request got no response, from the debug text of an obstore error, or "" if unknown."""
+    """Read from the debug text of an obstore error why a request got no response.
+
+    Return "" if the text does not show this.
+    """
     for expression, words in _CAUSES:
         if (found := expression.search(source)) is not None:
             return words(found)

@@ -34,20 +34,21 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
-SHARED: Final = ""  # used instead of a server name for files that belong to no server
-LIST: Final = ".list"  # used instead of a server name for the signed list; no server can have this name
+SHARED: Final = ""  # this text replaces a server name for files that do not belong to a server
+LIST: Final = ".list"  # this text replaces a server name for the signed list; a server cannot have this name
 _T = TypeVar("_T")
 _Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number of a shard
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-# Without this pattern, anyone who can write to a target could name files outside of the folder for machines.
+# Without this pattern, anyone who can write to a target could list files outside of the folder for machines.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
 _MAX_SHARDS_BYTES: Final = 1 << 30  # the maximum size of all shards of a target together
-_MAX_SERVERS: Final = 200  # servers in one step, so that a window that ends does not wait for the whole fleet
+# the number of servers in one step; with small steps, the end of a window does not wait for the whole fleet
+_MAX_SERVERS: Final = 200
 
 
 class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The files of one server, or files that belong to no server. All of these files change together."""
+    """The files of one server, or the files that do not belong to a server. All of these files change together."""
 
     state: str  # the digest of the server's state
     files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
@@ -64,15 +65,15 @@ class TargetHead(Struct, frozen=True, kw_only=True):
     commit: str
     gitboot: str  # the version of gitboot
     writer: str  # the random number of the process that writes to the target
-    shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 by number
+    shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 of the shards, by number
     format: Literal[1] = 1
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """The part of a target's content that is needed to plan the next step."""
+    """The facts about a target's content that gitboot needs to plan the next step."""
 
     head: TargetHead
-    states: Mapping[str, str]  # digests by server, except servers whose files are unverified
+    states: Mapping[str, str]  # digests of states by server, without the servers whose files are unverified
     servers: frozenset[str]  # the servers in the shards
     withheld: frozenset[str]  # the servers whose one-time boot was omitted
     unlisted: frozenset[str]
@@ -114,7 +115,7 @@ def render_head(head: TargetHead) -> bytes:
 
 def parse_head(data: bytes) -> TargetHead:
     """Parse the head of a target. Raises ValueError."""
-    return _parse_or_explain(_parse_head, data, "not the head of a target in format 1")
+    return _parse_or_explain(_parse_head, data, "the file is not the head of a target in format 1")
 
 
 def render_units(shard: Shard) -> bytes:
@@ -123,7 +124,7 @@ def render_units(shard: Shard) -> bytes:
 
 def parse_units(data: bytes) -> dict[str, ServerFiles]:
     """Parse a shard of a target. Raises ValueError."""
-    return _parse_or_explain(_parse_units, data, "not a shard of a target")
+    return _parse_or_explain(_parse_units, data, "the file is not a shard of a target")
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
@@ -147,7 +148,7 @@ MAX_RECORD_BYTES: Final = 32 << 20  # the maximum size of a file below ops/; wit
 
 
 class FileConflict(Exception):
-    """The file to replace has another version, or the file to create already exists."""
+    """A file cannot be written, because the existing file has another version or because a new file already exists."""
 
 
 class StoredFile(NamedTuple):
@@ -161,13 +162,14 @@ class TargetFile(NamedTuple):
 
 
 ReadFile = Callable[[str], TargetFile]  # by path; raises `Overtaken`
-TakeFile = Callable[[str, StoredFile | None], None]  # gets a path and its file; None: absent
+# a function that gets a path and its file, or None if the file is absent
+TakeFile = Callable[[str, StoredFile | None], None]
 
 
 class FileStore(Protocol):
     """The files of one target, by path. A reader always sees either the complete old file or the complete new file.
 
-    Every method may raise `HostUnreachable`, and `PublishError` if a person must act.
+    Every method may raise `HostUnreachable`, or `PublishError` if a person must fix the cause.
     """
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
@@ -186,13 +188,13 @@ class FileStore(Protocol):
         """
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        """Write files. Return those paths of ``fresh`` that already have other content, which stays."""
+        """Write files. If a path in ``fresh`` already has other content, keep that content. Return these paths."""
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the sorted paths whose content differs from the content that `place` has just written."""
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, ignoring absent ones."""
+        """Remove files. Ignore files that do not exist."""
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted paths of all files below a folder. ``folder`` ends in a slash."""
@@ -203,11 +205,11 @@ _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json
 
 
 class Overtaken(TryAgain):
-    """Another process changed the files during a read or a write. Try again later."""
+    """Another process changed the files during a read or a write. The caller must try again later."""
 
 
 class TreeSummary(NamedTuple):
-    """The commit of an output tree, and the digests of its manifest and of its states."""
+    """The commit from which an output tree was published, and the digests of the tree's manifest and states."""
 
     commit: str
     manifest: str  # the digest of its manifest
@@ -219,7 +221,8 @@ class FollowedTree:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._nodes: dict[str, tuple[str, dict[str, str]]] = {}  # by name: the digest, and the servers below it
+        # nodes by name: the digest, and the servers below the node
+        self._nodes: dict[str, tuple[str, dict[str, str]]] = {}
         self._shared: dict[str, str] = {}  # sha256 by path of the boot files that belong to no server
         self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
 
@@ -266,8 +269,9 @@ class FollowedTree:
     def _digest_list_files(self) -> dict[str, str]:
         """Return the sha256 of the signed list's files by path, without the listings of servers.
 
-        Bins and snapshots have a version in their names and never change, so they are read once. But the root metadata
-        of a new root key reuses the names of the earlier root metadata. Raises `Overtaken`.
+        Bins and snapshots have a version in their names and never change, so the method reads them once. Root metadata
+        can change: after a new root key was made, its names are used again. Raises `Overtaken` if a publication is in
+        progress.
         """
         found = {}
         try:
@@ -297,7 +301,7 @@ class FollowedTree:
         try:
             return self._read_file(path, digest)
         except Overtaken:
-            self._list.pop(path, None)  # somebody replaced the file, even if its name contains a version
+            self._list.pop(path, None)  # somebody replaced the file, although its name may contain a version
             raise
 
     def has_file(self, path: str) -> bool:
@@ -323,12 +327,13 @@ class TargetStep(Struct, frozen=True, kw_only=True):
     head: TargetHead  # the head after the step
     manifest: str  # the digest of the manifest of the output tree
     placed: Mapping[str, str]  # sha256 by path, sorted
-    fresh: frozenset[str]  # placed paths where the target has no file of gitboot yet, or only another server's
+    # placed paths at which the target has no file of gitboot yet, or only a file of another server
+    fresh: frozenset[str]
     removed: tuple[str, ...]  # sorted
     shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
     units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
     doubtful: frozenset[str]  # paths that are unverified until the head is written
-    unlisted: frozenset[str]  # paths that remain on the target after the step but that no shard lists
+    unlisted: frozenset[str]  # paths that stay on the target after the step although no shard lists them
 
 
 def plan_next_step(
@@ -338,11 +343,12 @@ def plan_next_step(
 
     Servers are updated in this order:
 
-    - servers that the target already has, because it serves an old version of them
+    - servers that the target already has, because the target serves an old version of their files
     - new servers
-    - the shared scripts, because a machine without its boot script would otherwise boot as an unknown machine
-    - servers that are gone
-    - the signed list, which names all files
+    - the shared scripts, which come after new servers, because a machine without a boot script boots as an unknown
+      machine
+    - servers that were removed
+    - the signed list, which contains all files
 
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
     that server is updated.
@@ -350,7 +356,7 @@ def plan_next_step(
     going = holding.servers - glance.states.keys()
 
     def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
-        # Servers of one shard are adjacent, because each step writes the whole shards of its servers.
+        # Sort servers by shard, because each step writes complete shards.
         return (
             server == LIST,
             server in going,
@@ -401,7 +407,7 @@ def plan_next_step(
         head=structs.replace(
             holding.head,
             commit=glance.commit,
-            # The version changes once no files of another version are left.
+            # The version changes when no files of another version are left.
             gitboot=__version__ if len(changed) <= most else holding.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
@@ -444,7 +450,7 @@ class StoreTarget:
     """A target to which only this process writes after `load`.
 
     ``open_store`` opens the store with the current credentials. ``writer`` is a random number that identifies this
-    process. A new head only ever replaces the head that this process wrote or read last.
+    process. This process replaces a head only if it wrote or read that head last.
     """
 
     def __init__(
@@ -509,7 +515,7 @@ class StoreTarget:
         return self._parse_verified_shard(digest, self._open().get(_shard_path(digest)))
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        """Write a step. After an interruption, each file is complete, and `load` returns a consistent state."""
+        """Write a step. If the method is interrupted, each file is complete, and `load` returns a consistent state."""
         store = self._open()
         found = store.get(HEAD)
         if found is None or self._last_head is None or found.content != self._last_head.content:
@@ -530,8 +536,7 @@ class StoreTarget:
             theirs = in_the_way - {path for shard in had for unit in shard.values() for path in unit.files}
             if theirs:
                 raise PublishError(
-                    f"{self._name}: expected a file from gitboot, or no file, at {min(theirs)}, found "
-                    "something else (move it)"
+                    f"{self._name}: gitboot did not write the file at {min(theirs)} (move the file away)"
                 )
             store.place(sorted(in_the_way), read, ())
         if wrong := store.differing({path: ListedFile(digest, sizes[path]) for path, digest in step.placed.items()}):
@@ -546,12 +551,12 @@ class StoreTarget:
         store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
 
     def _claim(self, store: FileStore) -> TargetHead:
-        """Make this process the writer in the head, creating a missing head. Return the head."""
+        """Record in the head that this process is the writer, and return the head. If there is no head, create one."""
         found = store.get(HEAD)
         if found is None:
             head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
             data = render_head(head)
-            # Another process created the file, or this process did but the response was lost.
+            # Another process created the file, or this process created the file but did not get the response.
             with suppress(FileConflict):
                 store.create(HEAD, data)
             self._last_head = store.get(HEAD)
@@ -559,7 +564,9 @@ class StoreTarget:
                 self._last_head = None
                 raise HostUnreachable(f"{self._name}: another process has just started to write there")
             return head
-        head = self._own_head(found.content, "choose another target, or take it over with gitboot records begin")
+        head = self._own_head(
+            found.content, "choose another target, or take over this target with gitboot records begin"
+        )
         if self._last_head is not None and head.writer != self._writer:
             raise self._build_conflict_error(found)
         self._last_head = found
@@ -602,7 +609,7 @@ class StoreTarget:
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
-        """Return the content of the target according to this head and this list of other files."""
+        """Return the content of the target that this head and this list of unlisted files describe."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
         size, counting = 0, threading.Lock()
@@ -627,7 +634,7 @@ class StoreTarget:
             raise self._build_damage_error(_shard_path(digest))
         try:
             return parse_units(stored_file.content)
-        except ValueError as error:  # the digest is correct, so the process that wrote the head also wrote this
+        except ValueError as error:  # the digest is correct, so the process that wrote the head also wrote this shard
             raise self._build_damage_error(_shard_path(digest)) from error
 
     def _build_damage_error(self, path: str) -> PublishError:

@@ -31,32 +31,32 @@ Outcome = Literal["unchanged", "fine", "held", "invalid"]
 class SideFacts:
     """One of the two compared revisions."""
 
-    named: str = Field(description="The revision that you named: a branch, a commit, WORKTREE.")
-    revision: str = Field(description="The commit, WORKTREE, or the merged commits.")
+    named: str = Field(description="The revision on the command line, such as a branch, a commit or WORKTREE.")
+    revision: str = Field(description="The commit of this revision, WORKTREE, or the merged commits.")
 
 
 @structure
 class CountFacts:
     """The numbers of changes."""
 
-    changed: int = Field(description="Servers of both commits with a changed decision.")
-    renamed: int = Field(description="Changed servers with a new name.")
+    changed: int = Field(description="Servers in both commits whose decision changes.")
+    renamed: int = Field(description="Changed servers that have a new name.")
     added: int
     removed: int
     unchanged: int
     images: int = Field(description="BootImages that were added, removed or edited.")
-    overrides: int = Field(description="Servers whose boot override alone changes.")
+    overrides: int = Field(description="Servers for which only the boot override changes.")
 
 
 @structure
 class AreaFacts:
-    """The servers with a label, or the whole fleet."""
+    """The changes in the servers with a label, or in the whole fleet."""
 
-    area: str = Field(description="all, site=VALUE or role=VALUE.")
-    size: int = Field(description="Servers of the old commit, and changed servers that moved here.")
+    area: str = Field(description="The servers: all, site=VALUE or role=VALUE.")
+    size: int = Field(description="Servers in the old commit, and changed servers that moved to this site or role.")
     changed: int = Field(description="Changed servers, without harmless changes.")
-    less: int = Field(description="Servers with a harmless change: no new boot is offered.")
-    removed: int = Field(description="Removed or retired.")
+    less: int = Field(description="Servers with a harmless change, after which gitboot offers no new boot.")
+    removed: int = Field(description="Servers that were removed or retired.")
     added: int
     reinstalled: int = Field(description="Servers that may be reinstalled.")
 
@@ -73,8 +73,11 @@ class TripFacts:
     percent: bool = Field(description="Whether the limit is a percentage.")
     area: str
     acknowledged: bool
-    by: str = Field(description="Who acknowledged it; empty: not acknowledged, or not recorded.")
-    acknowledgement: str = Field(description="The line for a commit's message.")
+    by: str = Field(
+        description="The person who acknowledged the change. Empty if the change is not acknowledged, "
+        "or if the person is not recorded."
+    )
+    acknowledgement: str = Field(description="The acknowledgement line for a commit message.")
 
 
 @structure
@@ -84,7 +87,9 @@ class SignerFacts:
     commit: str
     person: str
     key: str
-    forge: bool = Field(description="Whether it is the key of a forge, which counts only for merge commits.")
+    forge: bool = Field(
+        description="Whether the key belongs to a forge. gitboot accepts such a key only for merge commits."
+    )
 
 
 @structure
@@ -92,7 +97,7 @@ class StepFacts:
     """A held commit between BASE and HEAD."""
 
     commit: str
-    acknowledgements: tuple[str, ...] = Field(description="The lines for a commit's message.")
+    acknowledgements: tuple[str, ...] = Field(description="The acknowledgement lines for a commit message.")
 
 
 @structure
@@ -106,7 +111,7 @@ class UnheededFacts:
 
 @structure
 class FieldFacts:
-    """A field before and after."""
+    """A field with its value before and after the change."""
 
     field: str
     old: Any
@@ -115,11 +120,11 @@ class FieldFacts:
 
 @structure
 class CauseFacts:
-    """A document or file whose change changes servers."""
+    """A document or file that causes changes of servers."""
 
-    cause: str = Field(description="KIND/NAME, or a file's path.")
+    cause: str = Field(description="The document as KIND/NAME, or the path of a file.")
     fate: Literal["added", "removed", "edited"]
-    documents: int = Field(description="The number of documents; more than 1 if each server has its own.")
+    documents: int = Field(description="The number of documents. More than 1 if each server has its own document.")
     fields: tuple[str, ...]
     path: str | None
     line: int | None
@@ -147,11 +152,11 @@ class RenderedFacts:
 
 @structure
 class OutlierFacts:
-    """The diff lines in which a group differs from a larger one. Names replace the servers' own values."""
+    """The diff lines in which a group differs from a larger group. Names replace the servers' own values."""
 
     than: str = Field(description="The first server of the larger group.")
-    lines: tuple[str, ...] = Field(description="Lines of this group's diff alone.")
-    missing: tuple[str, ...] = Field(description="Lines of the larger group's diff alone.")
+    lines: tuple[str, ...] = Field(description="Lines that only the diff of this group contains.")
+    missing: tuple[str, ...] = Field(description="Lines that only the diff of the larger group contains.")
 
 
 @structure
@@ -162,13 +167,21 @@ class GroupFacts:
     risks: tuple[str, ...]
     effects: tuple[EffectFacts, ...]
     reinstalls: tuple[str, ...]
-    unknown: tuple[str, ...] = Field(description="Reasons why gitboot cannot tell whether they are provisioned.")
+    unknown: tuple[str, ...] = Field(
+        description="Reasons why gitboot cannot determine whether the servers are provisioned."
+    )
     servers: tuple[str, ...]
-    example: str = Field(description="The server that `fields` and `rendered` show.")
-    own: tuple[str, ...] = Field(description="Names of each server's own values in the added and removed lines.")
-    outlier: OutlierFacts | None = Field(description="null: no larger group has the same causes.")
+    example: str = Field(description="The server for which `fields` and `rendered` show the changes.")
+    own: tuple[str, ...] = Field(
+        description="Names of the values that differ between servers in the added and removed lines."
+    )
+    outlier: OutlierFacts | None = Field(
+        description="The comparison with a larger group. null if no larger group has the same causes."
+    )
     fields: tuple[FieldFacts, ...]
-    rendered: tuple[RenderedFacts, ...] | None = Field(description="null: there are too many lines.")
+    rendered: tuple[RenderedFacts, ...] | None = Field(
+        description="The rendered diffs. null if there are too many lines."
+    )
 
 
 @structure
@@ -176,33 +189,39 @@ class ServerFacts:
     """A changed server."""
 
     server: str
-    before: str | None = Field(description="Its name in the old commit.")
+    before: str | None = Field(description="The name of the server in the old commit.")
     fate: Literal["added", "removed", "edited"]
     risks: tuple[str, ...]
-    group: int = Field(description="The index in `groups`, from 0.")
-    old: str | None = Field(description="The digest of its old decision.")
+    group: int = Field(description="The index of the server's group in `groups`, from 0.")
+    old: str | None = Field(description="The digest of the server's old decision.")
     new: str | None
 
 
 @structure
 class FileClaimFacts:
-    """A file of a new or edited image, and where its digest comes from, as the image claims."""
+    """A file of a new or edited image, and the origin of its digest that the image claims."""
 
-    file: str = Field(description="The architecture and the field, such as x86_64.kernel.")
+    file: str = Field(description="The architecture and the field of the file, such as x86_64.kernel.")
     sha256: str
     claim: Literal["signed", "published", "firstSeen"] | None = Field(
-        description="The origin of the digest, as the image claims; null: not stated."
+        description="The origin of the digest that the image claims. null if the image does not state an origin."
     )
-    key: str | None = Field(description="The key that signed, as the image claims.")
-    url: str | None = Field(description="The list, index or signature that has the digest, as the image claims.")
+    key: str | None = Field(description="The key that signed the digest or the file, as the image claims.")
+    url: str | None = Field(
+        description="The URL of the list, index or signature that has the digest, as the image claims."
+    )
     before: Literal["signed", "published", "firstSeen"] | None = Field(
-        description="The claim of the old commit; for a new file as `claim`."
+        description="The claim in the old commit. For a new file, the value is the same as in `claim`."
     )
-    names_signature: bool = Field(description="Whether the image names a signature for the file.")
-    verified_by: str | None = Field(description="The trusted key that signed the file; null: not verified.")
-    signer: str | None = Field(description="The name of this key.")
-    fault: str | None = Field(description='Why a check of the signature failed, after "it is".')
-    text: str = Field(description="The claim and the check, as people see them.")
+    names_signature: bool = Field(description="Whether the image has a signature for the file.")
+    verified_by: str | None = Field(
+        description="The trusted key that signed the file. null if gitboot has not verified the file."
+    )
+    signer: str | None = Field(description="The name of the trusted key.")
+    fault: str | None = Field(
+        description='The reason why a check of the signature failed. It continues a sentence after "it is".'
+    )
+    text: str = Field(description="The claim and the result of the check, as a text for people.")
 
 
 @structure
@@ -223,7 +242,7 @@ class ImageFacts:
 
     image: str
     fate: Literal["added", "removed", "edited"]
-    servers: int = Field(description="Servers that can boot it, before or after.")
+    servers: int = Field(description="The number of servers that can boot the image in the old or the new commit.")
 
 
 @structure
@@ -243,7 +262,7 @@ class SourceFacts:
 
     source: str
     fate: Literal["added", "removed", "edited"]
-    replaces_built_in: bool = Field(description="Whether it is new and replaces a source that gitboot ships.")
+    replaces_built_in: bool = Field(description="Whether the source is new and replaces a source that gitboot ships.")
     fields: tuple[FieldFacts, ...] = Field(description="The changed fields of an edited source.")
 
 
@@ -282,7 +301,7 @@ class ProblemFacts:
 
 @structure
 class CredentialFacts:
-    """The name of a server's BMC credentials, the address of the BMC, and the trust in it."""
+    """The name of a server's BMC credentials, the address of the BMC, and the check of its certificate."""
 
     server: str
     old: str | None
@@ -291,13 +310,13 @@ class CredentialFacts:
 
 @structure
 class ClaimFacts:
-    """An image that claims for the first time to write no disk (writesDisk: false)."""
+    """An image with the new claim that it does not write disks (writesDisk: false)."""
 
     image: str
     path: str
     line: int
     column: int
-    author: str | None = Field(description="Author and commit of the line; null: not committed.")
+    author: str | None = Field(description="The author and the commit of the line. null if the line is not committed.")
 
 
 @structure
@@ -307,7 +326,7 @@ class AccessFacts:
     field: str
     old: tuple[str, ...] | bool | str
     new: tuple[str, ...] | bool | str
-    widens: bool = Field(description="Whether more clients may fetch, or more fetches count.")
+    widens: bool = Field(description="Whether more clients may fetch, or more fetches are evidence.")
 
 
 @structure
@@ -318,8 +337,8 @@ class DiffFacts:
     base: SideFacts
     head: SideFacts
     verdict: Outcome
-    digest: str | None = Field(description="The digest that acknowledgements are bound to; null: HEAD is invalid.")
-    compared_with_nothing: bool = Field(description="Whether BASE has no valid fleet, so everything is new.")
+    digest: str | None = Field(description="The digest that acknowledgements must contain. null if HEAD is invalid.")
+    compared_with_nothing: bool = Field(description="Whether BASE has no valid fleet. In this case, everything is new.")
     counts: CountFacts | None
     areas: tuple[AreaFacts, ...]
     limits: dict[str, int | bool] | None
@@ -330,9 +349,9 @@ class DiffFacts:
     shared: tuple[FieldFacts, ...] | None
     access: tuple[AccessFacts, ...] = Field(description="Changed settings that control which clients may fetch.")
     images: tuple[ImageFacts, ...]
-    claims: tuple[ClaimFacts, ...] = Field(description="Images that newly claim to write no disk.")
+    claims: tuple[ClaimFacts, ...] = Field(description="Images with the new claim that they do not write disks.")
     provenance: tuple[ProvenanceFacts, ...] = Field(
-        description="New and edited images: the origins of the digests of their files, as the images claim."
+        description="New and edited images, with the origins of the digests that the images claim."
     )
     streams: tuple[StreamRuleFacts, ...] = Field(description="Changes of follow and requireProvenance.")
     sources: tuple[SourceFacts, ...] = Field(description="Changed sources of images.")
@@ -341,12 +360,14 @@ class DiffFacts:
     )
     groups: tuple[GroupFacts, ...]
     servers: tuple[ServerFacts, ...]
-    documents: tuple[DocumentFacts, ...] = Field(description="Changed documents that change no decision.")
+    documents: tuple[DocumentFacts, ...] = Field(description="Changed documents that do not change decisions.")
     bmcs: tuple[str, ...] = Field(description="Servers whose BMC has another address or trust.")
     credentials: tuple[CredentialFacts, ...] = Field(
-        description="Servers of `bmcs` and new servers: the place that credentials go to."
+        description="The BMC credentials and their recipients, for the servers in `bmcs` and for new servers."
     )
-    signers: tuple[SignerFacts, ...] = Field(description="The trusted keys that signed the commits, with --verify.")
+    signers: tuple[SignerFacts, ...] = Field(
+        description="The trusted keys that signed the commits. Only with --verify."
+    )
     problems: tuple[ProblemFacts, ...]
     base_problems: tuple[ProblemFacts, ...]
     reproduce: str

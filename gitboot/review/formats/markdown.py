@@ -21,20 +21,23 @@ from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.text import format_count, format_names, format_rest, printable
 
-LIMIT: Final = 60_000  # bytes; GitHub accepts 65,536 characters
-_SECTION: Final = 6_000  # bytes; limits each list that could have any length
-_DIFF: Final = 60  # lines; limits each rendered diff
-_LONGEST: Final = 300  # characters; limits each line
+LIMIT: Final = 60_000  # the maximum size of a comment in bytes; GitHub accepts 65,536 characters
+_SECTION: Final = 6_000  # the maximum size in bytes of each list that could have any length
+_DIFF: Final = 60  # the maximum number of lines in each rendered diff
+_LONGEST: Final = 300  # the maximum number of characters in each line
 
 
 def format_marker(folder: str) -> str:
-    """Return the first line of a comment, by which gitboot finds the comment for this fleet to replace it."""
+    """Return the first line of a comment.
+
+    With this line, gitboot later finds the comment for this fleet and replaces it.
+    """
     plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these characters would end the HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
 
 def format_commit_marker(commit: str) -> str:
-    """Return the second line of a comment, which names the reviewed commit."""
+    """Return the second line of a comment, which contains the reviewed commit."""
     return f"<!-- gitboot commit {commit} -->"
 
 
@@ -55,8 +58,8 @@ def render_failed_review(folder: str, commit: str, log: str) -> str:
 def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
     """Format a review as a comment, with the most important parts first.
 
-    Groups are omitted if the comment would be too long. ``folder`` is the folder of the fleet. ``commit`` is the
-    reviewed commit, for `gitboot comment`, or None for a work tree.
+    If the comment would be too long, omit groups. ``folder`` is the folder of the fleet. ``commit`` is the reviewed
+    commit, for `gitboot comment`, or None for a work tree.
     """
     markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
     head = (*markers, *_render_verdict(review, folder))
@@ -116,7 +119,7 @@ def _render_guards(review: Review) -> Iterator[str]:
     yield "\n### Guards\n"
     lines = []
     for trip in review.verdict.trips:
-        # The sentence may contain the value of a label, which must not be interpreted as Markdown.
+        # The sentence may contain the value of a label. A forge must not interpret this value as Markdown.
         words = (
             phrases.format_trip(trip)
             if _is_plain(phrases.format_trip(trip))
@@ -139,7 +142,7 @@ def _render_guards(review: Review) -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text contains nothing that Markdown, HTML or a forge would interpret."""
+    """Return whether the text contains no characters that Markdown, HTML or a forge would interpret."""
     return _PLAIN.fullmatch(text) is not None and not any(begin in text for begin in _LINKS)
 
 
@@ -315,7 +318,7 @@ def _render_next_steps(review: Review) -> Iterator[str]:
 
 
 def format_code_block(lines: list[str]) -> str:
-    """Return a code block that its lines cannot end."""
+    """Return a code block. The text in the block cannot end the block."""
     fence = _make_fence("\n".join(lines), 3)
     return "\n".join([f"{fence}text", *lines, fence])
 
@@ -324,12 +327,13 @@ def format_code_block(lines: list[str]) -> str:
 
 
 def format_code(text: str, *, in_table: bool = False) -> str:
-    """Return the text as a Markdown code span, which the text itself cannot end."""
+    """Return the text as a Markdown code span. The text cannot end the code span."""
     text = printable(text)
     text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
     fence = _make_fence(text, 1)
     padding = " " if "`" in text else ""
-    if in_table:  # a backslash before "\|" would escape the backslash, and end the cell: GFM 4.10, 6.1
+    # a backslash before "\|" would escape the backslash, and the "|" would then end the cell: GFM 4.10, 6.1
+    if in_table:
         text = re.sub(r"(?<!\\)\|", r"\\|", text.replace("\\|", r"\\u007c"))
     return f"{fence}{padding}{text or ' '}{padding}{fence}"
 
@@ -348,7 +352,7 @@ def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[
         yield line
 
 
-# The risk that each guard counts. All other guards count all changes.
+# The risk whose changes each guard counts. All other guards count all changes.
 _RISK_BY_GUARD = {
     Guard.MAX_REINSTALLS: Risk.REINSTALL,
     Guard.MAX_ACCESS_CHANGES: Risk.ACCESS,
@@ -397,7 +401,8 @@ def _trip_problems(review: Review) -> Iterator[Problem]:
             yield _make_annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:
             hint = f"check the change, then acknowledge it: {line if trip.guard in by_line else review.approval}"
-            if first is not None and (trip.guard in by_line) == (first in by_line):  # each line has a long digest
+            # show a line only once, because each line has a long digest
+            if first is not None and (trip.guard in by_line) == (first in by_line):
                 hint = f"check the change. The line for {first} acknowledges this limit too"
             first = first or trip.guard
             yield structs.replace(_make_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
@@ -423,7 +428,10 @@ def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
 def _make_annotation(
     review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
 ) -> Problem:
-    """Return a warning at the first of these locations, or at the Fleet. The default hint is that of the code."""
+    """Return a warning at the first of these locations, or at the Fleet if there are none.
+
+    The default hint is the hint of the code.
+    """
     path, line, column = next(iter(places), None) or _locate_in_fleet(review, "metadata", "name")
     return Problem(
         path=path,

@@ -34,11 +34,11 @@ from gitboot.review.risks import Effect, EffectTime, Risk
 from gitboot.text import format_count, format_names, format_rest
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
-_LONGEST: Final = 160  # characters; limits each value
+_LONGEST: Final = 160  # the maximum number of characters in each value
 
 
 def format_share(number: int, of: int) -> str:
-    """Format a count with its percentage. A count above 0 is never shown as 0 %."""
+    """Format a count with its percentage. The percentage of a count above 0 is never 0 %."""
     if not number or not of:
         return f"{number:,}"
     return f"{number:,} ({_format_percent(number, of)})"
@@ -69,7 +69,9 @@ def format_change(field: FieldChange) -> str:
 
 
 def describe_rendered(group: Group) -> str:
-    """Name the server of a rendered diff, and the values that differ for the other servers in the group."""
+    """Return a text with the server of a rendered diff, and with the values that differ for the other servers in the
+    group.
+    """
     if len(group.servers) == 1:
         return f"diff for {group.names[0]}"
     own = f"same diff with their own {' and '.join(group.own)}" if group.own else "same diff"
@@ -77,7 +79,7 @@ def describe_rendered(group: Group) -> str:
 
 
 def format_outlier(outlier: Outlier) -> list[str]:
-    """List the diff lines that distinguish a group from a larger group with the same causes."""
+    """List the diff lines in which a group differs from a larger group with the same causes."""
     signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
     shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines at other positions"]
     return [*shown, *filter(None, [format_rest(len(signed) - _MAX_OUTLIER_LINES, "line")])]
@@ -87,7 +89,9 @@ _MAX_OUTLIER_LINES: Final = 20  # lines
 
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
-    """Yield each consequence of a group's change with its first reasons and the number of further reasons."""
+    """Yield each consequence of a group's change, with the first reasons for the consequence and the number of further
+    reasons.
+    """
     reinstalls = [format_reinstall(each) for each in group.reinstalls if each.why is not ReinstallReason.RECORD]
     for what, found in (("may be reinstalled", reinstalls), ("state becomes unknown", list_unknown_reasons(group))):
         yield from ((what, each) for each in found[:_MAX_REASONS])
@@ -95,11 +99,12 @@ def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
             yield what, left
 
 
-_MAX_REASONS: Final = 10  # per consequence; each server in a group may have its own reason
+# the maximum number of reasons for each consequence; each server in a group may have its own reason
+_MAX_REASONS: Final = 10
 
 
 def format_access(bmc: BmcAccess | None) -> str | None:
-    """Describe the credentials, address and trust of a BMC."""
+    """Describe the credentials of a BMC, its address, and the check of its certificate."""
     if bmc is None:
         return None
     encrypted = bmc.address.lower().startswith("https:")
@@ -119,7 +124,7 @@ def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
 
 
 def format_reinstall(reinstall: Reinstall) -> str:
-    """Describe why a commit can reinstall a server."""
+    """Describe the reason why a commit can reinstall a server."""
     maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
     if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
         return f"{maintenance} is new: {reinstall.new}"
@@ -157,7 +162,7 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
 
 
 def describe_resets(change: ServerChange) -> Iterator[str]:
-    """Yield the maintenances that can now reset the machine, and how many machines may be down at a time."""
+    """Yield the maintenances that can now reset the machine, and the number of machines that may be down at a time."""
     if change.new is None:
         return
     names = find_resets(change.old, change.new)
@@ -168,13 +173,13 @@ def describe_resets(change: ServerChange) -> Iterator[str]:
 
 
 def list_unknown_reasons(group: Group) -> list[str]:
-    """List why gitboot cannot tell whether the servers in a group are provisioned."""
+    """List the reasons why gitboot cannot determine whether the servers in a group are provisioned."""
     by_record = (format_reinstall(each) for each in group.reinstalls if each.why is ReinstallReason.RECORD)
     return [*by_record, *map(format_unknown_reason, group.unknown)]
 
 
 def format_unknown_reason(reason: UnknownReason) -> str:
-    """Describe why gitboot cannot tell whether a server is provisioned, and the next step."""
+    """Describe the reason why gitboot cannot determine whether a server is provisioned, and the next step."""
     return _UNKNOWN_TEXTS[reason.cause].format(reason.detail)
 
 
@@ -218,7 +223,7 @@ def format_trip(trip: Trip) -> str:
 
 
 def format_exceeded_limit(trip: Trip) -> str:
-    """Describe what a commit does that exceeds a limit, as a clause: "it removes 26 servers (maxDeletes allows 25)"."""
+    """Describe a change that exceeds a limit as a clause, such as "it removes 26 servers (maxDeletes allows 25)"."""
     limit = f"{trip.limit}{' %' if trip.percent else ''}"
     guard = f"guard {trip.guard}" if trip.guard in _GUARDS_WITHOUT_NUMBER else f"{trip.guard} allows {limit}"
     number = f"{trip.number:,}" if trip.of is None else f"{trip.number:,} of {trip.of:,}"
@@ -230,7 +235,7 @@ def format_exceeded_limit(trip: Trip) -> str:
 
 
 _COUNTED: Final = ("BMC", "image", "server", "setting")
-_EXCEEDED: Final[Mapping[str, str]] = {  # by `Trip.what`
+_EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
     "commits taken back": "it does not descend from the accepted commit",
     "instances that may no longer act": "it takes servers away from the instance that manages them now",
     "BMCs that never received these credentials": "it sends credentials to {BMC} that never received them before",
@@ -299,7 +304,7 @@ _RISK_OF_COPIES: Final = (
 
 
 def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
-    """Describe the location and the author of the claim that an image writes no disk.
+    """Describe the location and the author of the claim that an image does not write disks.
 
     ``writer`` is None if the claim is not committed.
     """
@@ -312,7 +317,7 @@ def format_claim(image: str, place: tuple[str, int, int], writer: str | None) ->
 
 
 def format_origin(provenance: Provenance | None) -> str:
-    """Return where a digest comes from, with the URL of its list or signature."""
+    """Describe the origin of a digest, with the URL of the list or the signature."""
     origin = describe_origin(provenance)
     return f"{origin} ({provenance.url})" if provenance is not None and provenance.url is not None else origin
 
@@ -336,7 +341,10 @@ def format_file_claim(claim: FileClaim) -> str:
 
 
 def _fold_key(key: str) -> str:
-    """Return a key to compare. People write fingerprints in groups of digits, in either case."""
+    """Return a key for comparisons of fingerprints.
+
+    People write fingerprints in groups of digits, in upper or lower case.
+    """
     return "".join(key.split()).upper().removeprefix("0X")
 
 
@@ -374,7 +382,7 @@ def _join_rules(value: Any) -> Any:
 
 
 def format_source_change(source: SourceChange) -> str:
-    """Return the changed fields of a source of images, or that it was added or removed."""
+    """Describe the changed fields of an image source, or state that the source was added or removed."""
     if source.fields:
         shown = "; ".join(map(format_change, source.fields[:_MAX_SOURCE_FIELDS]))
         return " ".join(filter(None, (shown, format_rest(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
@@ -423,7 +431,7 @@ def format_title(group: Group) -> str:
 
 
 def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
-    """Describe cause and effect in one sentence, for unknown machines or for all machines."""
+    """Describe the cause and the effect of a change for unknown machines or for all machines, in one sentence."""
     names = format_names([str(each) for each in causes], 3)
     return (
         f"{names} {'changes' if len(causes) == 1 else 'change'} {subject}"
@@ -433,7 +441,7 @@ def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
 
 
 def format_cause(cause: ChangeCause) -> str:
-    """Describe the changed fields of a document. Values are shown only if they are short and cannot be secrets."""
+    """Describe the changed fields of a document. Show a value only if it is short and cannot be a secret."""
     if cause.fate is not ChangeKind.EDITED or not cause.fields:
         return "renamed" if cause.fate is ChangeKind.EDITED and cause.id.kind == "Server" else cause.fate
     # Show only names, numbers and times, because free text may contain secrets.
@@ -470,7 +478,7 @@ def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
 def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[str, ...]]:
     """Yield a header, and then the numbers for the whole fleet and for each group with changes.
 
-    An exclamation mark indicates an exceeded limit.
+    An exclamation mark shows that a limit is exceeded.
     """
     yield (
         "GROUP",

@@ -90,7 +90,7 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "web01: NeedsOperator: gitboot tried to set Once Pxe for provision/1, and the BMC does not show it.",
         "    Either it was never set, or the machine has booted from it",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
-        "  # look at the console of web01. If it has booted or was reset, run this. If it has not, use --not-set "
+        "  # look at the console of web01. If web01 has booted or was reset, run this. Otherwise use --not-set "
         "instead of --consumed: gitboot then sets the override again, and this boot can erase the disks of web01",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
@@ -318,8 +318,8 @@ def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: R
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
     line += (
-        "  # check web01. If it is installed, run this. If it is not, use pending instead of provisioned: gitboot then "
-        "erases its disks and installs it"
+        "  # check web01. If the server is installed, run this. If it is not installed, use pending instead of "
+        "provisioned: gitboot then erases the disks of the server and installs it"
     )
     assert lines[-3] == f"    {line}"
     assert lines[-1] == "1 BMC: 1 needs an operator"
@@ -589,7 +589,7 @@ def test_errors_of_one_bmc_are_reported_and_the_other_machines_are_reset(pair: R
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("on --reason x", "name servers, or select them by their labels"),
+        ("on --reason x", "pass the names of servers, or select servers by their labels"),
         ("reset wbe01 --reason x", "did you mean web01?"),
         ("reset web01", "Missing option '--reason'"),
         ("on web01 --force --reason x", "No such option"),

@@ -281,7 +281,7 @@ def test_an_acknowledgement_survives_a_squash_and_a_rebase_but_no_other_change(w
     work.commit({"policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}, "One more")
     done = diff("main..topic")
     assert done.code == 4
-    assert "it acknowledges other changes" in done.out.replace("\n    ", " ")
+    assert "the line acknowledges other changes" in done.out.replace("\n    ", " ")
 
 
 # Formats

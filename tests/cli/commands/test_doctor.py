@@ -200,7 +200,8 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
             "compressed": {f"{kernel_url} is not an EFI program, so {of_server}": "warning"},
             "missing": {
                 f"{kernel_url} {absent}1 server (web01) with Secure Boot needs it": "warning",
-                f"URL/grub/grub.cfg {absent}GRUB needs it if shim came by HTTP (1 server (web01))": "warning",
+                f"URL/grub/grub.cfg {absent}GRUB needs this file if machines load shim by HTTP (1 server "
+                "(web01))": "warning",
             },
         }[kernel]
     )
@@ -291,7 +292,7 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
 def test_a_signed_grub_without_http_is_a_warning(tmp_path: Path) -> None:
     with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         publish_signed_boot(rack, request=b"tftp")
-        message = f"{url}/assets/loaders/grubx64.efi has no module http, so it cannot boot 1 server (web01)"
+        message = f"{url}/assets/loaders/grubx64.efi has no module for HTTP, so it cannot boot 1 server (web01)"
         assert find_secure_boot(rack) == [("warning", message)]
 
 

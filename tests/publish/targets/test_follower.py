@@ -116,8 +116,8 @@ def test_a_target_is_one_url(text: str, address: TargetAddress) -> None:
         ("s3://id:s3cret@boots", "remove the credentials from the URL"),
         ("git+https://me:s3cret@git.example.net/x#boot", "remove the credentials from the URL"),
         ("git+https://s3cret@git.example.net/x#boot", "remove the credentials from the URL"),
-        ("git+https://git.example.net/x", "name a branch"),
-        ("git+https://git.example.net/x#refs/tags/v1", "name a branch"),
+        ("git+https://git.example.net/x", "add a branch"),
+        ("git+https://git.example.net/x#refs/tags/v1", "add a branch"),
         ("git+https://[::1/x#boot", "Invalid IPv6 URL"),
     ],
 )

@@ -301,7 +301,7 @@ def test_an_acknowledgement_that_does_not_count_is_a_warning() -> None:
         for problem in as_problems(reviewed(RAISED, messages=(Message("c" * 40, line),)))
         if problem.code == Code.UNHEEDED
     )
-    assert "it acknowledges other changes" in found.message
+    assert "the line acknowledges other changes" in found.message
     assert f"{line!r} in {'c' * 12}" in found.message
 
 
