@@ -122,8 +122,7 @@ class Code(StrEnum):
     TOO_MANY_PROBLEMS = (
         "GB1015",
         "The file has more problems than gitboot shows",
-        "For each file, gitboot shows at most 100 errors and 100 warnings. The other problems often have the same "
-        "causes.",
+        "For each file, gitboot shows at most 100 errors and 100 warnings. Other problems often have the same cause.",
         "Fix the problems that you see, and validate again.",
     )
     API_VERSION = (
@@ -207,8 +206,7 @@ class Code(StrEnum):
     ADDRESS = (
         "GB1035",
         "The value is not an IP address or a network",
-        "An IP address identifies a machine whose MAC address is unknown. A network defines the clients whose "
-        "fetches are evidence.",
+        "An IP address identifies a machine without a MAC address. A network defines the clients that count.",
         "Write an address as 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64, and a network as 10.12.0.0/24.",
     )
     DIGEST = (
@@ -352,8 +350,7 @@ class Code(StrEnum):
     POLICY_TIE = (
         "GB2011",
         "Several policies with the same priority select the server",
-        "The policy with the highest priority wins (rule R3). If two policies have the same priority, gitboot "
-        "cannot choose.",
+        "The policy with the highest priority wins (rule R3). If two policies have it, gitboot cannot choose.",
         "Raise the priority of one policy, let one inherit from the other, or narrow a selector.",
     )
     MAINTENANCE_TIE = (
@@ -397,8 +394,7 @@ class Code(StrEnum):
     EVERY_BOOT = (
         "GB2018",
         "Each boot would install the server again",
-        "With networkBoot: Always, which is the default of a maintenance, the machine boots the installer at each "
-        "restart.",
+        "With networkBoot: Always, the default of a maintenance, the machine boots the installer at each restart.",
         "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
         "reinstall: EveryBoot.",
     )
@@ -426,8 +422,7 @@ class Code(StrEnum):
         "GB2022",
         "The server does not belong to exactly one site",
         "If a site names a ledger, each site has its own instance, and each server needs exactly one instance.",
-        "Let exactly one site select the server. If one instance is responsible for all sites, remove the ledgers "
-        "of the sites.",
+        "Let exactly one site select the server. If one instance serves all sites, remove the ledgers of the sites.",
     )
     NO_SUCH_SITE = (
         "GB2023",
@@ -491,8 +486,7 @@ class Code(StrEnum):
     SECURE_BOOT = (
         "GB2031",
         "The server cannot boot under Secure Boot as planned",
-        "The document states secureBoot: true. With Secure Boot, the firmware starts only programs with a "
-        "signature that it trusts.",
+        "The document states secureBoot: true. The firmware then starts only programs with a trusted signature.",
         "Let DHCP name Shim, and boot an image with a signed kernel or a signed uki (docs/how-to/secure-boot.md).",
     )
     LOADER_SIGNATURE = (
@@ -590,8 +584,7 @@ class Code(StrEnum):
     NO_WAY_IN = (
         "GB4003",
         "Kernel arguments or user data cannot reach the system",
-        "If the firmware boots a uki, an iso or a virtual medium directly, the system gets no kernel arguments and "
-        "no user data.",
+        "If firmware boots a uki, iso or virtual medium directly, the system gets no kernel arguments or user data.",
         "Build the settings into the image, or boot through a boot loader. For user data, you can also use Ignition "
         "with configFrom: SystemUUID, or method VirtualMedia with configFrom: Medium.",
     )
@@ -691,8 +684,7 @@ class Code(StrEnum):
     UNBOUNDED = (
         "GB5005",
         "The commit has too many files",
-        "A small Git object can describe an endless number of nested folders, so gitboot limits the number of "
-        "files in a commit.",
+        "A small Git object can describe endless nested folders, so gitboot limits the files of a commit.",
         "Remove the extra files. Commit at most 1,500,000 files and folders, in paths of at most 4,096 characters.",
     )
     MALFORMED = (

@@ -43,8 +43,7 @@ def parse_mac(value: object) -> MacAddress:
 
 
 _INFINIBAND: Final = re.compile(
-    # The pattern matches the parts of an InfiniBand address: the hardware type 32, which dnsmasq writes first; the
-    # flags and the queue pair; and the GID, whose last 8 bytes are the GUID.
+    # The hardware type 32, which dnsmasq writes first; flags and queue pair; the GID, whose last 8 bytes are the GUID.
     r"(?:20)?[0-9a-f]{8}(?P<address>[0-9a-f]{32})|(?P<gid>fe80[0-9a-f]{28})|(?P<guid>[0-9a-f]{16})",
     re.IGNORECASE | re.ASCII,
 )
@@ -105,10 +104,7 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
 
 @lru_cache(maxsize=256)  # cached, because gitboot reads the same values several times when it renders a server
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs by which the endpoint finds a machine: ``uuid``, and then the UUID in the other byte order.
-
-    For a placeholder, return ().
-    """
+    """Return ``uuid`` and its other byte order, by which the endpoint finds a machine, or () for a placeholder."""
     return () if is_placeholder_uuid(uuid) else tuple(dict.fromkeys((uuid, *byte_orders(uuid))))
 
 
@@ -145,9 +141,7 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 
 
 def parse_local_disk(value: object) -> str:
-    """Parse the way in which a loader boots the local disk: Exit, Sanboot, NotFound, or the path of an EFI program on
-    the system partition.
-    """
+    """Parse how a loader boots the local disk: Exit, Sanboot, NotFound, or the path of an EFI program."""
     found = text(value)
     return require(
         LOCAL_DISK.fullmatch(found) and "/../" not in found,
@@ -230,9 +224,7 @@ _ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
 def _list_counting_digits(length: int) -> frozenset[str]:
-    """Return texts of ``length`` hexadecimal digits that count up or down, such as 0123…, 00010203…, 00112233… and
-    1234….
-    """
+    """Return texts of ``length`` hexadecimal digits that count up or down, such as 0123…, 00010203… and 1234…."""
     digits = "0123456789abcdef"
     up = (
         4 * digits,
@@ -274,8 +266,7 @@ def is_placeholder_uuid(uuid: SystemUuid) -> bool:
 
 
 _MACS: Final = frozenset(
-    # A list from GLPI: dial-up adapters, modems, and host adapters of hypervisors have the same address on all
-    # machines.
+    # From GLPI: dial-up adapters, modems and host adapters of hypervisors have the same address on all machines.
     {
         "00-0b-ca-fe-00-00",
         "00-50-56-c0-00-01",
@@ -592,10 +583,7 @@ class Malformed(ValueError):
 
 
 def make_user_data_fault(message: str, hint: str, line: int = 0, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
-    """Return an error in rendered user data.
-
-    ``line`` is the number of the line, from 1, or 0 if the error concerns the whole document.
-    """
+    """Return an error in rendered user data. ``line`` is the line number from 1, or 0 for the whole document."""
     return Malformed(code, message, hint, (line,) if line else ())
 
 
@@ -651,10 +639,7 @@ def parse_name(value: object) -> Name:
 
 
 def build_document_name(text: str) -> str:
-    """Return a name for a document.
-
-    It consists of letters, digits, hyphens and dots. The same text always gives the same name.
-    """
+    """Return a name of letters, digits, hyphens and dots for a document. The same text gives the same name."""
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
     return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
@@ -693,10 +678,7 @@ def parse_variable_name(value: object) -> str:
 
 
 def parse_variable(value: object) -> str | bool:
-    """Return unquoted ``true`` and ``false`` as booleans, which templates can test.
-
-    Return other scalars as source text.
-    """
+    """Return unquoted ``true`` and ``false`` as booleans, which templates can test, and other scalars as text."""
     found, is_plain = text(value), type(value) is str  # a quoted value has the type `Quoted`
     return found == "true" if is_plain and found in ("true", "false") else found
 
@@ -717,10 +699,7 @@ AGE_SUFFIX: Final = ".age"  # the suffix of an encrypted file
 
 
 def parse_secret_path(value: object) -> str:
-    """Parse the path of a file that is encrypted with age.
-
-    The suffix of the file must show this to people and editors.
-    """
+    """Parse the path of a file that is encrypted with age. Its suffix must show people that it is encrypted."""
     found = parse_file_path(value)
     return require(
         found.endswith(AGE_SUFFIX),
@@ -746,9 +725,7 @@ def parse_kernel_argument(value: object) -> str:
     """Parse one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
     found = parse_nonempty(value)
     if is_reserved_argument(found):
-        raise Malformed(
-            Code.RESERVED_ARGUMENT, f"gitboot or the boot loader writes the argument {found.partition('=')[0]}="
-        )
+        raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader sets {found.partition('=')[0]}=")
     return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,
@@ -774,9 +751,7 @@ def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
 
 
 def read_public_key(pem: bytes) -> bytes | None:
-    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file, or None if the file has no
-    certificate.
-    """
+    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file, or None if there is none."""
     found = _PEM.search(pem)
     try:
         der = a2b_base64(found[1]) if found is not None else b""
