@@ -73,6 +73,11 @@ def test_each_module_has_a_docstring_of_one_sentence() -> None:
     assert {path: text for path, text in said.items() if not _is_one_sentence(text)} == {}
 
 
+def test_no_module_has_more_than_800_lines() -> None:
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in MODULES}
+    assert {path: length for path, length in lengths.items() if length > 800} == {}
+
+
 @pytest.mark.parametrize(
     ("modules", "without"),
     [
