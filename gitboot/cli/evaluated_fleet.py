@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,10 @@ from gitboot.render.server_files import RenderedState, ServerDetails, build_serv
 from gitboot.resolve.explanation import Explanations, find_source_locations, fleet_facts
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.install_attempts import make_first_records
-from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.policy_selection import list_opt_outs
-from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision, Decisions, check_acceptable
+from gitboot.resolve.provisioning_record import Record, StopScope
+from gitboot.resolve.server_decision import BootFile, Decision, Decisions, check_acceptable
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.commit_path import CommitBetween
 from gitboot.review.decision_changes import Changes, Side
@@ -131,6 +131,8 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     records: Mapping[SystemUuid, Record]
     knows_records: bool = False  # whether a server without a record is known not to be installed
     place: tuple[Path, str | None] = (Path(), None)  # the repository and the revision, for `open_blame`
+    stop: StopScope = StopScope.NONE
+    find_missing_files: Callable[[Decision], Collection[BootFile]] = lambda _: ()
 
     def find_decision(self, server: str) -> Decision:
         """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
@@ -141,7 +143,15 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
     def plan_server(self, server: str) -> tuple[Decision, BootPlan | None]:
         decision = self.find_decision(server)
-        return decision, make_plan(decision, self.at, self.records.get(decision.uuid))
+        return decision, self.make_plan(decision, self.at)
+
+    def make_plan(self, decision: Decision, at: datetime) -> BootPlan | None:
+        record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
+        return make_plan(decision, at, record, stop=self.stop, absent=absent)
+
+    def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
+        record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
+        return find_next_transition(decision, at, record, stop=self.stop, absent=absent)
 
     def render_states(self) -> dict[str, RenderedState]:
         """Return the published state of each server, including its next transitions."""
@@ -185,15 +195,20 @@ def plan_fleet(
     """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`.
 
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
-    ledger. If the command line names neither a fleet nor a revision, the fleet is the instance's accepted commit.
+    ledger. If the command line names neither a fleet nor a revision, the fleet is the instance's accepted commit, and
+    gitboot withholds the same boots as the instance.
     """
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
     from gitboot.cli.instance_client import open_offline, read_held_change
+    from gitboot.controller.operator_requests import decide_halt
+    from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.git.fetch import CLONE
 
     with open_offline(state, at) as instance:
-        decisions = instance.commit.decisions
+        facts = instance.knowledge.facts
+        offered = remove_withheld_boots(instance.commit, facts.withheld)
+        decisions = offered.decisions
         stored = {each: instance.knowledge.record(each) for each in instance.knowledge.records}
         known_records = {uuid: record for uuid, record in stored.items() if record is not None}
         accepted = PlannedFleet(
@@ -203,6 +218,8 @@ def plan_fleet(
             records=known_records,
             knows_records=True,
             place=(state / CLONE, decisions.revision),
+            stop=decide_halt(instance.knowledge, offered, facts.orders),
+            find_missing_files=instance.knowledge.find_missing_files,
         )
     shown = "the records of its ledger" if records is None else f"the records of --records {records}"
     if is_fleet_named(click.get_current_context()):
@@ -211,6 +228,11 @@ def plan_fleet(
         return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
     held = read_held_change(state)
     more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""
+    plans = (accepted.make_plan(each, at) for each in decisions.servers.values() if each.withheld)
+    if withheld := [each.server for each in plans if each is not None and each.cause is Cause.WITHHELD]:
+        more += f"; gitboot withholds install boots of {format_names(withheld, 3)}"
+    if accepted.stop is not StopScope.NONE:
+        more += f"; gitboot withholds {accepted.stop}"
     commit = f"commit {decisions.revision[:12]}, which the instance of {state} has accepted, with {shown}{more}"
     click.echo(wrap_text(commit), err=True)
     if records is None:

@@ -868,6 +868,39 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     assert installed["flatcar-1"] == "2"
 
 
+def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) -> None:
+    state = ("--state", followed.folder / "state")
+    assert followed.run(records="fresh").code == Exit.FINE
+
+    def phases() -> list[str]:
+        """What the instance, `plan` and `explain` state about the next boot of web01, and its first line in time."""
+        (published,) = re.findall(r"^# web01: (\w+)", followed.published, re.MULTILINE)
+        (planned,) = gitboot("plan", "--server", "web01", *state, "-o", "json").json["items"]
+        timeline = gitboot("plan", "--timeline", "web01", *state, "-o", "json").json["items"]
+        (explained,) = gitboot("explain", "web01", "phase", *state, "-o", "json").json["reasons"]
+        return [published, planned["phase"], timeline[0]["phase"], explained["value"]]
+
+    assert phases() == ["Network"] * 4
+    (followed.repository.work / "02.yaml").unlink()
+    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed.run().code == Exit.HELD
+    assert phases() == ["Disk"] * 4
+    done = gitboot("explain", "web01", "withheld", *state)
+    assert f"the newer commit {held[:12]} does not offer its install boot" in " ".join(done.out.split())
+    assert f"guards hold commit {held[:12]}; gitboot withholds install boots of web01" in " ".join(done.err.split())
+    stop = ("stop-installs", "--reason", "INC-1", *state)
+    assert "are stopped by" in gitboot(*stop).out
+    done = gitboot("allow-installs", *state)
+    assert done.code == Exit.FINE and "may boot from the network now" not in done.out, done
+    followed.repository.push({"01.yaml": FLEET[1], "02.yaml": FLEET[2]})
+    assert followed.run().code == Exit.FINE
+    assert phases() == ["Network"] * 4
+    assert "are stopped by" in gitboot(*stop).out
+    assert followed.run().code == Exit.PARTIAL
+    assert phases() == ["Disk"] * 4
+    assert "1 server may boot from the network now: web01" in gitboot("allow-installs", *state).out
+
+
 def test_run_once_with_a_new_ledger_that_was_not_begun_is_partial(followed: Followed) -> None:
     done = followed.run()
     assert (done.code, "with gitboot records begin" in " ".join(done.err.split())) == (Exit.PARTIAL, True), done

@@ -46,7 +46,7 @@ from gitboot.render.endpoint_files import PublishedServer, find_version
 from gitboot.render.paths import BOOT, Role
 from gitboot.render.plan_and_record_files import build_summary
 from gitboot.resolve.install_attempts import install_progress
-from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition, find_next_transition, make_plan
+from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Cause
 from gitboot.text import did_you_mean, format_names, printable_lines
@@ -186,7 +186,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
     items: list[dict[str, Any]] = []
     instant: datetime | None = fleet.at
     while instant is not None and instant <= until:
-        found, progress = make_plan(decision, instant, record), install_progress(record, instant)
+        found, progress = fleet.make_plan(decision, instant), install_progress(record, instant)
         items.append(
             {
                 "from": format_instant(instant),
@@ -200,7 +200,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
         )
         # The plan changes, or no longer contains an installation.
         ends = progress.until if progress is not None else None
-        instant = min(filter(None, (find_next_transition(decision, instant, record), ends)), default=None)
+        instant = min(filter(None, (fleet.find_next_transition(decision, instant), ends)), default=None)
     rows = [
         (
             str(item["from"]),
