@@ -388,6 +388,11 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
         ("plan {missing} --timeline web01", 64, "is not a directory"),
+        (
+            "plan web01",
+            64,
+            "web01 is not a directory; for a server, run `gitboot plan --server web01` or `gitboot explain web01`",
+        ),
         ("plan {fleet} --timeline web01 --until soon", 64, "expected a time"),
         ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "the start of the timeline, "),
         ("plan {fleet} --timeline web1", 64, "did you mean web01?"),

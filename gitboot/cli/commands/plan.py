@@ -49,7 +49,7 @@ from gitboot.resolve.install_attempts import install_progress
 from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Cause
-from gitboot.text import did_you_mean, format_names, printable_lines
+from gitboot.text import did_you_mean, format_names, printable_lines, quote_words
 
 
 @click.command(
@@ -108,7 +108,14 @@ def command(
         raise UsageError("--timeline shows one server: remove --server and --selector")
     if timeline is None and until is not None:
         raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
-    fleet = plan_fleet(path, rev, at or current_second(), records, state)
+    try:
+        fleet = plan_fleet(path, rev, at or current_second(), records, state)
+    except UsageError as error:
+        if len(path.parts) != 1 or path.exists():
+            raise
+        server = quote_words(path.name)
+        hint = f"for a server, run `gitboot plan --server {server}` or `gitboot explain {server}`"
+        raise UsageError(f"{error}; {hint}") from None
     if timeline is None:
         _write_plans(fleet, names, selector, outputs, state)
     else:
