@@ -14,7 +14,7 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
-from gitboot.cli.options import is_fleet_named
+from gitboot.cli.options import describe_state_variable, is_fleet_named
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -234,7 +234,7 @@ def plan_fleet(
     if accepted.stop is not StopScope.NONE:
         more += f"; gitboot withholds {accepted.stop}"
     commit = f"commit {decisions.revision[:12]}, which the instance of {state} has accepted, with {shown}{more}"
-    click.echo(wrap_text(commit), err=True)
+    click.echo(wrap_text(commit + describe_state_variable(click.get_current_context())), err=True)
     if records is None:
         return accepted
     given, knows_records = _read_records(records, decisions)

@@ -423,6 +423,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --commit-seconds 100000000", 64, "100000000 is not in the range"),
         ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
         ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
+        ("events", 64, "Missing option '--state'. Set it, or the variable GITBOOT_STATE, to the state directory"),
+        ("boot-script web01", 64, "name the output tree with --tree, or its instance with --state or the variable"),
+        ("boot-script web01 --state {empty}", 64, "names no output tree; pass the tree with --tree"),
         (
             "boot-script web01 --tree {empty}",
             64,
@@ -850,6 +853,7 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     alone = "Without --state, gitboot does not know which commit an instance has accepted, or what is installed."
     known = f"commit {accepted[:12]}, which the instance of {state} has accepted, with the records of its ledger; "
     known += f"guards hold commit {held[:12]}"
+    chosen = "the variable GITBOOT_STATE chose this instance: add --path . to read this directory"
     with monkeypatch.context() as patched:
         patched.chdir(work)
         for command in (
@@ -861,7 +865,10 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
             shown, err = rows(*command, "--state", state)
             assert known in " ".join(err.split())
             patched.setenv("GITBOOT_STATE", str(state))
-            assert rows(*command) == (shown, err)
+            again, by_variable = rows(*command)
+            assert again == shown
+            assert " ".join(by_variable.split()) == f"{' '.join(err.split())}; {chosen}"
+            assert chosen not in " ".join(gitboot(*command, "--path", ".").err.split())
             patched.delenv("GITBOOT_STATE")
             assert alone in " ".join(gitboot(*command).err.split())
     provision = gitboot("explain", "web01", "provision", "--state", state, "-o", "json").json["reasons"][0]
@@ -871,6 +878,10 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     assert ahead["value"] == "2"
     installed = {row[0]: row[3] for row in rows("images", "--state", state)[0]}
     assert installed["flatcar-1"] == "2"
+    monkeypatch.setenv("GITBOOT_STATE", str(state))
+    assert chosen in " ".join(gitboot("history", "web01").err.split())
+    script = gitboot("boot-script", "web01")
+    assert script == gitboot("boot-script", "web01", "--tree", followed.folder / "output") and script.code == Exit.FINE
 
 
 def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) -> None:

@@ -16,7 +16,15 @@ from msgspec import Struct
 from gitboot.cli.completion import complete_history
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import OutputOption, is_fleet_named, output_option, path_option, write_outputs
+from gitboot.cli.options import (
+    OutputOption,
+    describe_state_variable,
+    is_fleet_named,
+    output_option,
+    path_option,
+    write_outputs,
+)
+from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, no_instance_error
 from gitboot.errors import UsageError
 from gitboot.evaluator.decision_history import (
@@ -73,7 +81,8 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
     envvar="GITBOOT_STATE",
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot then also lists every installation of SERVER in the ledger. "
-    "Without --path and --rev, it shows the history of the accepted commit. Default: do not list installations.",
+    "Without --path and --rev, it shows the history of the accepted commit. Default: the variable GITBOOT_STATE. "
+    "Without both, gitboot does not list installations.",
 )
 @output_option("text", "json")
 @evaluator_command
@@ -95,8 +104,10 @@ def command(
     With KIND/NAME, such as ImageStream/flatcar-stable, BootPolicy/web or BootImage/flatcar-4459.2.4, gitboot lists the
     commits that changed this document, with its changed fields. The rest of a commit may be invalid.
     """
-    if state is not None and not is_fleet_named(click.get_current_context()):
+    if state is not None and not is_fleet_named(context := click.get_current_context()):
         path, rev = state / CLONE, ACCEPTED
+        if how := describe_state_variable(context):
+            click.echo(wrap_text(f"the history of the commit that the instance of {state} has accepted{how}"), err=True)
     history = open_history(path, rev)
     if "/" in subject:
         _show_document(_parse_document(subject), history, rev, number, outputs)
@@ -262,7 +273,7 @@ def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
 def _format_text(
     entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], effect: str = "changed no decision"
 ) -> str:
-    from gitboot.cli.terminal import format_table, wrap_text
+    from gitboot.cli.terminal import format_table
 
     lines: list[str] = []
     for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):

@@ -26,6 +26,7 @@ from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     InstantType,
     OutputOption,
+    StateDirectory,
     at_option,
     current_second,
     current_time,
@@ -269,32 +270,51 @@ def _format_installations(items: list[dict[str, Any]]) -> list[str]:
 @click.argument("name", shell_complete=complete_servers)
 @click.option(
     "--tree",
-    required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The output tree, which `gitboot run` or `gitboot render` wrote.",
+    help="The output tree, which `gitboot run` or `gitboot render` wrote. Default: the output tree of --state.",
+)
+@click.option(
+    "--state",
+    envvar="GITBOOT_STATE",
+    type=StateDirectory(),
+    help="The state directory of the instance that wrote the output tree. Default: the variable GITBOOT_STATE.",
 )
 @at_option
 @output_option("text", "json")
-def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
+def boot_script_command(
+    name: str, tree: Path | None, state: Path | None, at: datetime | None, outputs: tuple[OutputOption, ...]
+) -> None:
     """Print a server's boot script without using it up.
 
     gitboot reads the output tree, and prints what each boot loader of the server NAME finds at its paths. A one-time
     boot stays available to the machine. To see if an endpoint served it already, fetch the script from the endpoint
     with curl, and read the comment in its second line.
     """
-    state = read_state(tree, name)
-    if state is None and not (tree / MANIFEST).is_file():
+    if tree is None:
+        tree = _find_output(state)
+    found_server = read_state(tree, name)
+    if found_server is None and not (tree / MANIFEST).is_file():
         raise UsageError(
             f"{tree} is not an output tree; pass the directory that `gitboot run` or `gitboot render` wrote with --out"
         )
-    if state is None:
+    if found_server is None:
         servers = tree / "ops" / "servers"
         known = sorted(each.stem for each in servers.glob("*.json"))
         hint = did_you_mean(name, known, f"{servers} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
-    found = _list_boot_scripts(state, tree, at or current_time())
+    found = _list_boot_scripts(found_server, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
     write_outputs(outputs, text=partial(str, text), json=partial(format_document, items=found))
+
+
+def _find_output(state: Path | None) -> Path:
+    from gitboot.cli.instance_client import find_output
+
+    if state is None:
+        raise UsageError("name the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE")
+    if (output := find_output(state)) is None:
+        raise UsageError(f"the ledger in {state} names no output tree; pass the tree with --tree")
+    return output
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
