@@ -252,7 +252,7 @@ def test_each_error_has_its_exit_code(error: errors.GitbootError, code: int) -> 
     ("fleet", "more", "code", "said"),
     [
         (FLEET[0], "", Exit.FINE, "2 servers, 2 images, no errors"),
-        (FLEET[0], TIE, Exit.INVALID, "1 error"),
+        (FLEET[0], TIE, Exit.INVALID, "1 error in 1 file\n`gitboot explain GB2011` explains the first error\n"),
         (
             FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "),
             server("web03", "role: db"),
@@ -275,6 +275,7 @@ def test_a_problem_is_shown_with_its_path_its_code_and_its_hint(
     write_fleet(tmp_path / "fleet", TIE)
     monkeypatch.chdir(tmp_path)
     problem, hint = gitboot("validate", "fleet").out.splitlines()
+    assert gitboot("validate", "--subpath", "fleet").err.startswith("fleet: 1 error in 1 file\n")
     path, line, column, code, message = problem.split(":", 4)
     assert Path(path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("{matchLabels")
     assert (code, "BootPolicy/web" in message) == (" GB2011", True)
