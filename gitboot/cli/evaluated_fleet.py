@@ -141,6 +141,11 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
             raise UsageError(f"there is no server {server!r}; {hint}")
         return found
 
+    def check_servers(self, names: Iterable[str]) -> None:
+        """Raise `UsageError` if one of these servers does not exist."""
+        for name in names:
+            self.find_decision(name)
+
     def plan_server(self, server: str) -> tuple[Decision, BootPlan | None]:
         decision = self.find_decision(server)
         return decision, self.make_plan(decision, self.at)
@@ -190,9 +195,16 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
 
 
 def plan_fleet(
-    path: Path, rev: str | None, at: datetime, records: str | None, state: Path | None = None
+    path: Path,
+    rev: str | None,
+    at: datetime,
+    records: str | None,
+    state: Path | None = None,
+    servers: Iterable[str] = (),
 ) -> PlannedFleet:
     """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`.
+
+    Before it prints what it shows, it raises `UsageError` if the fleet does not contain these ``servers``.
 
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
     ledger. If the command line names neither a fleet nor a revision, the fleet is the instance's accepted commit, and
@@ -224,8 +236,10 @@ def plan_fleet(
     shown = "the records of its ledger" if records is None else f"the records of --records {records}"
     if is_fleet_named(click.get_current_context()):
         fleet = _plan_fleet_at(path, rev, at, records)
+        fleet.check_servers(servers)
         click.echo(wrap_text(f"{path}, with {shown.replace('its ledger', f'the instance of {state}')}"), err=True)
         return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
+    accepted.check_servers(servers)
     held = read_held_change(state)
     more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""
     plans = (accepted.make_plan(each, at) for each in decisions.servers.values() if each.withheld)

@@ -349,6 +349,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("hub", 64, "type `gitboot status` at each site, or watch all sites with Prometheus"),
         ("version", 64, "type `gitboot --version`"),
         ("xyzzy", 64, "There is no command 'xyzzy'; gitboot --help lists them"),
+        ("bmc gett", 64, "There is no command 'gett'; did you mean get?"),
+        ("bmc power xyzzy", 64, "There is no command 'xyzzy'; gitboot bmc power --help lists them"),
         ("pull", 64, "There is no command 'pull'; gitboot --help lists them"),
         ("plan --recods fresh", 64, "--records"),
         ("plan {fleet} --format table", 64, "'table' is none of text"),
@@ -875,6 +877,10 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     provision = gitboot("explain", "web01", "provision", "--state", state, "-o", "json").json["reasons"][0]
     assert (provision["value"], provision["commit"]["revision"] == held) == ("1", False)
     assert "2 servers may need" not in gitboot("plan", "--state", state).err, "the ledger has their records"
+    for wrong in (("explain", "web1"), ("plan", "--server", "web1"), ("plan", "--timeline", "web1")):
+        assert gitboot(*wrong, "--state", state).err == "gitboot: there is no server 'web1'; did you mean web01?\n"
+    expected = "gitboot: the history of the accepted commit does not contain a server 'web1'; did you mean web01?\n"
+    assert gitboot("history", "web1", "--state", state).err == expected
     ahead = gitboot("explain", "web01", "provision", "--path", work, "--state", state, "-o", "json").json["reasons"][0]
     assert ahead["value"] == "2"
     installed = {row[0]: row[3] for row in rows("images", "--state", state)[0]}

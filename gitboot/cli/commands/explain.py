@@ -122,8 +122,8 @@ def command(
         write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
         return
 
-    fleet = plan_fleet(path, rev, at or current_second(), records, state)
     kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if kind is None else ())
     if kind is not None and subject not in fleet.decisions.servers:
         raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
     decision, plan = fleet.plan_server(subject)

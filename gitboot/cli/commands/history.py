@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
@@ -26,7 +27,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, no_instance_error
-from gitboot.errors import UsageError
+from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.decision_history import (
     ChangingCommit,
     DecisionHistory,
@@ -35,6 +36,7 @@ from gitboot.evaluator.decision_history import (
     list_document_changes,
 )
 from gitboot.fleet.resources import KINDS, Id
+from gitboot.fleet.validation import load
 from gitboot.git.fetch import CLONE
 from gitboot.git.history import History, open_history
 from gitboot.git.repository import ACCEPTED
@@ -46,6 +48,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import read_records as read_exported_records
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
+from gitboot.text import did_you_mean
 
 _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image, shown only in JSON
 
@@ -135,7 +138,9 @@ def _show_document(
             if sum(isinstance(each, DocumentChange) for each in entries) == number:
                 break
     if not any(isinstance(each, DocumentChange) for each in entries):
-        raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a document {document}")
+        names = [str(each) for each in _list_documents(history) if each.kind == document.kind]
+        hint = did_you_mean(document, names, "check the kind and the name")
+        raise UsageError(f"no commit on the path to {_name_revision(rev)} has a document {document}; {hint}")
     listed = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
     write_outputs(outputs, json=listed, text=partial(_format_text, entries, "may hide the document"))
 
@@ -150,6 +155,18 @@ def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any
         "changes": [],
         "problem": entry.problem,
     }
+
+
+def _list_documents(history: History) -> Iterator[Id]:
+    """Yield the documents of the newest commit, if the commit is valid."""
+    with suppress(InvalidRepository), limit_evaluation() as set_limits:
+        snapshot = history.snapshot(history.steps[0].commit.revision, None)
+        set_limits(len(snapshot.blobs))
+        yield from load(snapshot).origins
+
+
+def _name_revision(rev: str | None) -> str:
+    return "the accepted commit" if rev == ACCEPTED else rev or "HEAD"
 
 
 class _Records(NamedTuple):
@@ -178,7 +195,9 @@ def _show_server(
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
-        raise UsageError(f"the history of {rev or 'HEAD'} does not contain a server {server!r}")
+        names = [each.name for each in _list_documents(history) if each.kind == "Server"]
+        hint = did_you_mean(server, names, "`gitboot plan` lists the servers")
+        raise UsageError(f"the history of {_name_revision(rev)} does not contain a server {server!r}; {hint}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
     if places != (None, None):

@@ -110,7 +110,8 @@ def command(
     if timeline is None and until is not None:
         raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
     try:
-        fleet = plan_fleet(path, rev, at or current_second(), records, state)
+        named = names if timeline is None else (timeline,)
+        fleet = plan_fleet(path, rev, at or current_second(), records, state, named)
     except UsageError as error:
         if len(path.parts) != 1 or path.exists():
             raise
