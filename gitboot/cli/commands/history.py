@@ -195,8 +195,8 @@ def _show_server(
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
-        names = [each.name for each in _list_documents(history) if each.kind == "Server"]
-        hint = did_you_mean(server, names, "`gitboot plan` lists the servers")
+        servers = [each.name for each in _list_documents(history) if each.kind == "Server"]
+        hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
         raise UsageError(f"the history of {_name_revision(rev)} does not contain a server {server!r}; {hint}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
