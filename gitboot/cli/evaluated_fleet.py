@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
-from gitboot.cli.options import is_path_named
+from gitboot.cli.options import describe_state_variable, is_path_named
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -38,10 +38,10 @@ from gitboot.render.server_files import RenderedState, ServerDetails, build_serv
 from gitboot.resolve.explanation import Explanations, find_source_locations, fleet_facts
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.install_attempts import make_first_records
-from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.policy_selection import list_opt_outs
-from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision, Decisions, check_acceptable
+from gitboot.resolve.provisioning_record import Record, StopScope
+from gitboot.resolve.server_decision import BootFile, Decision, Decisions, check_acceptable
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.commit_path import CommitBetween
 from gitboot.review.decision_changes import Changes, Side
@@ -136,6 +136,8 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     records: Mapping[SystemUuid, Record]
     knows_records: bool = False  # whether a server without a record is not installed for certain
     place: tuple[Path, str | None] = (Path(), None)  # the repository and the revision, for `open_blame`
+    stop: StopScope = StopScope.NONE
+    find_missing_files: Callable[[Decision], Collection[BootFile]] = lambda _: ()
 
     def find_decision(self, server: str) -> Decision:
         """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
@@ -144,9 +146,22 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
             raise UsageError(f"there is no server {server!r}; {hint}")
         return found
 
+    def check_servers(self, names: Iterable[str]) -> None:
+        """Raise `UsageError` if one of these servers does not exist."""
+        for name in names:
+            self.find_decision(name)
+
     def plan_server(self, server: str) -> tuple[Decision, BootPlan | None]:
         decision = self.find_decision(server)
-        return decision, make_plan(decision, self.at, self.records.get(decision.uuid))
+        return decision, self.make_plan(decision, self.at)
+
+    def make_plan(self, decision: Decision, at: datetime) -> BootPlan | None:
+        record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
+        return make_plan(decision, at, record, stop=self.stop, absent=absent)
+
+    def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
+        record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
+        return find_next_transition(decision, at, record, stop=self.stop, absent=absent)
 
     def render_states(self) -> dict[str, RenderedState]:
         """Return the published state of each server, including its next transitions."""
@@ -185,21 +200,32 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
 
 
 def plan_fleet(
-    path: Path, rev: str | None, at: datetime, records: str | None, state: Path | None = None
+    path: Path,
+    rev: str | None,
+    at: datetime,
+    records: str | None,
+    state: Path | None = None,
+    servers: Iterable[str] = (),
 ) -> PlannedFleet:
     """Return the fleet at a path, with the records of ``--records``.
 
+    Before it prints what it shows, it raises `UsageError` if the fleet does not contain these ``servers``.
+
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
     ledger. If the command line does not name a fleet, ``rev`` is a revision in the instance's repository, by
-    default its accepted commit.
+    default its accepted commit, for which gitboot withholds the same boots as the instance.
     """
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
     from gitboot.cli.instance_client import open_offline, read_held_change
+    from gitboot.controller.operator_requests import decide_halt
+    from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.git.fetch import CLONE
 
     with open_offline(state, at) as instance:
-        decisions = instance.commit.decisions
+        facts = instance.knowledge.facts
+        offered = remove_withheld_boots(instance.commit, facts.withheld)
+        decisions = offered.decisions
         stored = {each: instance.knowledge.record(each) for each in instance.knowledge.records}
         known_records = {uuid: record for uuid, record in stored.items() if record is not None}
         accepted = PlannedFleet(
@@ -209,18 +235,29 @@ def plan_fleet(
             records=known_records,
             knows_records=True,
             place=(state / CLONE, decisions.revision),
+            stop=decide_halt(instance.knowledge, offered, facts.orders),
+            find_missing_files=instance.knowledge.find_missing_files,
         )
     shown = "the records of its ledger" if records is None else f"the records of --records {records}"
-    is_named = is_path_named(click.get_current_context())
+    context = click.get_current_context()
+    is_named = is_path_named(context)
     if is_named or rev is not None:
         fleet = _plan_fleet_at(path if is_named else state / CLONE, rev, at, records)
+        fleet.check_servers(servers)
         place = str(path) if is_named else f"revision {rev} in the repository of {state}"
-        click.echo(wrap_text(f"{place}, with {shown.replace('its ledger', f'the instance of {state}')}"), err=True)
+        how = "" if is_named else describe_state_variable(context)
+        click.echo(wrap_text(f"{place}, with {shown.replace('its ledger', f'the instance of {state}')}{how}"), err=True)
         return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
+    accepted.check_servers(servers)
     held = read_held_change(state)
     more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""
+    plans = (accepted.make_plan(each, at) for each in decisions.servers.values() if each.withheld)
+    if withheld := [each.server for each in plans if each is not None and each.cause is Cause.WITHHELD]:
+        more += f"; gitboot withholds install boots of {format_names(withheld, 3)}"
+    if accepted.stop is not StopScope.NONE:
+        more += f"; gitboot withholds {accepted.stop}"
     commit = f"commit {decisions.revision[:12]}, which the instance of {state} has accepted, with {shown}{more}"
-    click.echo(wrap_text(commit), err=True)
+    click.echo(wrap_text(commit + describe_state_variable(click.get_current_context())), err=True)
     if records is None:
         return accepted
     given, knows_records = _read_records(records, decisions)

@@ -415,6 +415,15 @@ class Group(_Page, click.Group):
         super().format_help_text(context, formatter)
         self.write_example(formatter)
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in self.commands:
+            hint = did_you_mean(name, self.commands, f"{context.command_path} --help lists them")
+            context.fail(f"There is no command {name!r}; {hint}")
+        return super().resolve_command(context, args)
+
 
 @click.command(
     cls=Command, example='eval "$(gitboot completion bash)"', exit_codes={Exit.FINE: "gitboot printed the script"}

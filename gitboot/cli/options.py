@@ -244,11 +244,24 @@ path_argument = combine_options(
     path_option,
 )
 fleet_argument = combine_options(path_argument, rev_option)
+
+
+class StateDirectory(click.Path):
+    """The state directory of an instance, which the user can also set with a variable."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        del param, ctx
+        return "Set it, or the variable GITBOOT_STATE, to the state directory of the instance."
+
+
 state_option = click.option(
     "--state",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance.",
+    type=StateDirectory(),
+    help="The state directory of the instance. Default: the variable GITBOOT_STATE.",
 )
 
 # For commands that show a fleet, and that can also show the fleet of an instance.
@@ -258,8 +271,16 @@ shown_state_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot shows the commit that the instance has accepted, with the "
     "records of its ledger. With --rev, gitboot shows that commit of the instance's repository. With PATH or --path, "
-    "it shows that fleet with these records. Default: show the fleet without records.",
+    "it shows that fleet with these records. Default: the variable GITBOOT_STATE. Without both, gitboot shows the "
+    "fleet without records.",
 )
+
+
+def describe_state_variable(context: click.Context) -> str:
+    """Return how to read another fleet if only the variable GITBOOT_STATE chose the instance, otherwise ""."""
+    if context.get_parameter_source("state") is not ParameterSource.ENVIRONMENT:
+        return ""
+    return "; the variable GITBOOT_STATE chose this instance: add --path . to read this directory"
 
 
 def is_path_named(context: click.Context) -> bool:

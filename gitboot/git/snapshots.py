@@ -471,7 +471,8 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
     except (pygit2.GitError, KeyError, ValueError) as error:
         if lacks_memory(error):
             raise MemoryError from error
-        raise UsageError(f"{repository_name} has {_explain_missing_commit(repository, rev, error)}") from error
+        subject = "this repository" if repository_name == "." else repository_name
+        raise UsageError(f"{subject} has {_explain_missing_commit(repository, rev, error)}") from error
 
 
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:

@@ -73,7 +73,7 @@ from gitboot.model.scalars import (
     text,
 )
 from gitboot.problems import Code
-from gitboot.text import did_you_mean
+from gitboot.text import did_you_mean, find_similar
 
 # JSON Schema types. Editors use YAML 1.2 for plain scalars, so 3815.2 is a number for them. gitboot reads it as text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
@@ -361,6 +361,9 @@ def _mapping_reader(key_kind: Any, kind: Any) -> Read:
     return read_mapping
 
 
+_MAX_MISSPELT: Final = 20  # unknown fields that gitboot compares with the missing fields
+
+
 def _structure_reader(kind: Any) -> Read:
     fields = {field.alias: (field.name, _field_reader(field)) for field in list_fields(kind)}
     required = {field.name: field.alias for field in list_fields(kind) if field.is_required}
@@ -382,8 +385,12 @@ def _structure_reader(kind: Any) -> Read:
                 faults += _faults_at(key, error)
                 made[name] = None
         if not required.keys() <= made.keys():
+            unknown = [key for key, item in value.items() if key not in fields and item is not None]
+            misspelt = {find_similar(key, fields) for key in unknown[:_MAX_MISSPELT]}
             faults += [
-                Fault((), _missing_field(alias), is_key=True) for name, alias in required.items() if name not in made
+                Fault((), _missing_field(alias), is_key=True)
+                for name, alias in required.items()
+                if name not in made and alias not in misspelt
             ]
         if faults:
             raise InvalidDocument(faults)

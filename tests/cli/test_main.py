@@ -252,7 +252,7 @@ def test_each_error_has_its_exit_code(error: errors.GitbootError, code: int) -> 
     ("fleet", "more", "code", "said"),
     [
         (FLEET[0], "", Exit.FINE, "2 servers, 2 images, no errors"),
-        (FLEET[0], TIE, Exit.INVALID, "1 error"),
+        (FLEET[0], TIE, Exit.INVALID, "1 error in 1 file\n`gitboot explain GB2011` explains the first error\n"),
         (
             FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "),
             server("web03", "role: db"),
@@ -275,6 +275,7 @@ def test_a_problem_is_shown_with_its_path_its_code_and_its_hint(
     write_fleet(tmp_path / "fleet", TIE)
     monkeypatch.chdir(tmp_path)
     problem, hint = gitboot("validate", "fleet").out.splitlines()
+    assert gitboot("validate", "--subpath", "fleet").err.startswith("fleet: 1 error in 1 file\n")
     path, line, column, code, message = problem.split(":", 4)
     assert Path(path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("{matchLabels")
     assert (code, "BootPolicy/web" in message) == (" GB2011", True)
@@ -348,6 +349,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("hub", 64, "type `gitboot status` at each site, or watch all sites with Prometheus"),
         ("version", 64, "type `gitboot --version`"),
         ("xyzzy", 64, "There is no command 'xyzzy'; gitboot --help lists them"),
+        ("bmc gett", 64, "There is no command 'gett'; did you mean get?"),
+        ("bmc power xyzzy", 64, "There is no command 'xyzzy'; gitboot bmc power --help lists them"),
         ("pull", 64, "There is no command 'pull'; gitboot --help lists them"),
         ("plan --recods fresh", 64, "--records"),
         ("plan {fleet} --format table", 64, "'table' is none of text"),
@@ -388,6 +391,11 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
         ("plan {missing} --timeline web01", 64, "is not a directory"),
+        (
+            "plan web01",
+            64,
+            "web01 is not a directory; for a server, run `gitboot plan --server web01` or `gitboot explain web01`",
+        ),
         ("plan {fleet} --timeline web01 --until soon", 64, "expected a time"),
         ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "the start of the timeline, "),
         ("plan {fleet} --timeline web1", 64, "did you mean web01?"),
@@ -418,6 +426,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --commit-seconds 100000000", 64, "100000000 is not in the range"),
         ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
         ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
+        ("events", 64, "Missing option '--state'. Set it, or the variable GITBOOT_STATE, to the state directory"),
+        ("boot-script web01", 64, "name the output tree with --tree, or its instance with --state or the variable"),
+        ("boot-script web01 --state {empty}", 64, "names no output tree; pass the tree with --tree"),
         (
             "boot-script web01 --tree {empty}",
             64,
@@ -845,6 +856,7 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     alone = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
     known = f"commit {accepted[:12]}, which the instance of {state} has accepted, with the records of its ledger; "
     known += f"guards hold commit {held[:12]}"
+    chosen = "the variable GITBOOT_STATE chose this instance: add --path . to read this directory"
     with monkeypatch.context() as patched:
         patched.chdir(work)
         for command in (
@@ -856,16 +868,60 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
             shown, err = rows(*command, "--state", state)
             assert known in " ".join(err.split())
             patched.setenv("GITBOOT_STATE", str(state))
-            assert rows(*command) == (shown, err)
+            again, by_variable = rows(*command)
+            assert again == shown
+            assert " ".join(by_variable.split()) == f"{' '.join(err.split())}; {chosen}"
+            assert chosen not in " ".join(gitboot(*command, "--path", ".").err.split())
             patched.delenv("GITBOOT_STATE")
             assert alone in " ".join(gitboot(*command).err.split())
     provision = gitboot("explain", "web01", "provision", "--state", state, "-o", "json").json["reasons"][0]
     assert (provision["value"], provision["commit"]["revision"] == held) == ("1", False)
     assert "2 servers may need" not in gitboot("plan", "--state", state).err, "the ledger has their records"
+    for wrong in (("explain", "web1"), ("plan", "--server", "web1"), ("plan", "--timeline", "web1")):
+        assert gitboot(*wrong, "--state", state).err == "gitboot: there is no server 'web1'; did you mean web01?\n"
+    expected = "gitboot: the history of the accepted commit does not contain a server 'web1'; did you mean web01?\n"
+    assert gitboot("history", "web1", "--state", state).err == expected
     ahead = gitboot("explain", "web01", "provision", "--path", work, "--state", state, "-o", "json").json["reasons"][0]
     assert ahead["value"] == "2"
     installed = {row[0]: row[3] for row in rows("images", "--state", state)[0]}
     assert installed["flatcar-1"] == "2"
+    monkeypatch.setenv("GITBOOT_STATE", str(state))
+    assert chosen in " ".join(gitboot("history", "web01").err.split())
+    script = gitboot("boot-script", "web01")
+    assert script == gitboot("boot-script", "web01", "--tree", followed.folder / "output") and script.code == Exit.FINE
+
+
+def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) -> None:
+    state = ("--state", followed.folder / "state")
+    assert followed.run(records="fresh").code == Exit.FINE
+
+    def phases() -> list[str]:
+        """What the instance, `plan` and `explain` state about the next boot of web01, and its first line in time."""
+        (published,) = re.findall(r"^# web01: (\w+)", followed.published, re.MULTILINE)
+        (planned,) = gitboot("plan", "--server", "web01", *state, "-o", "json").json["items"]
+        timeline = gitboot("plan", "--timeline", "web01", *state, "-o", "json").json["items"]
+        (explained,) = gitboot("explain", "web01", "phase", *state, "-o", "json").json["reasons"]
+        return [published, planned["phase"], timeline[0]["phase"], explained["value"]]
+
+    assert phases() == ["Network"] * 4
+    (followed.repository.work / "02.yaml").unlink()
+    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed.run().code == Exit.HELD
+    assert phases() == ["Disk"] * 4
+    done = gitboot("explain", "web01", "withheld", *state)
+    assert f"the newer commit {held[:12]} does not offer its install boot" in " ".join(done.out.split())
+    assert f"guards hold commit {held[:12]}; gitboot withholds install boots of web01" in " ".join(done.err.split())
+    stop = ("stop-installs", "--reason", "INC-1", *state)
+    assert "are stopped by" in gitboot(*stop).out
+    done = gitboot("allow-installs", *state)
+    assert done.code == Exit.FINE and "may boot from the network now" not in done.out, done
+    followed.repository.push({"01.yaml": FLEET[1], "02.yaml": FLEET[2]})
+    assert followed.run().code == Exit.FINE
+    assert phases() == ["Network"] * 4
+    assert "are stopped by" in gitboot(*stop).out
+    assert followed.run().code == Exit.PARTIAL
+    assert phases() == ["Disk"] * 4
+    assert "1 server may boot from the network now: web01" in gitboot("allow-installs", *state).out
 
 
 @pytest.mark.parametrize("command", ["explain web01 provision", "plan --server web01", "images", "history web01"])

@@ -161,6 +161,7 @@ def test_the_command_shows_and_deletes_unknown_machines(site: Site, tmp_path: Pa
     (state / "ledger.sqlite").touch()
     shown = typed("unknown-machines", "--state", state)
     assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
+    assert f" {BEFORE:%Y-%m-%d} " in shown.out and "    gitboot new server NAME --seen MAC" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
     assert typed("unknown-machines", "--state", state, "-o", "json").json["items"][0]["times"] == 1
     asked = UnknownMachineRecorder(site.spool)

@@ -120,4 +120,4 @@ def test_the_maintenance_of_the_example_is_removed_by_the_line_on_the_page(tmp_p
     done = captured("validate", tmp_path / "fleet")
     warning, *_, summary = (done.stdout + done.stderr).splitlines()
     assert done.returncode == 0 and "GB2029" in warning  # the image of `init` has no digests of its own
-    assert summary == f"{tmp_path}/fleet: 1 server, 1 image, 1 warning"
+    assert summary == f"{tmp_path}/fleet: 1 server, 1 image, 1 warning in 1 file"

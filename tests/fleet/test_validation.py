@@ -465,7 +465,9 @@ def _dotted(path: Path) -> str:
 @for_each(
     ("case", "broken", "expected"),
     [
-        ("a broken image", image("flatcar-1").replace("version", "versoin"), ["GB1022", "GB1023"]),
+        ("a broken image", image("flatcar-1").replace("version", "versoin"), ["GB1022"]),
+        ("an image with another field", image("flatcar-1").replace("version: '1'", "colour: a"), ["GB1022", "GB1023"]),
+        ("an empty field", image("flatcar-1").replace("version: '1'", "versoin: "), ["GB1023"]),
         ("an image that is no YAML", image("flatcar-1").replace("spec: {", "spec: {{"), ["GB1012", "GB1001"]),
         ("an image without a name", image("flatcar-1").replace("flatcar-1, labels", "'', labels"), ["GB1025"]),
         ("an image of a kind that is misspelt", image("flatcar-1").replace("BootImage", "BotImage"), ["GB1021"]),

@@ -76,6 +76,7 @@ from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
 
 _STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned", "with no plan")
+_PLURALS: Final = {"needs an operator": "need an operator", "differs from the plan": "differ from the plan"}
 _MAX_NAMES: Final = 5
 # the texts for people by state; the JSON output contains the keys
 _EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}
@@ -428,7 +429,11 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.observed.secure_boot]
             order = ", ".join(one.observed.boot_order) or "is not shown"
             lines.append(wrap_text(f"{one.subject.server}: Secure Boot {secure}; boot order: {order}"))
-    summary = ", ".join(f"{counts[what]} {what}" for what in _STATE_ORDER if counts[what])
+    summary = ", ".join(
+        f"{number} {what if number == 1 else _PLURALS.get(what, what)}"
+        for what in _STATE_ORDER
+        if (number := counts[what])
+    )
     return "\n".join([*lines, f"{format_count(len(inspections), 'BMC')}: {summary or 'none'}"])
 
 

@@ -34,7 +34,6 @@ from gitboot.jsonio import format_document, to_json_value
 from gitboot.problems import Code
 from gitboot.resolve.decision_fields import Reason
 from gitboot.resolve.explanation import Explanation, explain
-from gitboot.resolve.plan_at_time import make_plan
 from gitboot.standard_streams import style
 
 _KINDS: Final = (
@@ -123,13 +122,12 @@ def command(
         write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
         return
 
-    fleet = plan_fleet(path, rev, at or current_second(), records, state)
     kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if kind is None else ())
     if kind is not None and subject not in fleet.decisions.servers:
         raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
-    decision = fleet.find_decision(subject)
-    record = fleet.records.get(decision.uuid)
-    found = explain(fleet.repository, decision, make_plan(decision, fleet.at, record), record)
+    decision, plan = fleet.plan_server(subject)
+    found = explain(fleet.repository, decision, plan, fleet.records.get(decision.uuid))
     if field is not None:
         found = _filter_field(found, field)
     blame = open_blame(*fleet.place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
@@ -16,9 +17,17 @@ from msgspec import Struct
 from gitboot.cli.completion import complete_history
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import OutputOption, is_path_named, output_option, path_option, write_outputs
+from gitboot.cli.options import (
+    OutputOption,
+    describe_state_variable,
+    is_path_named,
+    output_option,
+    path_option,
+    write_outputs,
+)
+from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, no_instance_error
-from gitboot.errors import UsageError
+from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.decision_history import (
     ChangingCommit,
     DecisionHistory,
@@ -27,6 +36,7 @@ from gitboot.evaluator.decision_history import (
     list_document_changes,
 )
 from gitboot.fleet.resources import KINDS, Id
+from gitboot.fleet.validation import load
 from gitboot.git.fetch import CLONE
 from gitboot.git.history import History, open_history
 from gitboot.git.repository import ACCEPTED
@@ -38,6 +48,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import read_records as read_exported_records
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
+from gitboot.text import did_you_mean
 
 _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image; only the JSON output shows them
 
@@ -73,8 +84,8 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
     envvar="GITBOOT_STATE",
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot then also lists every installation of SERVER in the ledger. "
-    "Without --path, it reads the instance's repository, by default from the accepted commit. Default: do not list "
-    "installations.",
+    "Without --path, it reads the instance's repository, by default from the accepted commit. Default: the variable "
+    "GITBOOT_STATE. Without both, gitboot does not list installations.",
 )
 @output_option("text", "json")
 @evaluator_command
@@ -96,8 +107,11 @@ def command(
     With KIND/NAME, such as ImageStream/flatcar-stable, BootPolicy/web or BootImage/flatcar-4459.2.4, gitboot lists the
     commits that changed this document, with its changed fields. The rest of a commit may be invalid.
     """
-    if state is not None and not is_path_named(click.get_current_context()):
+    if state is not None and not is_path_named(context := click.get_current_context()):
+        commit = "the commit that it has accepted" if rev is None else f"revision {rev}"
         path, rev = state / CLONE, ACCEPTED if rev is None else rev
+        if how := describe_state_variable(context):
+            click.echo(wrap_text(f"{commit}, in the repository of the instance of {state}{how}"), err=True)
     history = open_history(path, rev)
     if "/" in subject:
         _show_document(_parse_document(subject), history, rev, number, outputs)
@@ -125,7 +139,9 @@ def _show_document(
             if sum(isinstance(each, DocumentChange) for each in entries) == number:
                 break
     if not any(isinstance(each, DocumentChange) for each in entries):
-        raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a document {document}")
+        names = [str(each) for each in _list_documents(history) if each.kind == document.kind]
+        hint = did_you_mean(document, names, "check the kind and the name")
+        raise UsageError(f"no commit on the path to {_name_revision(rev)} has a document {document}; {hint}")
     listed = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
     write_outputs(outputs, json=listed, text=partial(_format_text, entries, "may hide the document"))
 
@@ -140,6 +156,18 @@ def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any
         "changes": [],
         "problem": entry.problem,
     }
+
+
+def _list_documents(history: History) -> Iterator[Id]:
+    """Yield the documents of the newest commit, if the commit is valid."""
+    with suppress(InvalidRepository), limit_evaluation() as set_limits:
+        snapshot = history.snapshot(history.steps[0].commit.revision, None)
+        set_limits(len(snapshot.blobs))
+        yield from load(snapshot).origins
+
+
+def _name_revision(rev: str | None) -> str:
+    return "the accepted commit" if rev == ACCEPTED else rev or "HEAD"
 
 
 class _Records(NamedTuple):
@@ -168,7 +196,9 @@ def _show_server(
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
-        raise UsageError(f"the history of {rev or 'HEAD'} does not contain a server {server!r}")
+        servers = [each.name for each in _list_documents(history) if each.kind == "Server"]
+        hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
+        raise UsageError(f"the history of {_name_revision(rev)} does not contain a server {server!r}; {hint}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
     if places != (None, None):
@@ -263,7 +293,7 @@ def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
 def _format_text(
     entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], effect: str = "changed no decision"
 ) -> str:
-    from gitboot.cli.terminal import format_table, wrap_text
+    from gitboot.cli.terminal import format_table
 
     lines: list[str] = []
     for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):

@@ -48,6 +48,7 @@ from gitboot.controller.operator_requests import (
     find_held_change,
     find_released_servers,
 )
+from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.tree_reader import remove_stop, write_stop
@@ -237,7 +238,8 @@ def allow_installs_command(state: Path) -> None:
     try:
         at = current_time()
         with open_offline(state, at) as instance:
-            commit, knowledge = instance.commit, instance.knowledge
+            knowledge = instance.knowledge
+            commit = remove_withheld_boots(instance.commit, knowledge.facts.withheld)
             without = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = find_released_servers(commit, knowledge, at, before, after)

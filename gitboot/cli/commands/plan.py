@@ -26,6 +26,7 @@ from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     InstantType,
     OutputOption,
+    StateDirectory,
     at_option,
     current_second,
     current_time,
@@ -46,10 +47,10 @@ from gitboot.render.endpoint_files import PublishedServer, find_version
 from gitboot.render.paths import BOOT, Role
 from gitboot.render.plan_and_record_files import build_summary
 from gitboot.resolve.install_attempts import install_progress
-from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition, find_next_transition, make_plan
+from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Cause
-from gitboot.text import did_you_mean, format_names, printable_lines
+from gitboot.text import did_you_mean, format_names, printable_lines, quote_words
 
 
 @click.command(
@@ -108,7 +109,15 @@ def command(
         raise UsageError("--timeline shows one server: remove --server and --selector")
     if timeline is None and until is not None:
         raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
-    fleet = plan_fleet(path, rev, at or current_second(), records, state)
+    try:
+        named = names if timeline is None else (timeline,)
+        fleet = plan_fleet(path, rev, at or current_second(), records, state, named)
+    except UsageError as error:
+        if len(path.parts) != 1 or path.exists():
+            raise
+        server = quote_words(path.name)
+        hint = f"for a server, run `gitboot plan --server {server}` or `gitboot explain {server}`"
+        raise UsageError(f"{error}; {hint}") from None
     if timeline is None:
         _write_plans(fleet, names, selector, outputs, state)
     else:
@@ -186,7 +195,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
     items: list[dict[str, Any]] = []
     instant: datetime | None = fleet.at
     while instant is not None and instant <= until:
-        found, progress = make_plan(decision, instant, record), install_progress(record, instant)
+        found, progress = fleet.make_plan(decision, instant), install_progress(record, instant)
         items.append(
             {
                 "from": format_instant(instant),
@@ -200,7 +209,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
         )
         # No installation is shown, because the plan changes or no longer contains an installation.
         ends = progress.until if progress is not None else None
-        instant = min(filter(None, (find_next_transition(decision, instant, record), ends)), default=None)
+        instant = min(filter(None, (fleet.find_next_transition(decision, instant), ends)), default=None)
     rows = [
         (
             str(item["from"]),
@@ -264,32 +273,51 @@ def _format_installations(items: list[dict[str, Any]]) -> list[str]:
 @click.argument("name", shell_complete=complete_servers)
 @click.option(
     "--tree",
-    required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The output tree, which `gitboot run` or `gitboot render` wrote.",
+    help="The output tree, which `gitboot run` or `gitboot render` wrote. Default: the output tree of --state.",
+)
+@click.option(
+    "--state",
+    envvar="GITBOOT_STATE",
+    type=StateDirectory(),
+    help="The state directory of the instance that wrote the output tree. Default: the variable GITBOOT_STATE.",
 )
 @at_option
 @output_option("text", "json")
-def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
+def boot_script_command(
+    name: str, tree: Path | None, state: Path | None, at: datetime | None, outputs: tuple[OutputOption, ...]
+) -> None:
     """Print a server's boot script without using it up.
 
     gitboot reads the output tree, and prints what each boot loader of the server NAME finds at its paths. A one-time
     boot stays available to the machine. To see if an endpoint served it already, fetch the script from the endpoint
     with curl, and read the comment in its second line.
     """
-    state = read_state(tree, name)
-    if state is None and not (tree / MANIFEST).is_file():
+    if tree is None:
+        tree = _find_output(state)
+    found_server = read_state(tree, name)
+    if found_server is None and not (tree / MANIFEST).is_file():
         raise UsageError(
             f"{tree} is not an output tree; pass the directory that `gitboot run` or `gitboot render` wrote with --out"
         )
-    if state is None:
+    if found_server is None:
         servers = tree / "ops" / "servers"
         known = sorted(each.stem for each in servers.glob("*.json"))
         hint = did_you_mean(name, known, f"{servers} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
-    found = _list_boot_scripts(state, tree, at or current_time())
+    found = _list_boot_scripts(found_server, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
     write_outputs(outputs, text=partial(str, text), json=partial(format_document, items=found))
+
+
+def _find_output(state: Path | None) -> Path:
+    from gitboot.cli.instance_client import find_output
+
+    if state is None:
+        raise UsageError("name the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE")
+    if (output := find_output(state)) is None:
+        raise UsageError(f"the ledger in {state} names no output tree; pass the tree with --tree")
+    return output
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:

@@ -473,7 +473,9 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))
-    shown = ", ".join(f"{counts[what]} {what}" for what in _STATE_ORDER if counts[what])
+    again = sum(_describe_state(item) == "pending" and item["record"]["provision"] is not None for item in items)
+    more = {"pending": f" ({again} of them to be reinstalled)"} if again else {}
+    shown = ", ".join(f"{counts[what]} {what}{more.get(what, '')}" for what in _STATE_ORDER if counts[what])
     where = f" of the site {site}" if site is not None else ""
     total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
     return "\n".join([format_table(header, map(_format_row, items)), *(["", *below] if below else []), "", total])
@@ -489,11 +491,13 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
     since = record.get("consumedAt") or record.get("provisionedAt")
     if standing == "unknown" and record:
         evidence = f"overwritten by {record['overwrittenBy']}"
-    elif standing in ("consumed", "failed", "served", "started"):
+    elif standing in ("consumed", "failed", "served", "started", "pending"):
         evidence = standing
     if standing in ("failed", "served", "started"):
         last = record["attempts"][-1]
         since = (last["failed"] or last["started"] or last["boots"][-1])["at"]
+    elif standing == "pending":
+        since = None  # the time of the earlier installation
     return (
         item["server"],
         str(item["wanted"]["provision"]),

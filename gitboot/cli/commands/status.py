@@ -361,12 +361,14 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
         mac = each.macs[0].replace("-", ":") if each.macs else "-"
         who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
         words = (each.uuid or "-", each.serial or "-", each.client)
-        rows.append([who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"])
+        rows.append([who, *words, f"{each.last:%Y-%m-%d %H:%M}", str(each.times), each.server or "-"])
     # Unknown machines are rarely similar to a document.
     if not any(each.server for each in unknown_machines.machines):
         header, rows = header[:-1], [row[:-1] for row in rows]
     found_in = [wrap_text(str(each.inventory), "    ") if each.inventory else "" for each in unknown_machines.machines]
     text = format_table(header, rows, shrinkable=(2,), below=found_in) if rows else ""
+    if rows:
+        text += "\n\nWrite a document for a machine:\n    gitboot new server NAME --seen MAC --state STATE"
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
         notice = (

@@ -87,6 +87,10 @@ def command(
         outputs, **{name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
     )
     if any(output.format == "text" for output in outputs):
-        click.echo(f"{path}: {summary}{count_problems(problems)}", err=True)
+        files = len({problem.path for problem in problems})
+        where = f" in {format_count(files, 'file')}" if files else ""
+        click.echo(f"{'' if path == Path() else f'{path}: '}{summary}{count_problems(problems)}{where}", err=True)
+        if code := next((problem.code for problem in problems if problem.severity is Severity.ERROR), None):
+            click.echo(f"`gitboot explain {code}` explains the first error", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)

@@ -278,15 +278,7 @@ def find_desired_state(
     if wanted is not None:
         own = next((each for each in records if each.reason == wanted.reason), None)
         is_new = is_new or wanted.should_set(own)
-        # The ledger was initialized with `fresh`, and contains no evidence about this server.
-        is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
-        wanted = structs.replace(
-            wanted,
-            planned_end=_find_override_end(wanted, state),
-            is_first_install=is_bare and knowledge.facts.initialised == Beginning.FRESH,
-            only_while_off=_waits_for_off(state),
-            may_set=may_set,
-        )
+        wanted = structs.replace(add_server_state(wanted, state, knowledge), may_set=may_set)
         if not may_set and (own is None or own.state.is_unused):
             wanted = None
     if not may_set and power is not None:
@@ -311,6 +303,18 @@ def find_desired_state(
         power_records=switches,
     )
     return DesiredState(task, power, is_new)
+
+
+def add_server_state(wanted: WantedOverride, state: ServerState, knowledge: Knowledge) -> WantedOverride:
+    """Return the override with what gitboot knows about its server: when the plan ends it, and when it may be set."""
+    # The ledger was initialized with `fresh`, and contains no evidence about this server.
+    is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
+    return structs.replace(
+        wanted,
+        planned_end=_find_override_end(wanted, state),
+        is_first_install=is_bare and knowledge.facts.initialised == Beginning.FRESH,
+        only_while_off=_waits_for_off(state),
+    )
 
 
 def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:

@@ -42,7 +42,13 @@ from gitboot.bmc.power_steps import (
     next_power_step,
 )
 from gitboot.bmc.worker_pool import ConnectionCache, Task, TaskRunner
-from gitboot.controller.bmcs.desired_state import PowerPlan, build_media_urls, build_wanted_override, plan_power
+from gitboot.controller.bmcs.desired_state import (
+    PowerPlan,
+    add_server_state,
+    build_media_urls,
+    build_wanted_override,
+    plan_power,
+)
 from gitboot.controller.current_plans import describe_server
 from gitboot.controller.operator_requests import decide_halt
 from gitboot.controller.records.install_boots import remove_withheld_boots
@@ -52,9 +58,9 @@ from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, 
 from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
+from gitboot.render.server_files import plan_server
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import install_step
-from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.server_decision import Decision, OverrideEnabled
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
@@ -286,7 +292,10 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
             continue
-        planned = make_plan(decision, at, record, stop=stop, absent=knowledge.find_missing_files(decision))
+        about, absent = describe_server(commit, decision.server), knowledge.find_missing_files(decision)
+        server_state = plan_server(decision, record, at, about, stop, keys=keys, absent=absent)
+        planned = server_state.plan
+        wanted = build_wanted_override(planned, keys)
         yield Subject(
             server=decision.server,
             uuid=decision.uuid,
@@ -294,7 +303,7 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
             decision=decision,
             plan=planned,
             record=record,
-            wanted=build_wanted_override(planned, keys),
+            wanted=add_server_state(wanted, server_state, knowledge) if wanted is not None else None,
             keep_media=tuple(filter(None, build_media_urls(planned, keys))),
             records=knowledge.list_overrides(decision.uuid),
             site=commit.sites.get(decision.server),
@@ -309,7 +318,7 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
                 record,
                 knowledge.switches.get(decision.uuid, {}),
                 stop=stop,
-                about=describe_server(commit, decision.server),
+                about=about,
             ),
             power_records=knowledge.list_switches(decision.uuid),
             unverified_reason=mistrusted,

@@ -18,7 +18,7 @@ from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import inline_code
-from tests.helpers.fleets import configured, image, policy, profile, uuid_of
+from tests.helpers.fleets import configured, image, maintenance, policy, profile, uuid_of
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
 from tests.helpers.redfish_double.server import Drop, Status
@@ -196,6 +196,22 @@ def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(night: Rack)
     (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
     assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
     assert "Secure Boot" not in get(night).out
+
+
+def test_an_override_that_a_later_window_ends_is_as_planned(rack: Rack) -> None:
+    for name in ("web01", "web02"):
+        rack.add(name, provision=1)
+    window = "2099-01-01T22:00:00 2099-01-02T04:00:00"
+    rack.pool = (*rack.pool, maintenance("repair", window, select="All", boots="web"))
+    rack.push()
+    done = rack.once(*LOOSE, *rack.spooling, records="fresh")
+    assert done.code == Exit.FINE, done
+    assert [item["next"] for item in rack.bmc_get().values()] == ["Leave", "Leave"]
+    assert get(rack).out.endswith("\n2 BMCs: 2 as planned\n")
+    assert diff(rack, "--detailed-exitcode").code == Exit.FINE
+    for blade in rack.blades.values():
+        blade.machine.write(**{ENABLED: "Disabled", TARGET: "None"})
+    assert get(rack).out.endswith("\n2 BMCs: 2 differ from the plan\n")
 
 
 def test_diff_warns_about_a_kernel_that_secure_boot_will_reject(rack: Rack) -> None:

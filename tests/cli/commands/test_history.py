@@ -213,10 +213,11 @@ def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work
 @pytest.mark.parametrize(
     ("subject", "expected"),
     [
-        ("ImageStream/flatcar", "no commit on the path to HEAD has a document ImageStream/flatcar"),
+        ("ImageStream/flatcar", "no commit on the path to HEAD has a document ImageStream/flatcar; check"),
+        ("BootPolicy/wev", "has a document BootPolicy/wev; did you mean BootPolicy/web?"),
         ("Stream/flatcar", "'Stream/flatcar' names no document; use KIND/NAME with one of the kinds BootImage,"),
         ("Server/", "'Server/' names no document"),
-        ("web09", "the history of HEAD does not contain a server 'web09'"),
+        ("web09", "the history of HEAD does not contain a server 'web09'; did you mean web01?"),
     ],
 )
 def test_a_subject_that_does_not_exist_is_a_usage_error(
@@ -375,14 +376,18 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
         ("history web02 --path {work}", "the history of HEAD does not contain a server 'web02'"),
         ("history web01 --path {work} --rev WORKTREE", "WORKTREE has no history"),
         ("history web01 --path {work} --rev nonsense", "has no commit nonsense"),
+        ("history web01 --rev HEAD~99", "gitboot: this repository has no commit HEAD~99"),
         ("history web01 --path {nothing}", "is not in a Git repository, so it has no history"),
         ("history web01 --path {work} -n 0", "0 is not in the range x>=1"),
         ("images {nothing} --rev HEAD", "is not in a Git repository"),
     ],
 )
-def test_a_wrong_input_ends_in_one_message(gitboot: Typed, work: Work, typed: str, said: str) -> None:
+def test_a_wrong_input_ends_in_one_message(
+    gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+) -> None:
     nothing = work.path.parent / "nothing"
     nothing.mkdir()
+    monkeypatch.chdir(work.path)
     code, out, err = gitboot(*typed.format(work=work.path, nothing=nothing).split())
     assert (code, out) == (64, "")
     assert said in " ".join(err.split())

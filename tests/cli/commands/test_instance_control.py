@@ -95,6 +95,20 @@ def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first
     assert list(show_records(rack, "web01")) == ["web01"]
 
 
+def test_the_summary_of_records_counts_what_the_rows_show(rack: Rack) -> None:
+    digest = hold(rack)
+    rack.said("approve", digest, *REINSTALL, *REASON)
+    rack.add("web03", provision=1)
+    rack.push()
+    rack.once(*configured(max_small_group=100), *rack.spooling)
+    lines = rack.said("records", "show").splitlines()
+    assert [re.split(r"\s{2,}", line)[:7] for line in lines[1:3]] == [
+        ["web01", "2", "1", "flatcar-1", "web", "pending", "-"],
+        ["web03", "1", "pending", "-", "-", "pending", "-"],
+    ]
+    assert lines[-1] == "3 servers: 2 pending (1 of them to be reinstalled), 1 provisioned"
+
+
 def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rack: Rack) -> None:
     said = rack.said("records", "set", "web01", "pending", *REASON)
     assert said == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)\n"
