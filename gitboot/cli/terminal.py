@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 _MAX_COLUMNS: Final = 100
 _MIN_COLUMNS: Final = 40
-_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+Z$")  # a cell that stays on one line if there is room
+# A cell that stays on one line if there is room.
+_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\d [\d:]+Z?$")
+_MIN_SHORTENED: Final = 11  # columns of a shortened cell
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
 
 
@@ -51,15 +53,20 @@ def terminal_width() -> int:
 
 
 def format_plan_source(item: Mapping[str, Any]) -> str:
-    """Return the document that determines a plan: Maintenance/NAME, BootPolicy/NAME, or ``-``."""
-    kinds = (("Maintenance", item["maintenance"]), ("BootPolicy", item["policy"]))
-    return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
+    """Return the document that determines a plan: Maintenance/NAME, the name of a policy, or ``-``."""
+    return f"Maintenance/{item['maintenance']}" if item["maintenance"] else item["policy"] or "-"
+
+
+def format_time(instant: str) -> str:
+    """Return an instant of `format_instant` as 2026-12-31 08:00Z, with seconds only if they are not 0."""
+    return f"{instant[:10]} {instant[11:19].removesuffix(':00')}Z"
 
 
 def format_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
+    optional: int | None = None,
     shrinkable: Sequence[int] = (),
     below: Sequence[str] = (),
     indent: int = 0,
@@ -69,19 +76,31 @@ def format_table(
     Each cell is escaped, so that it cannot contain a line break.
 
     If the table is wider than the terminal, the columns ``shrinkable`` are cut, in this order, but not below the width
-    of their headers. If the table is still too wide, the widest columns are folded into several lines. A table whose
-    header is empty has no header line.
+    of their headers. The column ``optional`` is omitted if they would have to be cut below 11 characters. If the table
+    is still too wide, the widest columns are folded into several lines, between words if possible. A table whose header
+    is empty has no header line.
     """
     lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
     widths = [max(map(_measure_width, column)) for column in zip(*lines, strict=True)]
     room = terminal_width() - indent - 2 * (len(widths) - 1)
+    shortest = list(widths)
     for column in shrinkable:
-        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(header[column]))
+        shortest[column] = min(widths[column], max(_MIN_SHORTENED, _measure_width(header[column])))
+    if optional is not None and sum(shortest) > room:
+        for each in (*lines, widths, shortest):
+            del each[optional]
+        shrinkable = [column - (column > optional) for column in shrinkable if column != optional]
+        room += 2
+    for column in shrinkable:
+        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(lines[0][column]))
         for line in lines:
             line[column] = _shorten_cell(line[column], widths[column])
-    instants = [[len(cell) for cell in column[1:] if _INSTANT.match(cell)] for column in zip(*lines, strict=True)]
-    least = [max([1, *map(_measure_width, name.split()), *each]) for name, each in zip(header, instants, strict=True)]
-    widths = _fit_widths(widths, room, least=least)
+    columns = list(zip(*lines, strict=True))
+    headers = [_measure_words(column[:1]) for column in columns]
+    words = [_measure_words(column) for column in columns]
+    instants = [max(map(len, filter(_INSTANT.match, column)), default=0) for column in columns]
+    floors = ([max(each) for each in zip(words, instants, strict=True)], words, headers)
+    widths = _fit_widths(widths, room, floors=floors)
     text = []
     for number, line in enumerate(lines):
         folded = (_fold_cell(cell, width) for cell, width in zip(line, widths, strict=True))
@@ -89,7 +108,7 @@ def format_table(
             cells = [cell + " " * (width - _measure_width(cell)) for cell, width in zip(part, widths, strict=True)]
             cells[-1] = cells[-1].rstrip()
             for at, cell in enumerate(cells):
-                colour = _COLOURS.get(cell.rstrip()) if number > 0 else None
+                colour = _COLOURS.get(line[at]) if number > 0 else None
                 if colour is not None or number == 0:
                     cells[at] = style(cell, fg=colour, bold=number == 0)
             text.append("  ".join(cells).rstrip())
@@ -98,14 +117,19 @@ def format_table(
     return textwrap.indent("\n".join(text), " " * indent)
 
 
-def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
+def _measure_words(cells: Iterable[str]) -> int:
+    """Return the width of the widest word."""
+    return max([1, *(cell_len(word.rstrip()) for cell in cells for word in _WORD.findall(strip_style(cell)))])
+
+
+def _fit_widths(widths: Sequence[int], room: int, *, floors: Iterable[Sequence[int]]) -> list[int]:
     """Return column widths that fit into ``room``.
 
     The widest column is narrowed first. The first column, which contains the names, is narrowed last. A width falls
-    below ``least`` only if even these minimum widths do not fit. Words in headers and times are then folded too.
+    below one of the ``floors`` only if even these minimum widths do not fit. All words are folded at last.
     """
     fitted = list(widths)
-    for floor in (least, [2] * len(fitted)):
+    for floor in (*floors, [2] * len(fitted)):
         while sum(fitted) > room and (foldable := [each for each, width in enumerate(fitted) if width > floor[each]]):
             fitted[max(foldable, key=lambda column: (column > 0, fitted[column]))] -= 1
     return fitted

@@ -21,6 +21,7 @@ from gitboot.cli.main import Exit
 from gitboot.cli.terminal import (
     LogFormat,
     format_table,
+    format_time,
     print_event,
     show_downloads,
     show_growing_progress,
@@ -69,6 +70,46 @@ def test_a_kind_and_its_name_are_wrapped_between_the_two() -> None:
     shown = click.unstyle(format_table(HEADER, rows)).splitlines()
     assert max(map(len, shown)) <= 100
     assert shown[1].endswith(" two  BootPolicy/") and shown[2].strip() == "control-plane" * 4
+
+
+def test_words_and_times_are_wrapped_only_if_nothing_else_is_left_to_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    header, row = ("SERVER", "PHASE", "REASON", "FROM"), ("web01", "Maintenance", "a long reason", "2026-12-24 08:00Z")
+    for columns, first in {
+        54: "web01   Maintenance  a long reason  2026-12-24 08:00Z",
+        47: "web01   Maintenance  a long   2026-12-24 08:00Z",
+        40: "web01   Maintenance  a long  2026-12-24",
+    }.items():
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert click.unstyle(format_table(header, [row])).splitlines()[1] == first
+    monkeypatch.setenv("COLUMNS", "40")
+    folded = format_table(("N" * 20, "PHASE"), [("n" * 60, "Maintenance")]).splitlines()[1:3]
+    assert [line.split()[-1] for line in folded] == [style(each, fg="yellow") for each in ("Maint", "enanc")]
+
+
+def test_the_optional_column_is_omitted_if_shortening_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(columns: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        rows = [("web01", "Pxe", "x" * 30)]
+        return click.unstyle(
+            format_table(("SERVER", "METHOD", "SEEN"), rows, optional=1, shrinkable=(2,))
+        ).splitlines()[1]
+
+    assert shown(60) == f"web01   Pxe     {'x' * 30}"
+    monkeypatch.setattr("gitboot.cli.terminal._MIN_COLUMNS", 20)
+    assert shown(27) == f"web01   Pxe     {'x' * 10}…"
+    assert shown(26) == f"web01   {'x' * 17}…", "and what is omitted leaves room"
+
+
+@pytest.mark.parametrize(
+    ("instant", "shown"),
+    [
+        ("2027-03-06T21:00:00Z", "2027-03-06 21:00Z"),
+        ("2027-03-06T21:00:09Z", "2027-03-06 21:00:09Z"),
+        ("2026-11-29T23:55:00.269134Z", "2026-11-29 23:55Z"),
+    ],
+)
+def test_a_time_is_short(instant: str, shown: str) -> None:
+    assert format_time(instant) == shown
 
 
 def test_a_wrapped_cell_keeps_its_colour() -> None:

@@ -417,7 +417,7 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "CURRENT", "RECORD", "EVIDENCE", "NEXT STEP")
-    lines = [format_table(header, rows, shrinkable=(4, 3, 2)), *_explain_inspections(inspections, state), ""]
+    lines = [format_table(header, rows, optional=5, shrinkable=(4,)), *_explain_inspections(inspections, state), ""]
     for one in inspections if in_full else ():
         if one.observed is not None:
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.observed.secure_boot]

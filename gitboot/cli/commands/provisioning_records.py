@@ -476,7 +476,9 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
     shown = ", ".join(f"{counts[what]} {what}" for what in _STATE_ORDER if counts[what])
     where = f" of the site {site}" if site is not None else ""
     total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
-    return "\n".join([format_table(header, map(_format_row, items)), *(["", *below] if below else []), "", total])
+    return "\n".join(
+        [format_table(header, map(_format_row, items), optional=4), *(["", *below] if below else []), "", total]
+    )
 
 
 def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
