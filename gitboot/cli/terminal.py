@@ -13,11 +13,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -48,8 +48,15 @@ _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan"
 
 
 def terminal_width() -> int:
-    """Return the output width in columns: that of the terminal or of COLUMNS, but at least 40 and at most 100."""
-    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns))
+    """Return the output width in columns: that of COLUMNS or of the terminal, but at least 40 and at most 100.
+
+    If standard output is not a terminal, for example with `| less`, standard error and standard input may be.
+    """
+    found = shutil.get_terminal_size((0, 0)).columns
+    for stream in (sys.__stderr__, sys.__stdin__) if not found else ():
+        with suppress(AttributeError, ValueError, OSError):  # the stream is closed or not a terminal
+            found = found or os.get_terminal_size(stream.fileno()).columns  # type: ignore[union-attr]
+    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, found or _MAX_COLUMNS))
 
 
 def format_plan_source(item: Mapping[str, Any]) -> str:
@@ -160,6 +167,25 @@ def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def wrap_on_terminal(text: str, stream: TextIO, *, hanging: str = "") -> str:
+    """Return text whose lines are wrapped if the stream is a terminal. Other programs get each line whole.
+
+    ``hanging`` is the additional indent of each continuation line.
+    """
+    if not stream.isatty():
+        return text
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines.append(wrap_text(line.lstrip(" "), indent, continuation=indent + hanging))
+    return "\n".join(lines)
+
+
+def echo_wrapped(text: str, *, err: bool = False, hanging: str = "") -> None:
+    """Print text, with wrapped lines on a terminal."""
+    click.echo(wrap_on_terminal(text, sys.stderr if err else sys.stdout, hanging=hanging), err=err)
 
 
 def _shorten_cell(cell: str, width: int) -> str:

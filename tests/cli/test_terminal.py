@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import struct
 import subprocess
+import sys
+import termios
+import tty
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +25,7 @@ from gitboot.child_processes import spawn
 from gitboot.cli.main import Exit
 from gitboot.cli.terminal import (
     LogFormat,
+    echo_wrapped,
     format_table,
     format_time,
     print_event,
@@ -29,7 +35,7 @@ from gitboot.cli.terminal import (
 )
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
-from tests.helpers.disks_and_terminals import COLUMNS, show_events, terminal
+from tests.helpers.disks_and_terminals import COLUMNS, read_to_end, show_events, terminal
 from tests.helpers.fleets import document, image, policy, profile
 from tests.helpers.instance_with_bmcs import Rack, typed
 
@@ -170,6 +176,43 @@ def test_a_download_bar_shows_bytes_of_one_file_after_the_other(
     shown = click.unstyle(sent[0])
     assert re.search(r"\\u001b\[31mn+… .* 3\.0/4\.0 MiB ", shown) and "\x1b[31m" not in shown
     assert all(len(line) <= columns for line in re.split(r"[\r\n]|\x1b\[\dK", shown)), shown
+
+
+def test_a_message_is_wrapped_between_words_only_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "  " + "a long reason " * 6 + "\n\nother"
+    echo_wrapped(text, err=True)
+    assert capsys.readouterr().err == f"{text}\n"
+    with terminal() as sent:
+        echo_wrapped(text, err=True, hanging="    ")
+    first, second, third, *rest = sent[0].split("\n")
+    assert (first, second, third) == (
+        "  a long reason a long reason a long",
+        "      reason a long reason a long reason",
+        "      a long reason",
+    )
+    assert rest == ["", "other", ""]
+
+
+@pytest.mark.parametrize("words", ["explain GB2018", "explain GB9999", "validate"])
+def test_explanations_errors_and_problems_are_wrapped_on_a_terminal(words: str, tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("apiVersion: gitboot.dev/v1\nkind: Fleet\nmetadata: {name: a}\nspec: {}\n")
+    lines = shown_on_terminal(*words.split(), folder=tmp_path)
+    assert len(lines) > 1 and max(map(len, lines)) <= COLUMNS, lines
+
+
+def shown_on_terminal(*words: str, folder: Path) -> list[str]:
+    """Run gitboot in a folder on a terminal, and return the lines that it prints."""
+    screen, written = os.openpty()
+    tty.setraw(written)
+    fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "gitboot", *words]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdin=written, stdout=written, stderr=written):
+        os.close(written)
+        return click.unstyle(read_to_end(screen).decode()).splitlines()
 
 
 SERVERS: Final = tuple(f"{'s' * 61}-{number}" for number in range(2))  # 63 letters each

@@ -42,7 +42,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_table, show_progress, wrap_text
+from gitboot.cli.terminal import echo_wrapped, format_table, show_progress, wrap_text
 from gitboot.controller.bmcs.manual_tasks import (
     Inspection,
     PowerResult,
@@ -206,7 +206,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
         names = sorted(select_servers(instance, servers, selector)) if selector is not None else servers
         uuids = [uuid for name in names for uuid in find_machines(instance, name)] or sorted(all_of_them)
         is_named = instance.commit.ledger is not None
-    click.echo(request_change(state, RETRY, {"uuids": uuids}))
+    echo_wrapped(request_change(state, RETRY, {"uuids": uuids}))
     _warn_without_hostname(is_named)
 
 
@@ -325,7 +325,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     if not asked:
         raise UsageError(f"gitboot has not read the BMC of {server} yet: run gitboot bmc apply {quote_words(server)}")
     for kind, details in asked:
-        click.echo(request_change(state, kind, details | {"server": server, "reason": reason}))
+        echo_wrapped(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
         _warn_without_hostname(is_named)
 

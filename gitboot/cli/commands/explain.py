@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
@@ -25,7 +26,7 @@ from gitboot.cli.options import (
     shown_state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_table, wrap_text
+from gitboot.cli.terminal import format_table, wrap_on_terminal, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.git.history import Blame, open_blame
@@ -114,7 +115,8 @@ def command(
         code = next((each for each in Code if each.value == subject.upper()), None)
         if code is None:
             raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
-        text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
+        text = wrap_on_terminal(f"{code.value}: {code.headline}\n\n{code.why}\n\n{code.fix}\n", sys.stdout)
+        text = text.replace(code.value, style(code.value, bold=True), 1)
         listed = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
         write_outputs(outputs, json=listed, text=partial(str, text))
         return

@@ -24,7 +24,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_table, wrap_text
+from gitboot.cli.terminal import format_table, wrap_on_terminal, wrap_text
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     find_running_process,
@@ -347,7 +347,8 @@ def _is_chosen(event: Mapping[str, Any], server: str | None, since: datetime | N
 def _format_event(event: Mapping[str, Any], format: str) -> str:
     if format == "json":
         return json.dumps(event, sort_keys=True)
-    return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
+    text = printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
+    return wrap_on_terminal(text, sys.stdout, hanging="    ")
 
 
 @click.command(
