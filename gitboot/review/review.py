@@ -109,6 +109,11 @@ class Review(Struct, frozen=True, kw_only=True):
             return []
         return list(phrases.build_area_table(self.changes.areas, self.verdict.limits))
 
+    @property
+    def note_on_harmless_changes(self) -> str | None:
+        """An explanation of harmless changes, or None if the table of server groups counts no harmless change."""
+        return phrases.HARMLESS_NOTE if self.areas and any(each.less for each in self.changes.areas) else None
+
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
         """Yield headings, each with its problems."""
         if self.head.problems:

@@ -111,6 +111,8 @@ def _render_areas(review: Review) -> Iterator[str]:
     yield f"| {' | '.join(each.capitalize() for each in header)} |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
     yield from _limit_lines(lines, "server group")
+    if (note := review.note_on_harmless_changes) is not None:
+        yield f"\n{note}"
 
 
 def _render_guards(review: Review) -> Iterator[str]:
