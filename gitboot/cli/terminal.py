@@ -94,8 +94,8 @@ def format_table(
     for column in shrinkable:
         shortest[column] = min(widths[column], max(_MIN_SHORTENED, _measure_width(header[column])))
     if optional is not None and sum(shortest) > room:
-        for each in (*lines, widths, shortest):
-            del each[optional]
+        lines = [[*line[:optional], *line[optional + 1 :]] for line in lines]
+        widths = [*widths[:optional], *widths[optional + 1 :]]
         shrinkable = [column - (column > optional) for column in shrinkable if column != optional]
         room += 2
     for column in shrinkable:

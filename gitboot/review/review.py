@@ -112,7 +112,8 @@ class Review(Struct, frozen=True, kw_only=True):
     @property
     def note_on_harmless_changes(self) -> str | None:
         """An explanation of harmless changes, or None if the table of server groups counts no harmless change."""
-        return phrases.HARMLESS_NOTE if self.areas and any(each.less for each in self.changes.areas) else None
+        areas = self.changes.areas if self.changes is not None and self.areas else ()
+        return phrases.HARMLESS_NOTE if any(each.less for each in areas) else None
 
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
         """Yield headings, each with its problems."""

@@ -298,10 +298,10 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
     first = _count_equal(words, others)
     last = _count_equal(words[first:][::-1], others[first:][::-1])
     middle, other_middle = words[first : len(words) - last], others[first : len(others) - last]
-    blocks = [("replace", 0, len(middle), 0, len(other_middle))]
+    blocks: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(middle), 0, len(other_middle))]
     if max(len(middle), len(other_middle)) <= _MOST_WORDS:
         blocks = SequenceMatcher(None, middle, other_middle, autojunk=False).get_opcodes()
-    found = {}
+    found: dict[int, str] = {}
     for kind, start, end, other_start, other_end in blocks:
         if kind != "equal":
             found |= {first + index: "" for index in range(start, end) or (start - 1, start)}
