@@ -247,8 +247,14 @@ def main(context: object = None) -> NoReturn:
         sys.exit(Exit.INTERRUPTED)
     except GitbootError as error:
         first, *others = str(error).split("\n")
-        lines = others if isinstance(error, InvalidRepository) else [f"    {line}" for line in others]
-        click.echo("\n".join([f"gitboot: {first}", *lines]), err=True)
+        from gitboot.cli.terminal import echo_wrapped  # imported here, because the import takes time
+
+        echo_wrapped(f"gitboot: {first}", err=True, hanging="    ")
+        for line in others:
+            if isinstance(error, InvalidRepository):
+                echo_wrapped(line, err=True, hanging="    ")
+            else:  # may be a command, which helps when it is copied whole
+                click.echo(f"    {line}", err=True)
         sys.exit(find_exit_code(error))
 
 

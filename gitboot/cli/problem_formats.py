@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -15,6 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from msgspec import structs
 
 from gitboot import __version__
+from gitboot.cli.terminal import wrap_on_terminal
 from gitboot.jsonio import format_document
 from gitboot.problems import Code, Problem, Severity
 from gitboot.standard_streams import style
@@ -170,11 +172,12 @@ def format_text(problems: Sequence[Problem], prefix: str) -> str:
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
-        place = style(f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", bold=True)
-        code = style(f"{problem.code}:", fg="red" if error else "yellow")
-        lines.append(f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}")
+        place, code = f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", f"{problem.code}:"
+        text = f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}"
+        text = wrap_on_terminal(text, sys.stdout, hanging="    ").replace(place, style(place, bold=True), 1)
+        lines.append(text.replace(code, style(code, fg="red" if error else "yellow"), 1))
         if problem.hint:
-            lines.append(f"    {printable(problem.hint)}")
+            lines.append(wrap_on_terminal(f"    {printable(problem.hint)}", sys.stdout))
     return "\n".join(lines)
 
 

@@ -13,11 +13,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -41,28 +41,39 @@ if TYPE_CHECKING:
 
 _MAX_COLUMNS: Final = 100
 _MIN_COLUMNS: Final = 40
-# a cell whose text stays on one line if there is enough space
-_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+Z$")
+# A cell that stays on one line if there is room.
+_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\d [\d:]+Z?$")
+_MIN_SHORTENED: Final = 11  # columns of a shortened cell
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
 
 
 def terminal_width() -> int:
-    """Return the output width in columns: the width of the terminal or the value of COLUMNS, but at least 40 and at
-    most 100.
+    """Return the output width in columns: that of COLUMNS or of the terminal, but at least 40 and at most 100.
+
+    If standard output is not a terminal, for example with `| less`, standard error and standard input may be.
     """
-    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns))
+    found = shutil.get_terminal_size((0, 0)).columns
+    for stream in (sys.__stderr__, sys.__stdin__) if not found else ():
+        with suppress(AttributeError, ValueError, OSError):  # the stream is closed or not a terminal
+            found = found or os.get_terminal_size(stream.fileno()).columns  # type: ignore[union-attr]
+    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, found or _MAX_COLUMNS))
 
 
 def format_plan_source(item: Mapping[str, Any]) -> str:
-    """Return the document that determines a plan: Maintenance/NAME, BootPolicy/NAME, or ``-``."""
-    kinds = (("Maintenance", item["maintenance"]), ("BootPolicy", item["policy"]))
-    return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
+    """Return the document that determines a plan: Maintenance/NAME, the name of a policy, or ``-``."""
+    return f"Maintenance/{item['maintenance']}" if item["maintenance"] else item["policy"] or "-"
+
+
+def format_time(instant: str) -> str:
+    """Return an instant of `format_instant` as 2026-12-31 08:00Z, with seconds only if they are not 0."""
+    return f"{instant[:10]} {instant[11:19].removesuffix(':00')}Z"
 
 
 def format_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
+    optional: int | None = None,
     shrinkable: Sequence[int] = (),
     below: Sequence[str] = (),
     indent: int = 0,
@@ -70,20 +81,34 @@ def format_table(
     """Return left-aligned columns with two spaces between them.
 
     ``below`` contains the text for the line below each row. The function escapes each cell, so that a cell cannot
-    contain a line break. If the table is wider than the terminal, it truncates the columns ``shrinkable``, in this
-    order, but not below the width of their headers. If the table is still too wide, it wraps the widest columns. If the
+    contain a line break.
+
+    If the table is wider than the terminal, the function truncates the columns ``shrinkable``, in this order, but not
+    below the width of their headers. If a column would become narrower than 11 characters, the function omits the
+    column ``optional``. If the table is still too wide, it wraps the widest columns, between words if possible. If the
     header is empty, the table has no header line.
     """
     lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
     widths = [max(map(_measure_width, column)) for column in zip(*lines, strict=True)]
     room = terminal_width() - indent - 2 * (len(widths) - 1)
+    shortest = list(widths)
     for column in shrinkable:
-        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(header[column]))
+        shortest[column] = min(widths[column], max(_MIN_SHORTENED, _measure_width(header[column])))
+    if optional is not None and sum(shortest) > room:
+        lines = [[*line[:optional], *line[optional + 1 :]] for line in lines]
+        widths = [*widths[:optional], *widths[optional + 1 :]]
+        shrinkable = [column - (column > optional) for column in shrinkable if column != optional]
+        room += 2
+    for column in shrinkable:
+        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(lines[0][column]))
         for line in lines:
             line[column] = _shorten_cell(line[column], widths[column])
-    instants = [[len(cell) for cell in column[1:] if _INSTANT.match(cell)] for column in zip(*lines, strict=True)]
-    least = [max([1, *map(_measure_width, name.split()), *each]) for name, each in zip(header, instants, strict=True)]
-    widths = _fit_widths(widths, room, least=least)
+    columns = list(zip(*lines, strict=True))
+    headers = [_measure_words(column[:1]) for column in columns]
+    words = [_measure_words(column) for column in columns]
+    instants = [max(map(len, filter(_INSTANT.match, column)), default=0) for column in columns]
+    floors = ([max(each) for each in zip(words, instants, strict=True)], words, headers)
+    widths = _fit_widths(widths, room, floors=floors)
     text = []
     for number, line in enumerate(lines):
         folded = (_fold_cell(cell, width) for cell, width in zip(line, widths, strict=True))
@@ -91,7 +116,7 @@ def format_table(
             cells = [cell + " " * (width - _measure_width(cell)) for cell, width in zip(part, widths, strict=True)]
             cells[-1] = cells[-1].rstrip()
             for at, cell in enumerate(cells):
-                colour = _COLOURS.get(cell.rstrip()) if number > 0 else None
+                colour = _COLOURS.get(line[at]) if number > 0 else None
                 if colour is not None or number == 0:
                     cells[at] = style(cell, fg=colour, bold=number == 0)
             text.append("  ".join(cells).rstrip())
@@ -100,14 +125,19 @@ def format_table(
     return textwrap.indent("\n".join(text), " " * indent)
 
 
-def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
+def _measure_words(cells: Iterable[str]) -> int:
+    """Return the width of the widest word."""
+    return max([1, *(cell_len(word.rstrip()) for cell in cells for word in _WORD.findall(strip_style(cell)))])
+
+
+def _fit_widths(widths: Sequence[int], room: int, *, floors: Iterable[Sequence[int]]) -> list[int]:
     """Return column widths that fit into ``room``.
 
-    Reduce the widest column first. Reduce the first column, which contains the names, last. A width is less than
-    ``least`` only if the minimum widths do not fit. Words in headers and times are then wrapped too.
+    Reduce the widest column first. Reduce the first column, which contains the names, last. A width falls below one of
+    the ``floors`` only if these minimum widths do not fit. Words are wrapped last.
     """
     fitted = list(widths)
-    for floor in (least, [2] * len(fitted)):
+    for floor in (*floors, [2] * len(fitted)):
         while sum(fitted) > room and (foldable := [each for each, width in enumerate(fitted) if width > floor[each]]):
             fitted[max(foldable, key=lambda column: (column > 0, fitted[column]))] -= 1
     return fitted
@@ -138,6 +168,25 @@ def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def wrap_on_terminal(text: str, stream: TextIO, *, hanging: str = "") -> str:
+    """Return text whose lines are wrapped if the stream is a terminal. Other programs get each line whole.
+
+    ``hanging`` is the additional indent of each continuation line.
+    """
+    if not stream.isatty():
+        return text
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines.append(wrap_text(line.lstrip(" "), indent, continuation=indent + hanging))
+    return "\n".join(lines)
+
+
+def echo_wrapped(text: str, *, err: bool = False, hanging: str = "") -> None:
+    """Print text, with wrapped lines on a terminal."""
+    click.echo(wrap_on_terminal(text, sys.stderr if err else sys.stdout, hanging=hanging), err=err)
 
 
 def _shorten_cell(cell: str, width: int) -> str:

@@ -46,7 +46,7 @@ from gitboot.review.guards import (
     has_ack_line,
     list_ack_guards,
 )
-from gitboot.status.conditions import Event
+from gitboot.status.conditions import REASON_SEPARATOR, Event
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, Held, PassedCommit
 from gitboot.text import format_count, format_names, format_rest, printable
 
@@ -140,6 +140,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
             commit=self.candidate.commit.revision,
             digest=verdict.digest,
             guards=guards,
+            reasons=_list_reasons(verdict),
             lines=lines,
             reinstalls=self.candidate.reinstalls if is_reinstalling else (),
         )
@@ -657,8 +658,8 @@ def format_held(candidate: Candidate) -> str:
     The message has no command, because a terminal wraps the message. The remedy of the condition is the command.
     """
     verdict = candidate.verdict
-    trips = " and ".join(phrases.format_exceeded_limit(trip) for trip in verdict.trips if not trip.acknowledged)
-    message = f"commit {candidate.commit.revision[:12]} is on hold until it is approved: {trips}"
+    reasons = REASON_SEPARATOR.join(_list_reasons(verdict))
+    message = f"commit {candidate.commit.revision[:12]} is on hold until it is approved: {reasons}"
     if Guard.MAX_REINSTALLS in verdict.holding and candidate.reinstalls:
         message = f"{message}. Servers to reinstall: {format_names(candidate.reinstalls)}"
     if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
@@ -682,6 +683,10 @@ def format_held(candidate: Candidate) -> str:
         for each in candidate.unheeded
     )
     return f"{message} ({format_names(unheeded)})" if unheeded else message
+
+
+def _list_reasons(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(phrases.format_exceeded_limit(trip) for trip in verdict.trips if not trip.acknowledged)
 
 
 def format_acknowledgement(candidate: Candidate) -> str:

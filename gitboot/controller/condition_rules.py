@@ -38,7 +38,7 @@ from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Run, St
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS
-from gitboot.status.conditions import LOCKED_LEDGER, Condition, Event, find_condition_type, find_remedy
+from gitboot.status.conditions import LOCKED_LEDGER, OR_WRITE, Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_age, format_count, format_rest
 
@@ -193,8 +193,7 @@ def _remedy(
         )
     held, candidate = state.attempt.held, state.attempt.candidate
     if found is not None and condition.reason == "GuardTripped" and held and held.lines and candidate is not None:
-        message = describe_ack_message(candidate)
-        found += f". Or approve it in Git: gitboot status prints a Gitboot-Ack line. Write this line into {message}"
+        found += f"{OR_WRITE}{describe_ack_message(candidate)}"
     return found
 
 

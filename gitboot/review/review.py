@@ -112,6 +112,12 @@ class Review(Struct, frozen=True, kw_only=True):
             return []
         return list(phrases.build_area_table(self.changes.areas, self.verdict.limits))
 
+    @property
+    def note_on_harmless_changes(self) -> str | None:
+        """An explanation of harmless changes, or None if the table of server groups counts no harmless change."""
+        areas = self.changes.areas if self.changes is not None and self.areas else ()
+        return phrases.HARMLESS_NOTE if any(each.less for each in areas) else None
+
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
         """Yield headings, each with its problems."""
         if self.head.problems:

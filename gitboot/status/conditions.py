@@ -118,6 +118,11 @@ class ConditionType(Struct, frozen=True):
 
 # A remedy is a command or a setting. Its comment states what to do first ("…, then run this"), or when the command is
 # correct ("only if …"), and then what the command does or what else the operator can do.
+# `gitboot status` shows the parts between these phrases as steps.
+FIRST_REVIEW: Final = "  # first review the changes with "
+THEN_APPROVE: Final = ", then run this"
+OR_WRITE: Final = ". Or approve it in Git: gitboot status prints a Gitboot-Ack line. Write this line into "
+REASON_SEPARATOR: Final = " and "  # between the reasons why a commit is held
 _RETRY: Final = "gitboot reconcile --state STATE  # fix the error, then run this to retry now"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = (
@@ -307,8 +312,8 @@ _TYPES: Final = (
         "CommitAccepted",
         {
             "GuardTripped": (
-                "gitboot approve DIGEST --all-guards --state STATE --reason '…'  # first review the changes with "
-                "gitboot diff --accepted OUTPUT ..COMMIT STATE/repository.git, then run this"
+                f"gitboot approve DIGEST --all-guards --state STATE --reason '…'{FIRST_REVIEW}"
+                f"gitboot diff --accepted OUTPUT ..COMMIT STATE/repository.git{THEN_APPROVE}"
             ),
             "Invalid": (
                 "gitboot validate STATE/repository.git --rev COMMIT  # shows the problems. Correct them in a new commit"

@@ -78,6 +78,7 @@ class Held(Struct, frozen=True, kw_only=True):
     commit: str
     digest: Digest  # the digest of its changes
     guards: tuple[str, ...]
+    reasons: tuple[str, ...] = ()  # how the commit exceeds each limit that holds it
     lines: tuple[str, ...] = ()  # the lines that a commit message needs to acknowledge this commit
     # Servers that the commit may reinstall, because their records do not rule out a reinstallation.
     reinstalls: tuple[str, ...] = ()
@@ -168,6 +169,7 @@ class Status(Struct, frozen=True, kw_only=True):
                 "held": {
                     "digest": self.held.digest,
                     "guards": list(self.held.guards),
+                    "reasons": list(self.held.reasons),
                     "lines": list(self.held.lines),
                     "reinstalls": list(self.held.reinstalls),
                 }

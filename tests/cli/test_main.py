@@ -24,10 +24,12 @@ from pygit2 import LIBGIT2_VERSION
 
 from gitboot import __version__, errors
 from gitboot.cli.main import Exit, cli, find_exit_code
+from gitboot.cli.terminal import format_time
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.model.json_schema import KINDS
+from gitboot.model.boot_image import BootImage
+from gitboot.model.json_schema import KINDS, list_schema_fields
 from gitboot.model.scalars import parse_uuid
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve import provisioning_record
@@ -517,8 +519,8 @@ def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, typed: s
 def test_plan_shows_what_each_server_boots(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON, "--records", "fresh")
     assert cells(done) == [
-        ["web01", "Network", "flatcar-1", "Pxe", "BootPolicy/web", "2026-11-20T22:00:00Z"],
-        ["web02", "Disk", "local disk", "-", "BootPolicy/web", "-"],
+        ["web01", "Network", "flatcar-1", "Pxe", "web", "2026-11-20 22:00Z"],
+        ["web02", "Disk", "local disk", "-", "web", "-"],
     ]
     assert done.err == ""
 
@@ -688,13 +690,13 @@ def test_timeline_shows_every_change_without_a_commit(fleet: Path) -> None:
     arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", "fresh")
     rows = cells(gitboot(*arguments))
     assert [row[:4] for row in rows] == [
-        [NOON, "Network", "flatcar-1", "BootPolicy/web"],
-        ["2026-11-20T22:00:00Z", "Maintenance", "memtest-7", "Maintenance/repair"],
-        ["2026-11-21T04:00:00Z", "Network", "flatcar-1", "BootPolicy/web"],
+        ["2026-11-20 12:00Z", "Network", "flatcar-1", "web"],
+        ["2026-11-20 22:00Z", "Maintenance", "memtest-7", "Maintenance/repair"],
+        ["2026-11-21 04:00Z", "Network", "flatcar-1", "web"],
     ]
     assert cells(gitboot(*arguments, "--until", "2026-11-20T22:00:00Z")) == rows[:2]
     items = gitboot(*arguments, "-o", "json").json["items"]
-    assert [item["from"] for item in items] == [row[0] for row in rows]
+    assert [format_time(item["from"]) for item in items] == [row[0] for row in rows]
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out)["items"] == items
 
 
@@ -717,13 +719,26 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
 
 
 def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description() -> None:
-    listed = cells(gitboot("explain", "Server"))
-    assert ["spec.firmware", "UEFI · BIOS", "required: The firmware mode in which the"] in listed
-    alone = cells(gitboot("explain", "Server", "spec.firmware"))  # less wide, so the description is on one line
-    assert ["spec.firmware", "UEFI · BIOS", "required: The firmware mode in which the machine boots."] in alone
-    assert [row[0] for row in cells(gitboot("explain", "Server", "bmc.tls"))] == [
-        row[0] for row in listed if row[0].startswith("spec.bmc.tls")
-    ]
+    firmware = "spec.firmware  UEFI · BIOS, required\n    The firmware mode in which the machine boots.\n"
+    listed = gitboot("explain", "Server").out
+    assert firmware in listed and firmware == gitboot("explain", "Server", "spec.firmware").out
+    assert not re.search(r"^spec\.bmc\.", listed, re.M)
+    assert re.search("^More fields are below .*bmc.* run:\n    gitboot explain Server [a-z]+$", listed, re.M | re.S)
+    tls = gitboot("explain", "Server", "bmc.tls").out
+    assert {"spec.bmc.tls", "spec.bmc.tls.fingerprint"} <= set(re.findall(r"^spec\S+", tls, re.M))
+
+
+def test_every_field_of_a_kind_is_found_below_the_fields_that_explain_names() -> None:
+    def below(*field: str) -> set[str]:
+        out = gitboot("explain", "BootImage", *field).out
+        shown = set(re.findall(r"^spec\S*", out, re.M))
+        named = re.search("More fields are below (.*)[.] To\\s", " ".join(out.split()) + " ")
+        return shown.union(*map(below, named[1].split(", "))) if named else shown
+
+    assert below() == {field.path for field in list_schema_fields(BootImage)}
+
+
+def test_explain_lists_all_kinds() -> None:
     assert [row[0] for row in cells(gitboot("explain", "Any"))] == [kind.__name__ for kind in KINDS]
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import struct
 import subprocess
+import sys
+import termios
+import tty
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +25,9 @@ from gitboot.child_processes import spawn
 from gitboot.cli.main import Exit
 from gitboot.cli.terminal import (
     LogFormat,
+    echo_wrapped,
     format_table,
+    format_time,
     print_event,
     show_downloads,
     show_growing_progress,
@@ -28,7 +35,7 @@ from gitboot.cli.terminal import (
 )
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
-from tests.helpers.disks_and_terminals import COLUMNS, show_events, terminal
+from tests.helpers.disks_and_terminals import COLUMNS, read_to_end, show_events, terminal
 from tests.helpers.fleets import document, image, policy, profile
 from tests.helpers.instance_with_bmcs import Rack, typed
 
@@ -77,6 +84,46 @@ def test_no_phase_has_the_colour_of_a_warning() -> None:
         begin, _, _ = style("|", fg=colour).partition("|")
         assert f"{begin}{phase}" in shown
     assert style("|", fg="yellow").partition("|")[0] not in shown
+
+
+def test_words_and_times_are_wrapped_only_if_nothing_else_is_left_to_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    header, row = ("SERVER", "PHASE", "REASON", "FROM"), ("web01", "Maintenance", "a long reason", "2026-12-24 08:00Z")
+    for columns, first in {
+        54: "web01   Maintenance  a long reason  2026-12-24 08:00Z",
+        47: "web01   Maintenance  a long   2026-12-24 08:00Z",
+        40: "web01   Maintenance  a long  2026-12-24",
+    }.items():
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert click.unstyle(format_table(header, [row])).splitlines()[1] == first
+    monkeypatch.setenv("COLUMNS", "40")
+    folded = format_table(("N" * 20, "PHASE"), [("n" * 60, "Maintenance")]).splitlines()[1:3]
+    assert [line.split()[-1] for line in folded] == [style(each, fg="yellow") for each in ("Maint", "enanc")]
+
+
+def test_the_optional_column_is_omitted_if_shortening_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(columns: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        rows = [("web01", "Pxe", "x" * 30)]
+        return click.unstyle(
+            format_table(("SERVER", "METHOD", "SEEN"), rows, optional=1, shrinkable=(2,))
+        ).splitlines()[1]
+
+    assert shown(60) == f"web01   Pxe     {'x' * 30}"
+    monkeypatch.setattr("gitboot.cli.terminal._MIN_COLUMNS", 20)
+    assert shown(27) == f"web01   Pxe     {'x' * 10}…"
+    assert shown(26) == f"web01   {'x' * 17}…", "and what is omitted leaves room"
+
+
+@pytest.mark.parametrize(
+    ("instant", "shown"),
+    [
+        ("2027-03-06T21:00:00Z", "2027-03-06 21:00Z"),
+        ("2027-03-06T21:00:09Z", "2027-03-06 21:00:09Z"),
+        ("2026-11-29T23:55:00.269134Z", "2026-11-29 23:55Z"),
+    ],
+)
+def test_a_time_is_short(instant: str, shown: str) -> None:
+    assert format_time(instant) == shown
 
 
 def test_a_wrapped_cell_keeps_its_colour() -> None:
@@ -137,6 +184,43 @@ def test_a_download_bar_shows_bytes_of_one_file_after_the_other(
     shown = click.unstyle(sent[0])
     assert re.search(r"\\u001b\[31mn+… .* 3\.0/4\.0 MiB ", shown) and "\x1b[31m" not in shown
     assert all(len(line) <= columns for line in re.split(r"[\r\n]|\x1b\[\dK", shown)), shown
+
+
+def test_a_message_is_wrapped_between_words_only_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "  " + "a long reason " * 6 + "\n\nother"
+    echo_wrapped(text, err=True)
+    assert capsys.readouterr().err == f"{text}\n"
+    with terminal() as sent:
+        echo_wrapped(text, err=True, hanging="    ")
+    first, second, third, *rest = sent[0].split("\n")
+    assert (first, second, third) == (
+        "  a long reason a long reason a long",
+        "      reason a long reason a long reason",
+        "      a long reason",
+    )
+    assert rest == ["", "other", ""]
+
+
+@pytest.mark.parametrize("words", ["explain GB2018", "explain GB9999", "validate"])
+def test_explanations_errors_and_problems_are_wrapped_on_a_terminal(words: str, tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("apiVersion: gitboot.dev/v1\nkind: Fleet\nmetadata: {name: a}\nspec: {}\n")
+    lines = shown_on_terminal(*words.split(), folder=tmp_path)
+    assert len(lines) > 1 and max(map(len, lines)) <= COLUMNS, lines
+
+
+def shown_on_terminal(*words: str, folder: Path) -> list[str]:
+    """Run gitboot in a folder on a terminal, and return the lines that it prints."""
+    screen, written = os.openpty()
+    tty.setraw(written)
+    fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "gitboot", *words]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdin=written, stdout=written, stderr=written):
+        os.close(written)
+        return click.unstyle(read_to_end(screen).decode()).splitlines()
 
 
 SERVERS: Final = tuple(f"{'s' * 61}-{number}" for number in range(2))  # 63 letters each

@@ -42,7 +42,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_table, show_progress, wrap_text
+from gitboot.cli.terminal import echo_wrapped, format_table, show_progress, wrap_text
 from gitboot.controller.bmcs.manual_tasks import (
     Inspection,
     PowerResult,
@@ -208,7 +208,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
         names = sorted(select_servers(instance, servers, selector)) if selector is not None else servers
         uuids = [uuid for name in names for uuid in find_machines(instance, name)] or sorted(all_of_them)
         is_named = instance.commit.ledger is not None
-    click.echo(request_change(state, RETRY, {"uuids": uuids}))
+    echo_wrapped(request_change(state, RETRY, {"uuids": uuids}))
     _warn_without_hostname(is_named)
 
 
@@ -327,7 +327,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     if not asked:
         raise UsageError(f"gitboot has not read the BMC of {server} yet: run gitboot bmc apply {quote_words(server)}")
     for kind, details in asked:
-        click.echo(request_change(state, kind, details | {"server": server, "reason": reason}))
+        echo_wrapped(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
         _warn_without_hostname(is_named)
 
@@ -423,7 +423,7 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "CURRENT", "RECORD", "EVIDENCE", "NEXT STEP")
-    lines = [format_table(header, rows, shrinkable=(4, 3, 2)), *_explain_inspections(inspections, state), ""]
+    lines = [format_table(header, rows, optional=5, shrinkable=(4,)), *_explain_inspections(inspections, state), ""]
     for one in inspections if in_full else ():
         if one.observed is not None:
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.observed.secure_boot]

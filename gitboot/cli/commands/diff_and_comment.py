@@ -455,12 +455,13 @@ def format_review_text(review: Review, prefix: str) -> str:
         _format_blast_radius(review),
         _format_guards(review),
         _format_dangers(review),
+        _format_next_steps(review) if review.approval is not None else (),
         _format_provenance(review),
         _format_groups(review),
         _format_times(review),
         _format_documents(review),
         _format_problems(review, prefix),
-        _format_next_steps(review),
+        _format_next_steps(review) if review.approval is None else (),
     )
     return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
 
@@ -491,6 +492,8 @@ def _format_blast_radius(review: Review) -> Iterator[str]:
     if found := review.areas:
         yield _format_heading("Blast radius")
         yield format_table(found[0], found[1:])
+        if (note := review.note_on_harmless_changes) is not None:
+            yield _wrap_lines(note)
 
 
 def _format_guards(review: Review) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
@@ -25,7 +26,7 @@ from gitboot.cli.options import (
     shown_state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_table, wrap_text
+from gitboot.cli.terminal import format_table, wrap_on_terminal, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.git.history import Blame, open_blame
@@ -93,8 +94,9 @@ def command(
     explains the boot in the commit that an instance has accepted, with the records of the instance.
 
     With KIND (Server, BootImage, Any and so on), gitboot lists the fields of the kind with their types and
-    descriptions. -o json prints the JSON Schema. The schema of Any accepts documents of every kind. An editor with
-    yaml-language-server checks a document that begins with `# yaml-language-server: $schema=FILE`.
+    descriptions. FIELD, such as bmc.tls, lists the fields below this field. -o json prints the JSON Schema. The schema
+    of Any accepts documents of every kind. An editor with yaml-language-server checks a document that begins with
+    `# yaml-language-server: $schema=FILE`.
 
     With CODE, such as GB2011, gitboot explains what the problem means and how to fix it.
     """
@@ -113,7 +115,8 @@ def command(
         code = next((each for each in Code if each.value == subject.upper()), None)
         if code is None:
             raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
-        text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
+        text = wrap_on_terminal(f"{code.value}: {code.headline}\n\n{code.why}\n\n{code.fix}\n", sys.stdout)
+        text = text.replace(code.value, style(code.value, bold=True), 1)
         listed = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
         write_outputs(outputs, json=listed, text=partial(str, text))
         return
@@ -162,21 +165,29 @@ def _format_fields(kind: str, field: str | None) -> str:
         kinds = [(name, str(each.__doc__)) for name, each in known_kinds.items()]
         return format_table(("KIND", "DESCRIPTION"), kinds)
     fields = list(list_schema_fields(known_kinds[kind]))
-    path = f"spec.{field.removeprefix('spec.')}" if field is not None else "spec"
-    found = [each for each in fields if _is_below(each.path, path)]
+    path = f"spec.{_strip_items(field).removeprefix('spec.')}" if field not in (None, "spec") else "spec"
+    below = [each for each in fields if f"{_strip_items(each.path)}.".startswith(f"{path}.")]
+    found = [each for each in below if each.path.count(".") <= path.count(".") + 1]
     if not found:
         known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
         raise UsageError(f"{kind} has no field {field!r}; it has {known}")
-    rows = [
-        (
-            each.path,
-            each.type.replace("`", ""),
-            f"required: {each.description}" if each.is_required else each.description,
-        )
-        for each in found
-    ]
-    shown = format_table(("FIELD", "TYPE", "DESCRIPTION"), rows)
-    return shown if field is not None else f"{known_kinds[kind].__doc__}\n\n{shown}"
+    lines = [wrap_text(str(known_kinds[kind].__doc__), continuation=""), ""] if field is None else []
+    for each in found:
+        required = ", required" if each.is_required else ""
+        text = wrap_text(f"{each.path}  {each.type.replace('`', '')}{required}", continuation="      ")
+        lines += [text.replace(each.path, style(each.path, bold=True), 1), wrap_text(each.description, "    ")]
+    parents = {_strip_items(each.path).rpartition(".")[0] for each in below}
+    deeper = [name for each in found if (name := _strip_items(each.path)) in parents and name != path]
+    if deeper:
+        names = [name.removeprefix("spec.") for name in deeper]
+        text = f"More fields are below {', '.join(names)}. To see them, run:"
+        lines += ["", wrap_text(text, continuation=""), f"    gitboot explain {kind} {names[0]}"]
+    return "\n".join(lines)
+
+
+def _strip_items(path: str) -> str:
+    """Return the path of a field without the marks for items of lists and of mappings."""
+    return path.replace("[]", "").replace("{}", "")
 
 
 def _filter_field(explanation: Explanation, field: str) -> Explanation:

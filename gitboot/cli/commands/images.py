@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 _MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in page.js
 _MAX_NAMES: Final = 3  # maximum number of servers in a cell
-_MAX_REASON_LENGTH: Final = 34  # characters
 
 
 @click.command(
@@ -122,7 +121,7 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
         )
         for each in found.items
     ]
-    yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows)
+    yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows, optional=1)
     if found.foreign:
         yield format_table(
             ("VERSION BY ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in found.foreign.items()]
@@ -155,12 +154,12 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
             if each.until
             else "-",
             format_names(each.servers, _MAX_NAMES) or "none",
-            each.reason if len(each.reason) <= _MAX_REASON_LENGTH else f"{each.reason[: _MAX_REASON_LENGTH - 1]}…",
         )
         for each in found.behind
     ]
     if rows:
-        yield format_table(("PIN OR HOLD", "IMAGE", "DEADLINE", "SERVERS", "REASON"), rows)
+        reasons = [wrap_text(each.reason, "    ") for each in found.behind]
+        yield format_table(("PIN OR HOLD", "IMAGE", "DEADLINE", "SERVERS"), rows, below=reasons)
     rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
     if rows:
         yield format_table(("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"), rows)

@@ -15,6 +15,7 @@ import click
 
 from gitboot import __version__
 from gitboot.cli.main import Command, Exit
+from gitboot.cli.terminal import echo_wrapped
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, create_output_file
 from gitboot.git.branch_writer import find_pushed_url
@@ -85,11 +86,11 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
         if not create_output_file(directory / name, text.encode(), make_folders=True)
     ]
     hashes = "" if "#sha256=" in (known or "") else _HASH_MISSING
-    click.echo(_NEXT.format(directory=fleet, quoted=quote_words(fleet), hashes=hashes))
+    echo_wrapped(_NEXT.format(directory=fleet, quoted=quote_words(fleet), hashes=hashes))
     for name in left:
-        click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_find_subpath(folder))), err=True)
+        echo_wrapped(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_find_subpath(folder))), err=True)
     if known is None:
-        click.echo(_UNKNOWN, err=True)
+        echo_wrapped(_UNKNOWN, err=True)
 
 
 def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
@@ -192,7 +193,7 @@ _HINTS: Final = {
     ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to it",
 }
 _UNKNOWN: Final = f"""
-Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index
+Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index \
 does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
 # these installers use a package index, unless the package metadata contains another origin

@@ -36,6 +36,7 @@ from gitboot.cli.options import (
     reason_option,
     state_option,
 )
+from gitboot.cli.terminal import echo_wrapped
 from gitboot.controller.instance.state_directory import check_acts, find_running_process, read_status
 from gitboot.controller.operator_requests import (
     APPROVE,
@@ -215,7 +216,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     held = find_held_change(read_held_change(state), digest)
     named = sorted(held.guards if all_guards else set(guards))
     check_approval(held, held.digest, named)
-    click.echo(request_change(state, APPROVE, {"digest": held.digest, "guards": named, "reason": reason}))
+    echo_wrapped(request_change(state, APPROVE, {"digest": held.digest, "guards": named, "reason": reason}))
 
 
 @click.command(
@@ -250,7 +251,7 @@ def allow_installs_command(state: Path) -> None:
         raise SystemExit(Exit.PARTIAL) from None
     # Remove the stop files first. Otherwise the instance would adopt the stop again.
     missed = list(apply_to_folders(found, remove_stop))
-    click.echo(request_change(state, START, {}))
+    echo_wrapped(request_change(state, START, {}))
     if names:
         click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
     for each in missed:
@@ -274,7 +275,7 @@ def resume_command(state: Path) -> None:
 
     The instance accepts commits and sets overrides again.
     """
-    click.echo(request_change(state, RESUME, {}))
+    echo_wrapped(request_change(state, RESUME, {}))
 
 
 @click.command(
@@ -302,7 +303,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     found = list_endpoint_folders(state := resolve_active_state(state))
     missed = list(apply_to_folders(found, lambda folder: write_stop(folder, stoppage, at)))
     try:
-        click.echo(request_change(state, STOP, {"reason": reason, "everything": everything}))
+        echo_wrapped(request_change(state, STOP, {"reason": reason, "everything": everything}))
     except OperatorError as error:  # the instance adopts the endpoints' stop when the ledger is available again
         if len(missed) == len(found):
             raise
@@ -356,4 +357,4 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
         raise UsageError(
             f"--until {format_instant(until)} is past: use a later time, or a duration from now such as 2h"
         )
-    click.echo(request_change(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))
+    echo_wrapped(request_change(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

@@ -36,7 +36,7 @@ from gitboot.cli.options import (
     shown_state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_plan_source, format_table, wrap_text
+from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
 from gitboot.jsonio import format_document, format_instant, to_json_value
@@ -164,7 +164,7 @@ def _write_plans(
             item["image"] or "local disk" if item["phase"] else "no plan",
             item["method"] or "-",
             format_plan_source(item),
-            item["nextTransition"] or "-",
+            format_time(item["nextTransition"]) if item["nextTransition"] else "-",
         )
         for item in items
     ]
@@ -172,6 +172,7 @@ def _write_plans(
         format_table,
         ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE"),
         rows,
+        optional=3,
         below=[
             "\n".join(filter(None, (line, *_format_preconditions(item))))
             for item, line in zip(items, _format_installations(items), strict=True)
@@ -212,7 +213,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
         instant = min(filter(None, (fleet.find_next_transition(decision, instant), ends)), default=None)
     rows = [
         (
-            str(item["from"]),
+            format_time(item["from"]),
             str(item["phase"] or "no plan"),
             str(item["image"] or ("local disk" if item["phase"] else "-")),
             format_plan_source(item),

@@ -36,6 +36,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
+from gitboot.cli.terminal import echo_wrapped
 from gitboot.controller.condition_rules import why_in_doubt
 from gitboot.controller.instance.assembly import OfflineInstance, simulate_begin
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
@@ -157,7 +158,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
                 for uuid, record in _read_exported_records(Path(what), hint).items()
             ]
         _confirm_records(instance, facts, yes=yes)
-    click.echo(request_change(state, BEGIN, facts, instance.commit))
+    echo_wrapped(request_change(state, BEGIN, facts, instance.commit))
 
 
 def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: bool) -> None:
@@ -238,7 +239,7 @@ def confirm_clock(state: Path, reason: str) -> None:
     Do this if the clock is behind the ledger, or if no time service controls it. If a time service controls the clock
     later and then stops, confirm the clock again.
     """
-    click.echo(request_change(state, CLOCK, {"reason": reason}))
+    echo_wrapped(request_change(state, CLOCK, {"reason": reason}))
 
 
 @records_command.command(
@@ -330,7 +331,7 @@ def set_record(
                 f"OnImageChange: {', '.join(installed)}"
             )
         confirm_or_abort(yes=yes)
-    click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
+    echo_wrapped(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
 
 @records_command.command(
@@ -363,7 +364,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         click.echo(
             f"ignored {strays} of {len(records)} records: the accepted commit does not contain their servers", err=True
         )
-    click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
+    echo_wrapped(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
 
 @records_command.command(
@@ -418,7 +419,7 @@ def take_over(file: Path, state: Path, reason: str) -> None:
         record, server = build_taken_record(given, instance), _find_current_name(given, instance)
     item = {"uuid": given["uuid"], "server": server, **record_facts(record)}
     facts = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
-    click.echo(request_change(state, RECORDS, facts))
+    echo_wrapped(request_change(state, RECORDS, facts))
 
 
 def _read_exported_records(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
@@ -478,7 +479,9 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
     shown = ", ".join(f"{counts[what]} {what}{more.get(what, '')}" for what in _STATE_ORDER if counts[what])
     where = f" of the site {site}" if site is not None else ""
     total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
-    return "\n".join([format_table(header, map(_format_row, items)), *(["", *below] if below else []), "", total])
+    return "\n".join(
+        [format_table(header, map(_format_row, items), optional=4), *(["", *below] if below else []), "", total]
+    )
 
 
 def _format_row(item: dict[str, Any]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
+from gitboot.cli.terminal import echo_wrapped
 from gitboot.controller.operator_requests import SECRET_FETCHES
 from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import UsageError
@@ -275,4 +276,4 @@ def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path
         for name, (uuid, each) in known.items()
         if each is not None
     ]
-    click.echo(request_change(state, SECRET_FETCHES, {"items": items, "reason": reason}))
+    echo_wrapped(request_change(state, SECRET_FETCHES, {"items": items, "reason": reason}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -25,7 +25,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_table, wrap_text
+from gitboot.cli.terminal import format_table, wrap_on_terminal, wrap_text
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     find_running_process,
@@ -39,9 +39,9 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.standard_streams import style
-from gitboot.status.conditions import fill_state
+from gitboot.status.conditions import FIRST_REVIEW, OR_WRITE, REASON_SEPARATOR, THEN_APPROVE, fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
-from gitboot.text import did_you_mean, format_age, format_count, format_rest, one_line, printable
+from gitboot.text import did_you_mean, format_age, format_count, format_names, format_rest, one_line, printable
 
 if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachines
@@ -160,10 +160,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         *(_format_fact(name, status[name]) for name in ("ledger", "site", "branch") if status.get(name)),
         _format_fact("applied", status["applied"]["commit"] or "-"),
         *([_format_fact("signed by", f"{signer['person']} ({signer['key']})")] if signer is not None else []),
-        *(
-            _format_fact("acknowledged", f"{each['guard']} in {each['commit'][:12]}: {each['by']}")
-            for each in accepted.get("acknowledged", ())
-        ),
+        *_format_acknowledgements(accepted.get("acknowledged", ())),
         _format_fact("newest commit", newest),
         _format_fact("servers", f"{sum(status['phases'].values())}{': ' if phases else ''}{phases}"),
         *(_format_fact(_COUNT_LABELS[name], text) for name, text in numbers.items()),
@@ -178,8 +175,8 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
         lines.append(_format_fact("held by", ", ".join(held["guards"])))
-        lines += [f"    {line}" for line in held.get("lines", ())]
-        lines += _limit_lines([wrap_text(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
+        if reinstalled := held.get("reinstalls", ()):
+            lines.append(wrap_text(f"may be reinstalled: {format_names(reinstalled, _MAX_SERVERS)}", "    "))
     withheld = []
     for each in status["attempted"].get("withheld", ()):
         by = ", ".join(commit[:12] for commit in each["by"])
@@ -192,7 +189,16 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     ]
     if left := format_rest(len(problems) - _MAX_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
-    return "\n".join([*lines, "", *_format_conditions(status["conditions"], state)])
+    return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held)])
+
+
+def _format_acknowledgements(acknowledgements: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    guards: dict[tuple[str, str], list[str]] = {}
+    for each in acknowledgements:
+        guards.setdefault((each["commit"], each["by"]), []).append(each["guard"])
+    for (commit, by), names in guards.items():
+        text = _format_fact("acknowledged", f"{', '.join(names)} in {commit[:12]}: {by}")
+        yield wrap_text(text, continuation=" " * 15)
 
 
 # Labels and values for the counts in a status.
@@ -221,7 +227,9 @@ def _limit_lines(lines: list[str]) -> list[str]:
     return [*lines[:_MAX_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
 
 
-def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
+def _format_conditions(
+    conditions: list[dict[str, Any]], state: Path, held: Mapping[str, Any] | None = None
+) -> Iterator[str]:
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (
@@ -236,10 +244,38 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
     below = []
     for each in found:
         sentences = [] if each["status"] else [wrap_text(each["message"], "    ")]
-        if sentences and each.get("remedy"):
-            sentences.append(f"    {fill_state(each['remedy'], str(state))}")
+        remedy = fill_state(each["remedy"], str(state)) if sentences and each.get("remedy") else None
+        if remedy is not None and each["reason"] == "GuardTripped" and held is not None:
+            sentences = [*_format_held(each["message"], held), *_format_approval(remedy, held)]
+        elif remedy is not None:
+            sentences.append(f"    {remedy}")
         below.append("\n".join(sentences))
     yield format_table(("CONDITION", "STATUS", "REASON", "SINCE (UTC)", "MESSAGE"), rows, below=below)
+
+
+def _format_held(message: str, held: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the message of a held commit with one line for each limit that it exceeds."""
+    reasons = held.get("reasons", ())
+    joined = REASON_SEPARATOR.join(reasons)
+    before, found, after = message.partition(joined) if joined else (message, "", "")
+    yield wrap_text(before.rstrip(), "    ")
+    if found:
+        yield from (wrap_text(f"- {each}", "    ", continuation="      ") for each in reasons)
+    if rest := after.removeprefix(". "):
+        yield wrap_text(rest, "    ")
+
+
+def _format_approval(remedy: str, held: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the steps that let a held commit through, with each command and acknowledgement alone on its line."""
+    approve, _, rest = remedy.partition(FIRST_REVIEW)
+    review, _, rest = rest.partition(THEN_APPROVE)
+    yield "    1. Review the changes:"
+    yield f"       {review}"
+    yield "    2. Approve them:"
+    yield f"       {approve}"
+    if lines := held.get("lines", ()):
+        yield f"    Or write this into {rest.partition(OR_WRITE)[2]}:"
+        yield from (f"       {line}" for line in lines)
 
 
 @click.command(
@@ -314,7 +350,8 @@ def _format_event(event: Mapping[str, Any], format: str) -> str:
     if format == "json":
         return json.dumps(event, sort_keys=True)
     at = format_instant(datetime.fromisoformat(event["at"]).replace(microsecond=0))
-    return printable(f"{at} {event['type']:<18} {one_line(str(event['message']))}")
+    text = printable(f"{at} {event['type']:<18} {one_line(str(event['message']))}")
+    return wrap_on_terminal(text, sys.stdout, hanging="    ")
 
 
 @click.command(

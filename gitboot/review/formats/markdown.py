@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from html import escape
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Final
 
 from msgspec import structs
@@ -25,6 +26,10 @@ LIMIT: Final = 60_000  # the maximum size of a comment in bytes; GitHub accepts 
 _SECTION: Final = 6_000  # the maximum size in bytes of each list that could have any length
 _DIFF: Final = 60  # the maximum number of lines in each rendered diff
 _LONGEST: Final = 300  # the maximum number of characters in each line
+# the maximum number of characters in a line of a diff that replaces another line, or that another line replaces
+_LONGEST_CHANGE: Final = 600
+_LONGEST_WORD: Final = 200  # the maximum number of characters in each word of a changed line that is cut
+_MOST_WORDS: Final = 200  # in longer lines, all words between the first and the last changed word count as changed
 
 
 def format_marker(folder: str) -> str:
@@ -110,6 +115,8 @@ def _render_areas(review: Review) -> Iterator[str]:
     yield f"| {' | '.join(each.capitalize() for each in header)} |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
     yield from _limit_lines(lines, "server group")
+    if (note := review.note_on_harmless_changes) is not None:
+        yield f"\n{note}"
 
 
 def _render_guards(review: Review) -> Iterator[str]:
@@ -247,12 +254,85 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     parts = []
     for boot, files in groupby(diffs, key=lambda each: each.boot):
         lines = [line for each in files for line in each.lines]
-        shown = [printable(line.expandtabs(4))[:_LONGEST] for line in lines[:_DIFF]]
+        shown = list(_shorten_diff([printable(line.expandtabs(4)) for line in lines[:_DIFF]]))
         if len(lines) > _DIFF:
             shown.append(f"… {format_rest(len(lines) - _DIFF, 'line')}")
         fence = _make_fence("\n".join(shown), 3)
         parts.append("\n".join([format_code(boot), f"{fence}diff", *shown, fence]))
     return "\n\n".join(parts)
+
+
+def _shorten_diff(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a diff. A changed line that is too long shows the words that its counterpart does not have."""
+    for is_change, run in groupby(lines, key=lambda line: line[:1] in ("-", "+")):
+        block = list(run)
+        for line in block:
+            others = [each[1:] for each in block if each[:1] != line[:1]] if is_change else []
+            if not others:
+                yield _cut(line)
+            elif len(line) <= _LONGEST_CHANGE:
+                yield line
+            else:
+                counterpart = max(others, key=lambda each: _count_equal(each[:_LONGEST_CHANGE], line[1:]))
+                yield line[:1] + _show_changed_words(line[1:], counterpart)
+
+
+def _show_changed_words(text: str, counterpart: str) -> str:
+    """Return the words that differ from the counterpart, with as many other words as fit and "…" for the rest."""
+    words = _WORD.findall(text)
+    changed = _find_changed_words(words, _WORD.findall(counterpart))
+    beside = [each for index in changed for each in (index - 1, index + 1)]
+    shown: dict[int, str] = {}
+    room = _LONGEST_CHANGE
+    for index in (0, *changed, *beside, *range(len(words))):
+        if 0 <= index < len(words) and index not in shown:
+            word = _cut_word(words[index], changed.get(index, ""))
+            if len(word) <= room:
+                shown[index] = word
+                room -= len(word)
+    parts = [shown.get(index, " …") for index in range(len(words))]
+    return "".join(part for part, before in zip(parts, ("", *parts), strict=False) if part != " …" or part != before)
+
+
+_WORD: Final = re.compile(r"\s*\S+|\s+$")
+
+
+def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
+    """Return the indexes of words that differ, with their counterparts, and of words beside a missing word."""
+    first = _count_equal(words, others)
+    last = _count_equal(words[first:][::-1], others[first:][::-1])
+    middle, other_middle = words[first : len(words) - last], others[first : len(others) - last]
+    blocks: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(middle), 0, len(other_middle))]
+    if max(len(middle), len(other_middle)) <= _MOST_WORDS:
+        blocks = SequenceMatcher(None, middle, other_middle, autojunk=False).get_opcodes()
+    found: dict[int, str] = {}
+    for kind, start, end, other_start, other_end in blocks:
+        if kind != "equal":
+            found |= {first + index: "" for index in range(start, end) or (start - 1, start)}
+            if end - start == other_end - other_start:
+                found |= zip(range(first + start, first + end), other_middle[other_start:other_end], strict=True)
+    return found
+
+
+def _cut_word(word: str, counterpart: str) -> str:
+    if len(word) <= _LONGEST_WORD:
+        return word
+    start = _count_equal(word, counterpart) - _WORD_CONTEXT
+    begin = f"{word[:_WORD_CONTEXT]}…" if start > _WORD_CONTEXT else word[: max(start, 0)]
+    return begin + _cut(word[max(start, 0) :], _LONGEST_WORD)
+
+
+def _count_equal(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the number of equal items at the start of two sequences."""
+    equal = (left == right for left, right in zip(one, other, strict=False))
+    return sum(1 for _ in takewhile(bool, equal))
+
+
+_WORD_CONTEXT: Final = 20  # characters before the first difference in a word
+
+
+def _cut(text: str, limit: int = _LONGEST) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 # After the groups
@@ -328,8 +408,7 @@ def format_code_block(lines: list[str]) -> str:
 
 def format_code(text: str, *, in_table: bool = False) -> str:
     """Return the text as a Markdown code span. The text cannot end the code span."""
-    text = printable(text)
-    text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
+    text = _cut(printable(text))
     fence = _make_fence(text, 1)
     padding = " " if "`" in text else ""
     # a backslash before "\|" would escape the backslash, and the "|" would then end the cell: GFM 4.10, 6.1

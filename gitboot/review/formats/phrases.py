@@ -74,7 +74,9 @@ def describe_rendered(group: Group) -> str:
     """
     if len(group.servers) == 1:
         return f"diff for {group.names[0]}"
-    own = f"same diff with their own {' and '.join(group.own)}" if group.own else "same diff"
+    *names, last = sorted(group.own, key=lambda name: name != "name") or ("",)
+    listed = f"{', '.join(names)} and {last}" if names else last
+    own = f"same diff with their own {listed}" if listed else "same diff"
     return f"diff for {group.names[0]}; the other servers have the {own}"
 
 
@@ -263,9 +265,11 @@ _TRIP_TEXTS: Final[Mapping[Guard, str]] = {
 def format_counts(changes: Changes) -> str:
     """Summarize the numbers of changed servers, images and overrides on one line."""
     renamed = sum(each.renamed for each in changes.servers)
-    changed = len(changes.with_fate(ChangeKind.EDITED))
+    edited = changes.with_fate(ChangeKind.EDITED)
+    harmless = sum(Risk.HARMLESS in each.risks for each in edited)
+    notes = [f"{number:,} {what}" for number, what in ((harmless, "harmless"), (renamed, "renamed")) if number]
     parts = [
-        f"{format_count(changed, 'server')} changed" + (f" ({renamed:,} renamed)" if renamed else ""),
+        f"{format_count(len(edited), 'server')} changed" + (f" ({', '.join(notes)})" if notes else ""),
         f"{len(changes.with_fate(ChangeKind.ADDED)):,} added",
         f"{len(changes.with_fate(ChangeKind.REMOVED)):,} removed",
         f"{changes.unchanged:,} unchanged",
@@ -484,7 +488,7 @@ def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[st
         "GROUP",
         "SERVERS",
         f"CHANGED (max {limits.max_update_percent} %)",
-        "REDUCED",
+        "HARMLESS",
         f"REMOVED (max {limits.max_delete_percent} %)",
         "ADDED",
         "REINSTALLS",
@@ -500,6 +504,9 @@ def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[st
                 f"{area.added:,}",
                 f"{area.reinstalled:,}",
             )
+
+
+HARMLESS_NOTE: Final = "Guards ignore harmless changes, because they offer a server no new boot."
 
 
 def _format_measure(number: int, size: int, percent: int, small: int) -> str:

@@ -281,12 +281,35 @@ def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack:
 def test_status_prints_the_command_that_approves_the_held_commit(rack: Rack) -> None:
     digest = hold(rack)
     lines = rack.said("status").splitlines()
-    line = next(line for line in lines if line.startswith("    gitboot approve ")).strip()
-    command, _, review = line.partition(", then run this")[0].partition("  # first review the changes with ")
+    start = lines.index("    1. Review the changes:")
+    assert re.fullmatch("    commit [0-9a-f]{12} is on hold until it is approved:", lines[start - 3])
+    assert lines[start - 2 : start] == [
+        "    - it could reinstall 1 server (maxReinstalls allows 0)",
+        "    Servers to reinstall: web01",
+    ]
+    review, command, line = (each.strip() for each in lines[start + 1 : start + 6 : 2])
+    assert lines[start + 2 : start + 5 : 2] == [
+        "    2. Approve them:",
+        "    Or write this into the message of a new commit:",
+    ]
+    assert line == f"Gitboot-Ack: {digest} maxReinstalls"
     assert command == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
     assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
     assert "    looked at" not in lines
     assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
+
+
+def test_status_prints_the_acknowledgements_of_one_person_on_one_line(rack: Rack) -> None:
+    status = json.loads((rack.state / "status.json").read_text())
+    guards = ("maxReinstalls", "maxDeletes", "maxInstalls")
+    by = {guard: "root, with gitboot approve: CHG-1" if guard != "maxDeletes" else "Ada" for guard in guards}
+    found = [{"guard": guard, "commit": "c" * 40, "by": by[guard]} for guard in guards]
+    status["accepted"]["acknowledged"] = found
+    (rack.state / "status.json").write_text(json.dumps(status))
+    assert [line for line in rack.said("status").splitlines() if line.startswith("acknowledged")] == [
+        "acknowledged   maxReinstalls, maxInstalls in cccccccccccc: root, with gitboot approve: CHG-1",
+        "acknowledged   maxDeletes in cccccccccccc: Ada",
+    ]
 
 
 def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -> None:
@@ -314,8 +337,8 @@ def test_finding_r10_status_prints_one_command_on_one_line(
     digest = hold(rack)
     monkeypatch.setenv("COLUMNS", columns)
     lines = [line.strip() for line in rack.said("status").splitlines()]
-    (line,) = (line for line in lines if "gitboot approve" in line or "--reason" in line)
-    command, _, review = line.partition(", then run this")[0].partition("  # first review the changes with ")
+    (command,) = (line for line in lines if "gitboot approve" in line or "--reason" in line)
+    (review,) = (line for line in lines if "gitboot diff" in line or "--accepted" in line)
     assert command == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
     assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
     assert [line for line in lines if digest in line] == [f"Gitboot-Ack: {digest} maxReinstalls"]

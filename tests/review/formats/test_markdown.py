@@ -33,7 +33,7 @@ HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** |
         ("a`b", "`` a`b ``"),
         ("```", "```` ``` ````"),
         ("a\nb\x1b[31m", r"`a\nb\u001b[31m`"),
-        ("x" * 400, f"`{'x' * 299}…`"),
+        ("x" * 900, f"`{'x' * 299}…`"),
     ],
 )
 def test_a_code_span_ends_where_its_text_ends(text: str, expected: str) -> None:
@@ -149,6 +149,38 @@ def test_changed_outputs_reveal_no_secret_in_the_boot_of_unknown_machines() -> N
     )
     assert "luks.password=HIDDEN" in shown
     assert "hunter2" not in shown
+
+
+def changed_arguments(old: list[str], new: list[str]) -> list[str]:
+    """Return the changed lines of the iPXE script in a comment, without those that only name the image."""
+
+    def passing(arguments: list[str]) -> Files:
+        spec = f"role: web, stream: stable, kernelArguments: {json.dumps(arguments)}"
+        return {"profiles/web.yaml": document("BootProfile", "web", f"method: Pxe, {spec.partition(', ')[2]}")}
+
+    shown = as_markdown(reviewed(passing(new), {**FLEET, **passing(old)}))
+    return [line for line in shown.splitlines() if re.match("[-+]kernel ", line)]
+
+
+MANY_ARGUMENTS = [f"option{number}=value{number}" for number in range(50)]
+
+
+@for_each(
+    ("old", "new", "shown"),
+    [
+        ([*MANY_ARGUMENTS, "nosmt"], [*MANY_ARGUMENTS, "quiet"], ("nosmt", "quiet")),
+        (["one", *MANY_ARGUMENTS, "nosmt"], ["two", *MANY_ARGUMENTS, "quiet"], ("one … nosmt", "two … quiet")),
+        ([*MANY_ARGUMENTS, "nosmt"], MANY_ARGUMENTS, ("nosmt", "option49=value49 || goto failed")),
+        (["a=" + "x" * 900 + "1"], ["a=" + "x" * 900 + "2"], (f" a=xx … {'x' * 20}1", f" a=xx … {'x' * 20}2")),
+        ([*MANY_ARGUMENTS, *"abc"], [f"new{each}" for each in MANY_ARGUMENTS], ("option0=value0", "newoption0=value0")),
+    ],
+)
+def test_a_long_line_of_a_diff_shows_the_words_that_differ(old: list[str], new: list[str], shown: list[str]) -> None:
+    lines = changed_arguments(old, new)
+    assert len(lines) == 2
+    for line, words in zip(lines, shown, strict=True):
+        assert "…" in line and all(word in line for word in words.split(" … ")), line
+        assert line.startswith(("-kernel ", "+kernel ")) and len(line) <= 650
 
 
 def many(count: int, spec: str) -> Files:

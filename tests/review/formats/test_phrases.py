@@ -9,13 +9,15 @@ import pytest
 from msgspec import structs
 
 from gitboot.jsonio import Digest
+from gitboot.review.change_groups import Group
+from gitboot.review.decision_changes import ServerChange
 from gitboot.review.document_changes import FieldChange, compare_fields
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Area, Extent, Guard, Limits, Trip, judge
 from gitboot.review.reinstalls import Reinstall, ReinstallReason
 from gitboot.review.risks import Effect, EffectTime
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import at
+from tests.helpers.fleets import SEED, at, decision, server
 
 
 @for_each(
@@ -174,3 +176,25 @@ def test_each_changed_field_has_a_phrase(old: Mapping[str, Any], new: Mapping[st
 
 def test_a_hidden_difference_has_a_phrase() -> None:
     assert phrases.format_change(FieldChange(("files",), "(some)", "(some)")) == "files: changed"
+
+
+@for_each(
+    ("own", "expected"),
+    [
+        ((), "diff for web01; the other servers have the same diff"),
+        (("name",), "diff for web01; the other servers have the same diff with their own name"),
+        (("MAC", "name"), "diff for web01; the other servers have the same diff with their own name and MAC"),
+        (
+            ("MAC", "name", "token"),
+            "diff for web01; the other servers have the same diff with their own name, MAC and token",
+        ),
+    ],
+)
+def test_the_values_that_differ_between_servers_are_a_list(own: tuple[str, ...], expected: str) -> None:
+    documents = (*SEED, server("web02", "role: web"))
+    changed = [decision(name, *documents) for name in ("web01", "web02")]
+    servers = tuple(ServerChange(old=None, new=each, risks=frozenset(), reinstalls=(), effects=()) for each in changed)
+    group = Group(
+        causes=(), servers=servers, risks=(), effects=(), reinstalls=(), unknown=(), fields=(), rendered=(), own=own
+    )
+    assert phrases.describe_rendered(group) == expected
