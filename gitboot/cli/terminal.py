@@ -44,7 +44,7 @@ _MIN_COLUMNS: Final = 40
 # A cell that stays on one line if there is room.
 _INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\d [\d:]+Z?$")
 _MIN_SHORTENED: Final = 11  # columns of a shortened cell
-_COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
+_COLOURS = {"Network": "cyan", "Maintenance": "magenta", "Disk": None, "no plan": "bright_black"}  # as in page.css
 
 
 def terminal_width() -> int:

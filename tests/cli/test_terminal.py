@@ -97,7 +97,7 @@ def test_words_and_times_are_wrapped_only_if_nothing_else_is_left_to_wrap(monkey
         assert click.unstyle(format_table(header, [row])).splitlines()[1] == first
     monkeypatch.setenv("COLUMNS", "40")
     folded = format_table(("N" * 20, "PHASE"), [("n" * 60, "Maintenance")]).splitlines()[1:3]
-    assert [line.split()[-1] for line in folded] == [style(each, fg="yellow") for each in ("Maint", "enanc")]
+    assert [line.split()[-1] for line in folded] == [style(each, fg="magenta") for each in ("Maint", "enanc")]
 
 
 def test_the_optional_column_is_omitted_if_shortening_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
