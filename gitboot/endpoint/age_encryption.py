@@ -70,7 +70,7 @@ def make_key(file: Path) -> str:
     key = x25519.Identity.generate()
     public = str(key.to_public())
     if not create_output_file(file, f"# public key: {public}\n{key}\n".encode(), mode=0o600):
-        raise UsageError(f"{file} exists already; name a new file")
+        raise UsageError(f"{file} already exists; name a new file")
     return public
 
 

@@ -205,7 +205,7 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
             place = str(PurePosixPath(get_fleet_folder(repository, root), file))
             adding = _find_adding_commit(repository, commit, place)
             if adding is None:
-                raise UsageError(f"the branch {branch} exists already without {file}: delete the branch")
+                raise UsageError(f"the branch {branch} already exists without {file}: delete the branch")
             commit = adding
         return Proposal(
             commit=commit.revision,

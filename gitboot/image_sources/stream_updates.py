@@ -440,7 +440,7 @@ class StreamUpdater:
         files = build_files(followed, self._fleet.repository, image, built)
         if built is not None and f"images/{image}.yaml" in self._fleet.snapshot.blobs:
             raise UsageError(
-                f"images/{image}.yaml exists already, but does not contain BootImage/{image}: move the file"
+                f"images/{image}.yaml already exists, but does not contain BootImage/{image}: move the file"
             )
         changed = self._fleet.validate(self._fleet.snapshot.replace_files(files, f"update of {followed.name}"))
         before, after = followed.stream, changed.streams[followed.name]
@@ -468,12 +468,12 @@ class StreamUpdater:
         """Raise `UsageError` unless the existing BootImage is the release and has all architectures of a stream."""
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
-            raise UsageError(f"BootImage/{image.metadata.name} exists already, with the version {image.spec.version}")
+            raise UsageError(f"BootImage/{image.metadata.name} already exists, with the version {image.spec.version}")
         # two channels of a source may contain the same version
         if not is_from_source(image, release.source, release.channel):
             of = f"the channel {release.channel} of {release.source}" if release.channel else release.source
             raise UsageError(
-                f"BootImage/{image.metadata.name} exists already, but it does not belong to {of}: add the release "
+                f"BootImage/{image.metadata.name} already exists, but it does not belong to {of}: add the release "
                 "under another "
                 "name with `gitboot new image --name`"
             )

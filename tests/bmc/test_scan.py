@@ -329,7 +329,7 @@ def test_a_new_server_document_has_the_values_of_its_bmc_and_of_a_similar_server
         text = (rack.repository.work / "servers" / "new03.yaml").read_text()
         assert f"uuid: {new.uuid}" in text and f"address: {bmc.url}" in text and "lifecycle: Parked" in text
         assert typed("validate", rack.repository.work).code == Exit.FINE
-        assert "Server/new03 exists already" in typed(*command).err
+        assert "Server/new03 already exists" in typed(*command).err
         assert new.writes == []
     finally:
         (rack.repository.work / "servers" / "new03.yaml").unlink()

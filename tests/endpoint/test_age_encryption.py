@@ -55,7 +55,7 @@ def test_only_the_owner_can_read_a_new_key_and_it_replaces_no_file(tmp_path: Pat
     assert file.stat().st_mode & 0o777 == 0o600
     assert AgeKeys(file).list_recipients() == (public,)
     before = file.read_bytes()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         make_key(file)
     assert file.read_bytes() == before
 

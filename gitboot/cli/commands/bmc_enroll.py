@@ -237,7 +237,7 @@ def enroll(
     with _remove_on_error() as created:
         for file, content in documents.values():
             if not create_output_file(path / file, content.encode(), make_folders=True):
-                raise UsageError(f"{path / file} exists already: move the file, and repeat the command")
+                raise UsageError(f"{path / file} already exists: move the file, and repeat the command")
             created.append(path / file)
         load_fleet(path, None)  # raises if a new document contradicts another one
         with _restore_on_error(access) if text is not None else nullcontext():
@@ -502,7 +502,7 @@ def _build_documents(
             continue
         chosen = lines[each.address].name if each.is_only_system else None
         if chosen is not None and chosen in used_names:
-            raise UsageError(f"Server/{chosen} exists already: give {each.address} another name")
+            raise UsageError(f"Server/{chosen} already exists: give {each.address} another name")
         name = chosen or choose_name(each, names)
         names.add(name)
         documents[each] = f"servers/{name}.yaml", render_document(each, name, credentials, policy=policy)

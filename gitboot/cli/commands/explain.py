@@ -224,7 +224,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
             by = "not committed yet" if revision == WORKTREE else by
         place = wrap_text(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
         written.append(style(place, fg=_COMMENT_COLOUR) if place else "")
-    text = format_table(("FIELD", "VALUE", "RULE", "REASON AND SOURCE LOCATION"), rows, below=written)
+    text = format_table(("FIELD", "VALUE", "RULE", "REASON"), rows, below=written)
     rules = {each.rule for each in explanation.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in explanation.lost if lost.rule in rules]
     if lost:

@@ -300,7 +300,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
             if not _is_unfinished(CopyNotes.read(found), notes):
-                raise UsageError(f"{path} exists already; move it away")
+                raise UsageError(f"{path} already exists; move it away")
     try:
         yield
     except BaseException:
@@ -376,7 +376,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
         raise UsageError(f"{name} was not moved, so you cannot reclaim it")
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
-        raise UsageError(f"{path} exists already; move it away")
+        raise UsageError(f"{path} already exists; move it away")
     return ReclaimPlan(name, notes.moved_to, notes.identity, notes.changes)
 
 

@@ -164,7 +164,7 @@ def server(
         macs_of_both = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
         serial = each.spec.serial if each.spec.serial == new.serial else None
         if other == chosen:
-            raise UsageError(f"Server/{chosen} exists already: choose another name")
+            raise UsageError(f"Server/{chosen} already exists: choose another name")
         if found := sorted(filter(None, (*macs_of_both, *({*byte_orders(each.uuid)} & own_uuids), serial))):
             raise UsageError(f"Server/{other} already has {found[0]}: a machine needs only one document")
     example = next((each for other, each in fleet.servers.items() if other == like), None)
@@ -173,7 +173,7 @@ def server(
     text = render_server(chosen, new, example, about)
     target = path / "servers" / f"{chosen}.yaml"
     if not create_output_file(target, text.encode(), make_folders=True):
-        raise UsageError(f"{target} exists already: move the file, or choose another name")
+        raise UsageError(f"{target} already exists: move the file, or choose another name")
     click.echo(f"wrote {target}; next step: gitboot validate {quote_words(path)}")
 
 
@@ -377,7 +377,7 @@ def image(
         built = build_image(described, fetcher, keys, progress, name=chosen)
     file = path / "images" / f"{chosen}.yaml"
     if not dry_run and not create_output_file(file, built.text.encode(), make_folders=True):
-        raise UsageError(f"{file} exists already: move the file, or choose another name with --name")
+        raise UsageError(f"{file} already exists: move the file, or choose another name with --name")
     listed = {
         "name": built.name,
         "version": built.image.spec.version,
@@ -420,10 +420,10 @@ def _check_name(fleet: FleetRepository, path: Path, name: str) -> str:
     except Malformed as error:
         raise UsageError(f"{error.message}; {error.hint}") from None
     if chosen in fleet.images:
-        raise UsageError(f"BootImage/{chosen} exists already: choose another version, or another name with --name")
+        raise UsageError(f"BootImage/{chosen} already exists: choose another version, or another name with --name")
     file = path / "images" / f"{chosen}.yaml"
     if file.exists():
-        raise UsageError(f"{file} exists already: move the file, or choose another name with --name")
+        raise UsageError(f"{file} already exists: move the file, or choose another name with --name")
     return chosen
 
 

@@ -162,7 +162,7 @@ def advance_stream(
 
     A step of STREAM has succeeded if the instance applied it, and --after percent of the servers that it reaches are
     installed with the new image. gitboot then commits the next percentage on a new branch, for a pull request. It does
-    not change the work tree. If the branch exists already, gitboot does not commit.
+    not change the work tree. If the branch already exists, gitboot does not commit.
 
     gitboot waits if too few servers are installed, if a server is unknown, or if the status of the instance is old. It
     stops if an installation failed.
@@ -269,7 +269,7 @@ def _commit_change(path: Path, base: Revision, message: _Proposal, content: byte
     if branch is not None and (is_there := is_proposed(path, branch, files)) is not None:
         if not is_there:
             raise UsageError(
-                f"the branch {branch} exists already with another {message.file}, perhaps from an earlier rollout: "
+                f"the branch {branch} already exists with another {message.file}, perhaps from an earlier rollout: "
                 "delete the branch, or name another branch with --branch"
             )
         return structs.replace(message, made="Proposed")

@@ -53,7 +53,7 @@ def command() -> None:
     example="gitboot secret keygen /etc/gitboot/age.keys",
     exit_codes={
         Exit.FINE: "gitboot wrote the key",
-        Exit.USAGE: "FILE exists already, or an option is wrong",
+        Exit.USAGE: "FILE already exists, or an option is wrong",
     },
 )
 @click.argument("file", type=click.Path(path_type=Path))

@@ -126,7 +126,7 @@ def test_explain_shows_a_field_that_no_document_sets_and_lists_such_fields(gitbo
     for field in named:
         assert gitboot("explain", "web01", field, *web[2:])[0] == 0, field
     assert gitboot("explain", "web01", "power", *web[2:])[1].splitlines() == [
-        "FIELD  VALUE  RULE  REASON AND SOURCE LOCATION",
+        "FIELD  VALUE  RULE  REASON",
         "power  None   R3    the default",
     ]
     listed = json.loads(gitboot(*web, "-o", "json")[1])

@@ -276,7 +276,7 @@ def test_a_branch_that_other_people_changed_is_left_alone(site: Site) -> None:
     site.git("branch", "--force", BRANCH, "main")
     done = site.update()
     assert (done.code, site.git("rev-parse", BRANCH)) == (Exit.USAGE, site.git("rev-parse", "main"))
-    assert "exists already without images/someos-1.1.0.yaml: delete the branch" in " ".join(done.out.split())
+    assert "already exists without images/someos-1.1.0.yaml: delete the branch" in " ".join(done.out.split())
 
 
 def _unreachable(site: Site) -> None:
@@ -404,7 +404,7 @@ def test_a_release_of_another_channel_with_the_same_version_is_not_rolled_out(si
     site.git("merge", "--quiet", site.update_one("edge")["branch"])
     done = site.update("stable")
     assert (done.code, site.branches()) == (Exit.USAGE, ["gitboot/update-edge-someos-1.1.0"]), done
-    text = "BootImage/someos-1.1.0 exists already, but it does not belong to the channel stable of someos"
+    text = "BootImage/someos-1.1.0 already exists, but it does not belong to the channel stable of someos"
     assert text in " ".join(done.out.split())
 
 

@@ -106,12 +106,12 @@ def test_without_a_source_the_sources_are_listed(path: Path) -> None:
 
 
 def test_an_existing_document_is_never_overwritten(path: Path, vendor: ImageVendor) -> None:
-    assert "BootImage/someos-1.0.0 exists already" in new(path, "someos", "1.0.0", *keys(vendor)).err
+    assert "BootImage/someos-1.0.0 already exists" in new(path, "someos", "1.0.0", *keys(vendor)).err
     (path / "images").mkdir()
     file = path / "images/someos-1.10.0.yaml"
     file.write_text("# a person's\n")
     done = new(path, "someos", *keys(vendor))
-    assert (done.code, f"{file} exists already" in done.err) == (Exit.USAGE, True)
+    assert (done.code, f"{file} already exists" in done.err) == (Exit.USAGE, True)
     assert file.read_text() == "# a person's\n"
     assert not [each for _, each in vendor.web.asked if "vmlinuz" in each]  # nothing was downloaded for it
 

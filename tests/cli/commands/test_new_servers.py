@@ -135,6 +135,6 @@ def test_no_file_is_overwritten(path: Path) -> None:
     (path / "servers").mkdir()
     (path / "servers" / "web02.yaml").write_text("# somebody's\n")
     done = new(path, "--mac", MAC, "--uuid", UUID)
-    assert done.code == Exit.USAGE and "exists already" in done.err
+    assert done.code == Exit.USAGE and "already exists" in done.err
     assert (path / "servers" / "web02.yaml").read_text() == "# somebody's\n"
-    assert "exists already" in new(path, "--mac", MAC, "--uuid", UUID, name="web01").err
+    assert "already exists" in new(path, "--mac", MAC, "--uuid", UUID, name="web01").err

@@ -113,7 +113,7 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     site.git("branch", "of-before", "HEAD")
     earlier = site.advance("--branch", "of-before", records=site.output)
     assert earlier.code == Exit.USAGE
-    assert "of-before exists already with another streams/stable.yaml" in earlier.err
+    assert "of-before already exists with another streams/stable.yaml" in earlier.err
     alone = site.advance("--no-commit", "-o", "json")
     assert (alone.code, alone.json["proposal"]["branch"]) == (0, None)
     assert (site.clone / "streams/stable.yaml").read_bytes() == changed

@@ -66,7 +66,7 @@ def test_errors_are_reported_before_anything_is_written(tmp_path: Path) -> None:
     assert "the limit is 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
     no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--file", out)
     assert "line 1 is not an age key" in no_key and "hunter2" not in no_key
-    assert "exists already" in fails("keygen", tmp_path / "key")
+    assert "already exists" in fails("keygen", tmp_path / "key")
     assert not out.exists()
 
 
@@ -102,5 +102,5 @@ def test_signing_keys_that_cannot_be_made_are_rejected_before_anything_is_writte
     assert "add --signed-list" in fails("keygen", folder, "--root-key", tmp_path / "x")
     assert "no root key to replace" in fails("keygen", folder, "--signed-list", "--new-root-key", tmp_path / "x")
     (tmp_path / "x").write_text("something")
-    assert "exists already" in fails("keygen", folder, "--signed-list", "--root-key", tmp_path / "x")
+    assert "already exists" in fails("keygen", folder, "--signed-list", "--root-key", tmp_path / "x")
     assert not folder.exists()
