@@ -275,7 +275,7 @@ def test_a_signature_of_a_kind_without_listed_keys_is_rejected(
         (by_openpgp, SignatureKind.SIGSTORE),
         (by_minisign, SignatureKind.OPENPGP),
     ]:
-        with pytest.raises(UntrustedSignature, match="not listed|gitboot has no trusted"):
+        with pytest.raises(UntrustedSignature, match=r"not listed|gitboot has no trusted"):
             found.find_signer(kind, vendor.sign(kernel), kernel, digest(kernel))
 
 
