@@ -1,4 +1,7 @@
-"""A cache of results in one SQLite file. The file may be deleted or damaged at any time."""
+"""A cache of results in one SQLite file.
+
+The file may be deleted or damaged at any time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""IPMI 2.0 client for one BMC without Redfish. The client reads and sets the boot flags with ipmitool.
+"""IPMI 2.0 client for one BMC without Redfish.
+
+The client reads and sets the boot flags with ipmitool.
 
 IPMI does not report the time of the last reset or the boot progress, so gitboot cannot prove that a machine consumed an
 override. If an override disappears, gitboot treats it as lost, and evidence or a person decides whether the machine

@@ -1,4 +1,4 @@
-"""Shell completion: complete the names of servers, streams, image sources and held changes. Ignore errors."""
+"""Shell completion: complete the names of servers, streams, image sources and held changes, without error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Evaluation of commits in a child process with limits. The parent process gives the child access to the cache."""
+"""Evaluation of commits in a child process with limits.
+
+The parent process gives the child access to the cache.
+"""
 
 from __future__ import annotations
 

@@ -271,8 +271,8 @@ shown_state_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot shows the commit that the instance has accepted, with the "
     "records of its ledger. With --rev, gitboot shows that commit of the instance's repository. With PATH or --path, "
-    "it shows that fleet with these records. Default: the variable GITBOOT_STATE. Without both, gitboot shows the "
-    "fleet without records.",
+    "it shows that fleet with these records. Default: the variable GITBOOT_STATE. If neither is set, gitboot shows "
+    "the fleet without records.",
 )
 
 

@@ -1,4 +1,4 @@
-"""ASGI application of the endpoint. It routes requests, checks operators' access, serves boots and accepts reports."""
+"""ASGI application of the endpoint: route requests, check operators' access, serve boots and accept reports."""
 
 from __future__ import annotations
 

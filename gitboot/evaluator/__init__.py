@@ -1,1 +1,1 @@
-"""Evaluation of commits in a process with resource limits. The process reuses cached results for unchanged servers."""
+"""Evaluation of commits in a process with resource limits, which reuses cached results."""

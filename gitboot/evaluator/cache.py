@@ -1,4 +1,4 @@
-"""Cache of evaluation results. The cache stores them as bytes on the disk, or accesses a cache in another process."""
+"""Cache of evaluation results: on the disk, or in another process."""
 
 from __future__ import annotations
 

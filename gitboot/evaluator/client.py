@@ -1,4 +1,4 @@
-"""Client of the evaluator process. That process evaluates commits within resource limits, and may end at any time."""
+"""Client of the evaluator process, which evaluates commits within resource limits and may end at any time."""
 
 from __future__ import annotations
 

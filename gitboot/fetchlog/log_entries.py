@@ -1,4 +1,4 @@
-"""Entries of the fetch log: observations, denials and endpoint reports. This module also recognizes boot loaders."""
+"""Entries of the fetch log: observations, denials and endpoint reports, and recognition of boot loaders."""
 
 from __future__ import annotations
 

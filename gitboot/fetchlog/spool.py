@@ -1,4 +1,4 @@
-"""Spool: a folder with files of fetches. Endpoints write these files, and the instance reads them."""
+"""Spool: a folder with files of fetches, which endpoints write and the instance reads."""
 
 from __future__ import annotations
 

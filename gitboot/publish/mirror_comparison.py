@@ -575,7 +575,7 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
     """Return the fault of a response for an absent path. GRUB runs the body, unless the body is a comment."""
     if answer.is_there or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
         return None
-    message = f"the {answer.status} response has a body other than #, which GRUB runs as a configuration"
+    message = f"the {answer.status} response has a body other than #, which GRUB executes as its configuration"
     return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
 
 

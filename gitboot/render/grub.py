@@ -1,6 +1,4 @@
-"""GRUB configurations for each boot NIC and each UUID, the shared first configuration, and the configuration for
-unknown machines.
-"""
+"""GRUB configurations: for each boot NIC and each UUID, shared, and for unknown machines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""PXELINUX configurations for each boot NIC, and the configuration for unknown machines. lpxelinux.0 and SYSLINUX for
-UEFI can fetch by HTTP. pxelinux.0 only supports TFTP.
+"""PXELINUX configurations for each boot NIC, and the configuration for unknown machines.
+
+lpxelinux.0 and SYSLINUX for UEFI can fetch by HTTP. pxelinux.0 only supports TFTP.
 """
 
 from __future__ import annotations

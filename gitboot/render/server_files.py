@@ -1,6 +1,4 @@
-"""Server states: render all files of a server, for now and after each transition, and the page's data about all
-servers.
-"""
+"""Server states: render all files of a server, for each transition, and the page's data about all servers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands of gitboot. Each module contains one command or one group of commands."""
+"""The commands of gitboot, with one module for each command or group of commands."""

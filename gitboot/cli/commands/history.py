@@ -85,7 +85,7 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot then also lists every installation of SERVER in the ledger. "
     "Without --path, it reads the instance's repository, by default from the accepted commit. Default: the variable "
-    "GITBOOT_STATE. Without both, gitboot does not list installations.",
+    "GITBOOT_STATE. If neither is set, gitboot does not list installations.",
 )
 @output_option("text", "json")
 @evaluator_command

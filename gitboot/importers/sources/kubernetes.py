@@ -1,4 +1,4 @@
-"""Kubernetes: read objects of Tinkerbell and Metal3. Other sources of Kubernetes objects also use the helpers here."""
+"""Kubernetes: read objects of Tinkerbell and Metal3, with helpers for other sources of Kubernetes objects."""
 
 from __future__ import annotations
 
