@@ -140,8 +140,9 @@ _INSTALL_AGAIN: Final = (
     "the failure, use provisioned instead of pending"
 )
 _RUN: Final = (
-    "git grep -n 'kind: Maintenance'  # check each server first. To run the maintenance again, increase spec.run by 1 "
-    "in its document, and push the commit. This command finds the document. Run it in a clone of the fleet repository"
+    "git grep -n 'kind: Maintenance'  # look at the console of each server. If the server did not boot the maintenance "
+    "image, increase spec.run by 1 in the Maintenance document, and push the commit. In a clone of the fleet, this "
+    "command finds the document"
 )
 _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is its name
     _RECORD: (
@@ -155,9 +156,9 @@ _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is 
         "failure, use provisioned instead of pending"
     ),
     _RUN: (
-        "git grep -n 'kind: Maintenance'  # check SERVERS first. To run the maintenance again, increase spec.run by 1 "
-        "in its document, and push the commit. This command finds the document. Run it in a clone of the fleet "
-        "repository"
+        "git grep -n 'kind: Maintenance'  # look at the console of SERVERS. If the server did not boot the maintenance "
+        "image, increase spec.run by 1 in the Maintenance document, and push the commit. In a clone of the fleet "
+        "repository, this command finds the document"
     ),
 }
 _FETCHES: Final = (
@@ -171,8 +172,8 @@ _ACT: Final = (
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
 _ADOPTED: Final = "every server already has the installation that Git describes"
 _TAKE_OVER: Final = (
-    f"If this instance replaces the instance with the other ledger, make sure that the other instance is stopped, then "
-    f"run this to load its last records. If that folder has no records and {_ADOPTED}, use adopt instead of the folder"
+    f"If this instance replaces another instance, stop the other instance, then run this to load its last records. "
+    f"If OUTPUT/ops/records has no records and {_ADOPTED}, replace this folder with the word adopt"
 )
 _FOREIGN_OUTPUT: Final = (
     f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
@@ -257,7 +258,8 @@ _TYPES: Final = (
         "InstallsAllowed",
         {
             "SoleClaim": (
-                "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # stop gitboot serve on HOST, then run this"
+                "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # stop gitboot serve on HOST. Then run this "
+                "on the host of the instance, to copy the fetches and to delete the claim of HOST"
             ),
             "Stopped": (
                 "gitboot allow-installs --state STATE  # ask the person who stopped these boots, then run this. "
@@ -340,8 +342,8 @@ _TYPES: Final = (
         "CredentialsReadable",
         {
             "Unreadable": (
-                "ls -l FILE  # correct the file in the message. You need no restart, because gitboot reads the file "
-                "again for each request"
+                "ls -l FILE  # correct the file that the message names. gitboot reads the file again for each "
+                "request, so you do not need to restart gitboot"
             )
         },
         (Alert("GitbootCredentialsUnreadable", "warning", "5m"),),
@@ -422,8 +424,8 @@ _TYPES: Final = (
                 "file that you pass with --config"
             ),
             "WaitingForApproval": (
-                "gitboot plan --state STATE  # shows the digests. To approve, add a digest to the approval file, or "
-                "approve it at the URL"
+                "gitboot plan --state STATE  # shows the digests. spec.before.approval of the maintenance names a file or "
+                "a URL. To approve, add the digest to this file, or approve it at this URL"
             ),
             "WaitingForDrain": (
                 "gitboot events --state STATE | tail  # shows the requests to drain servers. gitboot repeats each "
@@ -669,8 +671,8 @@ _TYPES: Final = (
             ),
             "NeedsOperator": (
                 "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console of SERVER. If "
-                "SERVER has booted or was reset, run this. Otherwise use --not-set instead of --consumed: gitboot "
-                "then sets the override again, and this boot can erase the disks of SERVER"
+                "SERVER has started since gitboot set the override, run this. Otherwise use --not-set instead of "
+                "--consumed: gitboot then sets the override again, and this boot can erase the disks of SERVER"
             ),
             "Overdue": (
                 f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, first "
