@@ -424,8 +424,8 @@ _TYPES: Final = (
                 "file that you pass with --config"
             ),
             "WaitingForApproval": (
-                "gitboot plan --state STATE  # shows the digests. spec.before.approval of the maintenance names a file or "
-                "a URL. To approve, add the digest to this file, or approve it at this URL"
+                "gitboot plan --state STATE  # shows the digests. spec.before.approval of the maintenance names a file "
+                "or a URL. To approve, add the digest to this file, or approve it at this URL"
             ),
             "WaitingForDrain": (
                 "gitboot events --state STATE | tail  # shows the requests to drain servers. gitboot repeats each "
