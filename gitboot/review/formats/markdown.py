@@ -263,13 +263,16 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
 
 
 def _shorten_diff(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a diff. A changed line that is too long shows the words that its counterpart does not have."""
+    """Yield the lines of a diff. A changed line that is too long shows the words that its counterpart does not have.
+
+    In a changed line, "…" stands for text that the counterpart has too, unless a number of words or characters follows.
+    """
     for is_change, run in groupby(lines, key=lambda line: line[:1] in ("-", "+")):
         block = list(run)
         for line in block:
             others = [each[1:] for each in block if each[:1] != line[:1]] if is_change else []
             if not others:
-                yield _cut(line)
+                yield _cut_changed(line, _LONGEST) if is_change else _cut(line)
             elif len(line) <= _LONGEST_CHANGE:
                 yield line
             else:
@@ -278,27 +281,40 @@ def _shorten_diff(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _show_changed_words(text: str, counterpart: str) -> str:
-    """Return the words that differ from the counterpart, with as many other words as fit and "…" for the rest."""
+    """Return the first word and the words that differ from the counterpart.
+
+    If all these words fit, add as many other words as fit. Otherwise, add the number of differing words that do not
+    fit. "…" stands for the omitted words.
+    """
     words = _WORD.findall(text)
-    changed = _find_changed_words(words, _WORD.findall(counterpart))
-    beside = [each for index in changed for each in (index - 1, index + 1)]
+    near = _find_changed_words(words, _WORD.findall(counterpart))
+    changed = [index for index, other in near.items() if words[index] != other]
+    beside = [each for index in near for each in (index - 1, index + 1)]
     shown: dict[int, str] = {}
     room = _LONGEST_CHANGE
-    for index in (0, *changed, *beside, *range(len(words))):
-        if 0 <= index < len(words) and index not in shown:
-            word = _cut_word(words[index], changed.get(index, ""))
-            if len(word) <= room:
-                shown[index] = word
-                room -= len(word)
+    for indexes in ((0, *changed), (*near, *beside, *range(len(words)))):
+        for index in indexes:
+            if 0 <= index < len(words) and index not in shown:
+                word = _cut_word(words[index], near.get(index, words[index]))
+                if len(word) <= room:
+                    shown[index] = word
+                    room -= len(word)
+        if any(index not in shown for index in changed):
+            break
     parts = [shown.get(index, " …") for index in range(len(words))]
-    return "".join(part for part, before in zip(parts, ("", *parts), strict=False) if part != " …" or part != before)
+    cut = "".join(part for part, before in zip(parts, ("", *parts), strict=False) if part != " …" or part != before)
+    left = sum(index not in shown for index in changed)
+    return f"{cut} ({format_count(left, 'more changed word')})" if left else cut
 
 
 _WORD: Final = re.compile(r"\s*\S+|\s+$")
 
 
 def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
-    """Return the indexes of words that differ, with their counterparts, and of words beside a missing word."""
+    """Return the indexes of words that differ, with their counterparts, and of words beside a missing word.
+
+    The counterpart of a word beside a missing word is the word itself.
+    """
     first = _count_equal(words, others)
     last = _count_equal(words[first:][::-1], others[first:][::-1])
     middle, other_middle = words[first : len(words) - last], others[first : len(others) - last]
@@ -308,7 +324,10 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
     found: dict[int, str] = {}
     for kind, start, end, other_start, other_end in blocks:
         if kind != "equal":
-            found |= {first + index: "" for index in range(start, end) or (start - 1, start)}
+            found |= {first + index: "" for index in range(start, end)}
+            if start == end:
+                beside = (index for index in (first + start - 1, first + start) if 0 <= index < len(words))
+                found |= {index: words[index] for index in beside if index not in found}
             if end - start == other_end - other_start:
                 found |= zip(range(first + start, first + end), other_middle[other_start:other_end], strict=True)
     return found
@@ -317,9 +336,14 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
 def _cut_word(word: str, counterpart: str) -> str:
     if len(word) <= _LONGEST_WORD:
         return word
-    start = _count_equal(word, counterpart) - _WORD_CONTEXT
+    if word == counterpart:
+        return _cut(word, _LONGEST_WORD)
+    equal = _count_equal(word, counterpart)
+    start = equal - _WORD_CONTEXT
     begin = f"{word[:_WORD_CONTEXT]}…" if start > _WORD_CONTEXT else word[: max(start, 0)]
-    return begin + _cut(word[max(start, 0) :], _LONGEST_WORD)
+    end = word[max(start, 0) :]
+    is_rest_equal = counterpart[equal:].endswith(end[_LONGEST_WORD - 1 :])
+    return begin + (_cut(end, _LONGEST_WORD) if is_rest_equal else _cut_changed(end, _LONGEST_WORD))
 
 
 def _count_equal(one: Sequence[object], other: Sequence[object]) -> int:
@@ -333,6 +357,11 @@ _WORD_CONTEXT: Final = 20  # characters before the first difference in a word
 
 def _cut(text: str, limit: int = _LONGEST) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _cut_changed(text: str, limit: int) -> str:
+    left = len(text) - limit + 1
+    return text if len(text) <= limit else f"{_cut(text, limit)} ({format_count(left, 'more character')})"
 
 
 # After the groups

@@ -183,6 +183,32 @@ def test_a_long_line_of_a_diff_shows_the_words_that_differ(old: list[str], new: 
         assert line.startswith(("-kernel ", "+kernel ")) and len(line) <= 650
 
 
+def words_of(length: int, letters: str) -> list[str]:
+    return [f"a{number}={letter * (length - 3)}" for number, letter in enumerate(letters)]
+
+
+@for_each(
+    ("old", "new", "end"),
+    [
+        (words_of(221, "pqr"), words_of(221, "stu"), " (1 more changed word)"),
+        (words_of(100, "abcdefg"), words_of(100, "hijklmn"), " (2 more changed words)"),
+        (["old"], words_of(100, "hijklmn"), " (2 more changed words)"),
+    ],
+)
+def test_a_long_line_states_how_many_changed_words_it_does_not_show(old: list[str], new: list[str], end: str) -> None:
+    equal = [f"o{number}" for number in range(100)]
+    line = changed_arguments([*equal, *old], [*equal, *new])[-1]
+    assert line.endswith(end)
+    assert "o5 " not in line  # an unchanged word must not take the place of a changed word
+
+
+def test_a_long_word_states_how_many_changed_characters_it_does_not_show() -> None:
+    _, line = changed_arguments(["old"], ["b=" + "y" * 900])
+    assert f" b={'y' * 196}… (704 more characters)" in line
+    (line,) = (each for each in changed_arguments(["a=1"], ["a=1" + "x" * 900]) if each.startswith("+"))
+    assert "more characters)" in line
+
+
 def many(count: int, spec: str) -> Files:
     return {
         f"servers/w{number}.yaml": server(f"w{number}", f"role: web, site: s{number % 300}", spec.format(number=number))
