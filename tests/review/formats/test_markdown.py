@@ -209,6 +209,28 @@ def test_a_long_word_states_how_many_changed_characters_it_does_not_show() -> No
     assert "more characters)" in line
 
 
+@for_each(("letter", "is_whole"), [("x", True), ("\N{HIRAGANA LETTER A}", False)])
+def test_a_group_with_many_long_changed_lines_leaves_room_for_other_groups(letter: str, is_whole: bool) -> None:
+    def write(argument: str) -> Files:
+        lines = "".join(f"# {number} {f'{letter * 9} ' * 58}{argument}\n" for number in range(30))
+        return {f"userdata/{name}.j2": f"{USER_DATA}# {name}\n{lines}" for name in ("web", "db")}
+
+    user_data = "kernelArguments: [quiet], userData: {format: CloudInit, template: userdata/db.j2}"
+    old = {**FLEET, "profiles/db.yaml": profile("db", "flatcar-1", user_data), **write("nosmt")}
+    shown = as_markdown(reviewed(write("debug"), old))
+    assert len(shown.encode()) <= LIMIT
+    assert "of changes not shown" not in shown
+    groups = re.findall("<details>.*?</details>", shown, re.DOTALL)
+    assert len(groups) == 2
+    for group in groups:
+        assert re.search(r"^- `userdata/(?:web|db)\.j2`", group, re.MULTILINE)
+        changed = re.findall("^[-+]# [0-9].*$", group, re.MULTILINE)
+        assert len(group.encode()) < 15_000
+        assert changed and all(line.endswith((" nosmt", " debug")) for line in changed)
+        (lines,) = re.findall("^```diff\n(.*?)^… and [0-9]+ more lines$", group, re.MULTILINE | re.DOTALL)
+        assert (lines.count("\n") == 60) is is_whole
+
+
 def many(count: int, spec: str) -> Files:
     return {
         f"servers/w{number}.yaml": server(f"w{number}", f"role: web, site: s{number % 300}", spec.format(number=number))
