@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from html import escape
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, takewhile
 from typing import Final
 
 from msgspec import structs
@@ -25,10 +25,11 @@ from gitboot.text import format_count, format_names, format_rest, printable
 LIMIT: Final = 60_000  # the maximum size of a comment in bytes; GitHub accepts 65,536 characters
 _SECTION: Final = 6_000  # the maximum size in bytes of each list that could have any length
 _DIFF: Final = 60  # the maximum number of lines in each rendered diff
+_DIFFS: Final = 12_000  # the maximum size in bytes of all rendered diffs of a group
 _LONGEST: Final = 300  # the maximum number of characters in each line
 # the maximum number of characters in a line of a diff that replaces another line, or that another line replaces
 _LONGEST_CHANGE: Final = 600
-_LONGEST_WORD: Final = 200  # the maximum number of characters in each word of a changed line that is cut
+_SHORT_CHANGE: Final = 150  # the same if the rendered diffs of a group would be too large
 _MOST_WORDS: Final = 200  # in longer lines, all words between the first and the last changed word count as changed
 
 
@@ -251,54 +252,92 @@ def _fold(summary: str, text: str) -> tuple[str, str]:
 
 
 def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
-    parts = []
-    for boot, files in groupby(diffs, key=lambda each: each.boot):
-        lines = [line for each in files for line in each.lines]
-        shown = list(_shorten_diff([printable(line.expandtabs(4)) for line in lines[:_DIFF]]))
-        if len(lines) > _DIFF:
-            shown.append(f"… {format_rest(len(lines) - _DIFF, 'line')}")
+    parts, room = [], _DIFFS
+    boots = [
+        (boot, [line for each in files for line in each.lines])
+        for boot, files in groupby(diffs, key=lambda each: each.boot)
+    ]
+    for number, (boot, lines) in enumerate(boots):
+        first = [printable(line.expandtabs(4)) for line in lines[:_DIFF]]
+        shown = _fit_diff(first, room // (len(boots) - number))
+        room -= sum(map(_measure, shown))
+        if left := format_rest(len(lines) - len(shown), "line"):
+            shown.append(f"… {left}")
         fence = _make_fence("\n".join(shown), 3)
         parts.append("\n".join([format_code(boot), f"{fence}diff", *shown, fence]))
     return "\n\n".join(parts)
 
 
-def _shorten_diff(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a diff. A changed line that is too long shows the words that its counterpart does not have."""
+def _fit_diff(lines: Sequence[str], room: int) -> list[str]:
+    """Shorten the lines of a diff to this number of bytes. Omit the last lines if even short lines do not fit."""
+    fitting: list[str] = []
+    for longest in (_LONGEST_CHANGE, _SHORT_CHANGE):
+        shown = list(_shorten_diff(lines, longest))
+        fitting = [line for line, size in zip(shown, accumulate(map(_measure, shown)), strict=True) if size <= room]
+        if len(fitting) == len(lines):
+            break
+    return fitting
+
+
+def _measure(line: str) -> int:
+    """Return the size in bytes of a line with its end."""
+    return len(line.encode()) + 1
+
+
+def _shorten_diff(lines: Sequence[str], longest: int) -> Iterator[str]:
+    """Yield the lines of a diff. A changed line that is too long shows the words that its counterpart does not have.
+
+    In a changed line, "…" stands for text that the counterpart has too, unless a number of words or characters follows.
+    """
     for is_change, run in groupby(lines, key=lambda line: line[:1] in ("-", "+")):
         block = list(run)
         for line in block:
             others = [each[1:] for each in block if each[:1] != line[:1]] if is_change else []
             if not others:
-                yield _cut(line)
-            elif len(line) <= _LONGEST_CHANGE:
+                limit = min(longest, _LONGEST)
+                yield _cut_changed(line, limit) if is_change else _cut(line, limit)
+            elif len(line) <= longest:
                 yield line
             else:
                 counterpart = max(others, key=lambda each: _count_equal(each[:_LONGEST_CHANGE], line[1:]))
-                yield line[:1] + _show_changed_words(line[1:], counterpart)
+                yield line[:1] + _show_changed_words(line[1:], counterpart, longest)
 
 
-def _show_changed_words(text: str, counterpart: str) -> str:
-    """Return the words that differ from the counterpart, with as many other words as fit and "…" for the rest."""
+def _show_changed_words(text: str, counterpart: str, room: int) -> str:
+    """Return the first word and the words that differ from the counterpart.
+
+    If all these words fit, add as many other words as fit. Otherwise, add the number of differing words that do not
+    fit. "…" stands for the omitted words.
+    """
     words = _WORD.findall(text)
-    changed = _find_changed_words(words, _WORD.findall(counterpart))
-    beside = [each for index in changed for each in (index - 1, index + 1)]
+    near = _find_changed_words(words, _WORD.findall(counterpart))
+    changed = [index for index, other in near.items() if words[index] != other]
+    beside = [each for index in near for each in (index - 1, index + 1)]
     shown: dict[int, str] = {}
-    room = _LONGEST_CHANGE
-    for index in (0, *changed, *beside, *range(len(words))):
-        if 0 <= index < len(words) and index not in shown:
-            word = _cut_word(words[index], changed.get(index, ""))
-            if len(word) <= room:
-                shown[index] = word
-                room -= len(word)
+    longest_word = room // 3
+    for indexes in ((0, *changed), (*near, *beside, *range(len(words)))):
+        for index in indexes:
+            if 0 <= index < len(words) and index not in shown:
+                word = _cut_word(words[index], near.get(index, words[index]), longest_word)
+                if len(word) <= room:
+                    shown[index] = word
+                    room -= len(word)
+        if any(index not in shown for index in changed):
+            break
     parts = [shown.get(index, " …") for index in range(len(words))]
-    return "".join(part for part, before in zip(parts, ("", *parts), strict=False) if part != " …" or part != before)
+    cut = "".join(part for part, before in zip(parts, ("", *parts), strict=False) if part != " …" or part != before)
+    left = sum(index not in shown for index in changed)
+    return f"{cut} ({format_count(left, 'more changed word')})" if left else cut
 
 
 _WORD: Final = re.compile(r"\s*\S+|\s+$")
 
 
 def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
-    """Return the indexes of words that differ, with their counterparts, and of words beside a missing word."""
+    """Return the indexes of words that differ, with their counterparts, and of words beside a missing word.
+
+    The counterpart of a word beside a missing word is the word itself.
+    """
     first = _count_equal(words, others)
     last = _count_equal(words[first:][::-1], others[first:][::-1])
     middle, other_middle = words[first : len(words) - last], others[first : len(others) - last]
@@ -308,18 +347,26 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
     found: dict[int, str] = {}
     for kind, start, end, other_start, other_end in blocks:
         if kind != "equal":
-            found |= {first + index: "" for index in range(start, end) or (start - 1, start)}
+            found |= {first + index: "" for index in range(start, end)}
+            if start == end:
+                beside = (index for index in (first + start - 1, first + start) if 0 <= index < len(words))
+                found |= {index: words[index] for index in beside if index not in found}
             if end - start == other_end - other_start:
                 found |= zip(range(first + start, first + end), other_middle[other_start:other_end], strict=True)
     return found
 
 
-def _cut_word(word: str, counterpart: str) -> str:
-    if len(word) <= _LONGEST_WORD:
+def _cut_word(word: str, counterpart: str, longest: int) -> str:
+    if len(word) <= longest:
         return word
-    start = _count_equal(word, counterpart) - _WORD_CONTEXT
+    if word == counterpart:
+        return _cut(word, longest)
+    equal = _count_equal(word, counterpart)
+    start = equal - _WORD_CONTEXT
     begin = f"{word[:_WORD_CONTEXT]}…" if start > _WORD_CONTEXT else word[: max(start, 0)]
-    return begin + _cut(word[max(start, 0) :], _LONGEST_WORD)
+    end = word[max(start, 0) :]
+    is_rest_equal = counterpart[equal:].endswith(end[longest - 1 :])
+    return begin + (_cut(end, longest) if is_rest_equal else _cut_changed(end, longest))
 
 
 def _count_equal(one: Sequence[object], other: Sequence[object]) -> int:
@@ -333,6 +380,11 @@ _WORD_CONTEXT: Final = 20  # characters before the first difference in a word
 
 def _cut(text: str, limit: int = _LONGEST) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _cut_changed(text: str, limit: int) -> str:
+    left = len(text) - limit + 1
+    return text if len(text) <= limit else f"{_cut(text, limit)} ({format_count(left, 'more character')})"
 
 
 # After the groups

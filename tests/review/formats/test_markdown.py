@@ -183,6 +183,54 @@ def test_a_long_line_of_a_diff_shows_the_words_that_differ(old: list[str], new: 
         assert line.startswith(("-kernel ", "+kernel ")) and len(line) <= 650
 
 
+def words_of(length: int, letters: str) -> list[str]:
+    return [f"a{number}={letter * (length - 3)}" for number, letter in enumerate(letters)]
+
+
+@for_each(
+    ("old", "new", "end"),
+    [
+        (words_of(221, "pqr"), words_of(221, "stu"), " (1 more changed word)"),
+        (words_of(100, "abcdefg"), words_of(100, "hijklmn"), " (2 more changed words)"),
+        (["old"], words_of(100, "hijklmn"), " (2 more changed words)"),
+    ],
+)
+def test_a_long_line_states_how_many_changed_words_it_does_not_show(old: list[str], new: list[str], end: str) -> None:
+    equal = [f"o{number}" for number in range(100)]
+    line = changed_arguments([*equal, *old], [*equal, *new])[-1]
+    assert line.endswith(end)
+    assert "o5 " not in line  # an unchanged word must not take the place of a changed word
+
+
+def test_a_long_word_states_how_many_changed_characters_it_does_not_show() -> None:
+    _, line = changed_arguments(["old"], ["b=" + "y" * 900])
+    assert f" b={'y' * 196}… (704 more characters)" in line
+    (line,) = (each for each in changed_arguments(["a=1"], ["a=1" + "x" * 900]) if each.startswith("+"))
+    assert "more characters)" in line
+
+
+@for_each(("letter", "is_whole"), [("x", True), ("\N{HIRAGANA LETTER A}", False)])
+def test_a_group_with_many_long_changed_lines_leaves_room_for_other_groups(letter: str, is_whole: bool) -> None:
+    def write(argument: str) -> Files:
+        lines = "".join(f"# {number} {f'{letter * 9} ' * 58}{argument}\n" for number in range(30))
+        return {f"userdata/{name}.j2": f"{USER_DATA}# {name}\n{lines}" for name in ("web", "db")}
+
+    user_data = "kernelArguments: [quiet], userData: {format: CloudInit, template: userdata/db.j2}"
+    old = {**FLEET, "profiles/db.yaml": profile("db", "flatcar-1", user_data), **write("nosmt")}
+    shown = as_markdown(reviewed(write("debug"), old))
+    assert len(shown.encode()) <= LIMIT
+    assert "of changes not shown" not in shown
+    groups = re.findall("<details>.*?</details>", shown, re.DOTALL)
+    assert len(groups) == 2
+    for group in groups:
+        assert re.search(r"^- `userdata/(?:web|db)\.j2`", group, re.MULTILINE)
+        changed = re.findall("^[-+]# [0-9].*$", group, re.MULTILINE)
+        assert len(group.encode()) < 15_000
+        assert changed and all(line.endswith((" nosmt", " debug")) for line in changed)
+        (lines,) = re.findall("^```diff\n(.*?)^… and [0-9]+ more lines$", group, re.MULTILINE | re.DOTALL)
+        assert (lines.count("\n") == 60) is is_whole
+
+
 def many(count: int, spec: str) -> Files:
     return {
         f"servers/w{number}.yaml": server(f"w{number}", f"role: web, site: s{number % 300}", spec.format(number=number))
