@@ -961,6 +961,25 @@ def test_a_revision_is_read_in_the_repository_of_the_instance(
         assert gitboot(*words, "--rev", revision, "--path", ".").code == Exit.FINE
 
 
+@pytest.mark.parametrize("command", ["explain web01 provision", "plan --server web01", "images"])
+def test_the_work_tree_is_shown_with_the_records_of_the_instance(
+    followed: Followed, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert followed.run(records="adopt").code == Exit.FINE
+    work, words = followed.repository.work, (*command.split(), "-o", "json")
+    (work / "99.yaml").write_text(image("flatcar-99"))
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("GITBOOT_STATE", str(followed.folder / "state"))
+    named = gitboot(*words, "--path", ".")
+    for rev in (("--rev", "WORKTREE"), ("--rev", "WORKTREE", "--path", work)):
+        done = gitboot(*words, *rev)
+        assert done.code == Exit.FINE and done.json == named.json, done
+        assert f"with the records of the instance of {followed.folder / 'state'}" in " ".join(done.err.split())
+    assert gitboot("history", "web01", "--rev", "WORKTREE").err == (
+        "gitboot: WORKTREE has no history; name a revision, or leave it out for HEAD\n"
+    )
+
+
 def test_run_once_with_a_new_ledger_that_was_not_begun_is_partial(followed: Followed) -> None:
     done = followed.run()
     assert (done.code, "with gitboot records begin" in " ".join(done.err.split())) == (Exit.PARTIAL, True), done
