@@ -65,6 +65,7 @@ from gitboot.controller.operator_requests import (
     RETRY,
     decide_halt,
 )
+from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.errors import UsageError
 from gitboot.files import find_file_below
 from gitboot.fleet.identities import Machine
@@ -341,10 +342,13 @@ def _build_resolution(
     look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """Return the type and content of a request for one machine, or None if gitboot has not read its BMC yet."""
-    machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
-    decision = look.commit.decisions.servers[server] if machine is not None else None
-    stop = decide_halt(look.knowledge, look.commit, look.knowledge.facts.orders)
-    planned = make_plan(decision, at, look.knowledge.record(uuid), stop=stop) if decision is not None else None
+    knowledge, planned = look.knowledge, None
+    commit = remove_withheld_boots(look.commit, knowledge.facts.withheld)
+    machine, pinned = commit.machines.get(uuid), knowledge.pins.get(uuid)
+    if machine is not None:  # the plan of the instance, as `list_subjects` makes it
+        decision = commit.decisions.servers[server]
+        stop, absent = decide_halt(knowledge, commit, knowledge.facts.orders), knowledge.find_missing_files(decision)
+        planned = make_plan(decision, at, knowledge.record(uuid), stop=stop, absent=absent)
     override = planned.override if planned is not None else None
     key = override.reason if override is not None else planned.key if planned is not None else None
     match word:
