@@ -71,7 +71,7 @@ from gitboot.files import find_file_below
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_document
 from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
-from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
 from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
@@ -348,6 +348,7 @@ def _build_resolution(
     if machine is not None:  # the plan of the instance, as `list_subjects` makes it
         decision = commit.decisions.servers[server]
         stop, absent = decide_halt(knowledge, commit, knowledge.facts.orders), knowledge.find_missing_files(decision)
+        decision = drop_ended_windows(decision, knowledge.find_later_clock(at))
         planned = make_plan(decision, at, knowledge.record(uuid), stop=stop, absent=absent)
     override = planned.override if planned is not None else None
     key = override.reason if override is not None else planned.key if planned is not None else None

@@ -402,6 +402,22 @@ def test_replace_does_not_allow_an_install_boot_that_the_instance_withholds(rack
     assert shown["wanted"]["reason"].startswith("disk"), shown
 
 
+def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -> None:
+    web = rack.add("web01")
+    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
+    rack.pool = (
+        *(*rack.pool[:-1], policy("web", spec="diskBoot: Hdd", often="Once")),
+        maintenance("repair", "2026-11-01T22:00:00 2099-01-02T04:00:00", boots="web"),
+    )
+    rack.push()
+    rack.once(*LOOSE, *rack.spooling, records="adopt")
+    assert rack.bmc_get()["web01"]["phase"] == "Maintenance"
+    rack.age("UPDATE facts SET value = json_set(value, '$.at', '2099-01-03T00:00:00Z') WHERE name = 'heartbeat'")
+    shown = rack.bmc_get()["web01"]
+    assert (shown["phase"], shown["wanted"]["reason"]) == ("Disk", "disk")
+    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+
+
 def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) -> None:
     rack.add("web01")
     rack.push()
