@@ -402,6 +402,17 @@ def test_replace_does_not_allow_an_install_boot_that_the_instance_withholds(rack
     assert shown["wanted"]["reason"].startswith("disk"), shown
 
 
+def test_replace_does_not_allow_an_install_boot_whose_files_are_missing(rack: Rack, tmp_path: Path) -> None:
+    rack.pool = (*rack.pool[:-1], policy("web", spec="diskBoot: Hdd", often="Once"))
+    web = rack.add("web01", provision=1)
+    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
+    rack.push()
+    (assets := tmp_path / "assets").mkdir()
+    assert rack.once(*rack.spooling, "--assets", assets, records="fresh").code == Exit.PARTIAL
+    assert rack.bmc_get()["web01"]["wanted"]["reason"] == "disk"
+    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+
+
 def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -> None:
     web = rack.add("web01")
     web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
