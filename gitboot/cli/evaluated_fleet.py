@@ -14,7 +14,7 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
-from gitboot.cli.options import describe_state_variable, is_path_named
+from gitboot.cli.options import current_time, describe_state_variable, is_path_named
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -38,7 +38,7 @@ from gitboot.render.server_files import RenderedState, ServerDetails, build_serv
 from gitboot.resolve.explanation import Explanations, find_source_locations, fleet_facts
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.install_attempts import make_first_records
-from gitboot.resolve.plan_at_time import find_next_transition, make_plan
+from gitboot.resolve.plan_at_time import drop_ended_windows, find_next_transition, make_plan
 from gitboot.resolve.policy_selection import list_opt_outs
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import BootFile, Decision, Decisions, check_acceptable
@@ -138,6 +138,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     place: tuple[Path, str | None] = (Path(), None)  # the repository and the revision, for `open_blame`
     stop: StopScope = StopScope.NONE
     find_missing_files: Callable[[Decision], Collection[BootFile]] = lambda _: ()
+    latest_clock: datetime | None = None  # the instance's last heartbeat, if the clock is behind it
 
     def find_decision(self, server: str) -> Decision:
         """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
@@ -157,11 +158,13 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
     def make_plan(self, decision: Decision, at: datetime) -> BootPlan | None:
         record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
-        return make_plan(decision, at, record, stop=self.stop, absent=absent)
+        remaining = drop_ended_windows(decision, self.latest_clock)
+        return make_plan(remaining, at, record, stop=self.stop, absent=absent)
 
     def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
         record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
-        return find_next_transition(decision, at, record, stop=self.stop, absent=absent)
+        remaining = drop_ended_windows(decision, self.latest_clock)
+        return find_next_transition(remaining, at, record, stop=self.stop, absent=absent)
 
     def render_states(self) -> dict[str, RenderedState]:
         """Return the published state of each server, including its next transitions."""
@@ -237,6 +240,8 @@ def plan_fleet(
             place=(state / CLONE, decisions.revision),
             stop=decide_halt(instance.knowledge, offered, facts.orders),
             find_missing_files=instance.knowledge.find_missing_files,
+            # compared with the clock and not with --at, because --at may be an earlier time on purpose
+            latest_clock=instance.knowledge.find_later_clock(current_time()),
         )
     shown = "the records of its ledger" if records is None else f"the records of --records {records}"
     context = click.get_current_context()

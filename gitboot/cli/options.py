@@ -270,9 +270,9 @@ shown_state_option = click.option(
     envvar="GITBOOT_STATE",
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of an instance. gitboot shows the commit that the instance has accepted, with the "
-    "records of its ledger. With --rev, gitboot shows that commit of the instance's repository. With PATH or --path, "
-    "it shows that fleet with these records. Default: the variable GITBOOT_STATE. If neither is set, gitboot shows "
-    "the fleet without records.",
+    "records of its ledger. With --rev, gitboot shows that commit of the instance's repository. With PATH, --path "
+    "or --rev WORKTREE, it shows that fleet with these records. Default: the variable GITBOOT_STATE. If neither is "
+    "set, gitboot shows the fleet without records.",
 )
 
 
@@ -284,7 +284,12 @@ def describe_state_variable(context: click.Context) -> str:
 
 
 def is_path_named(context: click.Context) -> bool:
-    """Return whether the command line names the fleet to read."""
+    """Return whether the command line names the fleet to read.
+
+    ``--rev WORKTREE`` names the fleet at the path, because the repository of an instance has no work tree.
+    """
+    if context.params.get("rev") == "WORKTREE":
+        return True
     return context.meta.get(_PATH) is not None or context.get_parameter_source("path") is ParameterSource.COMMANDLINE
 
 

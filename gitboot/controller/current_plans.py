@@ -145,8 +145,7 @@ def replan(
     ``changed`` are the servers whose decision or record changed since the previous plans. If the clock is behind the
     last heartbeat, windows that had ended by then do not open again.
     """
-    names, beat = {*changed, *before.transitions.due_keys(at)}, knowledge.facts.heartbeat
-    left = beat.at if beat is not None and at < beat.at else None
+    names, left = {*changed, *before.transitions.due_keys(at)}, knowledge.find_later_clock(at)
     old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
     if old is not None:
         names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(

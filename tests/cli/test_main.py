@@ -939,6 +939,35 @@ def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) ->
     assert "1 server may boot from the network now: web01" in gitboot("allow-installs", *state).out
 
 
+def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(followed: Followed) -> None:
+    state, now = followed.folder / "state", datetime.now(UTC).replace(microsecond=0)
+
+    def hours(number: int) -> str:
+        return f"{now + timedelta(hours=number):%Y-%m-%dT%H:%M:%S}"
+
+    windows = {"early": f"{hours(-4)} {hours(-2)}", "late": f"{hours(-1)} {hours(1)}"}
+    made = (maintenance(name, window, select="{servers: [web01]}") for name, window in windows.items())
+    followed.repository.push({"99.yaml": "---\n".join(made)})
+    assert followed.run(records="adopt").code == Exit.FINE
+
+    def phases(*more: str) -> list[str]:
+        """What `plan` and `explain` state about the next boot of web01, and its timeline."""
+        given = ("--state", state, "-o", "json", *more)
+        (planned,) = gitboot("plan", "--server", "web01", *given).json["items"]
+        timeline = gitboot("plan", "--timeline", "web01", *given).json["items"]
+        (explained,) = gitboot("explain", "web01", "phase", *given).json["reasons"]
+        return [planned["phase"], explained["value"], *(each["phase"] for each in timeline)]
+
+    assert phases() == ["Maintenance", "Maintenance", "Maintenance", "Disk"]
+    assert phases("--at", f"{hours(-3)}Z")[:2] == ["Maintenance"] * 2, "this clock was not set back"
+    with closing(sqlite3.connect(state / "ledger.sqlite", isolation_level=None)) as ledger:
+        change = "UPDATE facts SET value = json_set(value, '$.at', ?) WHERE name = 'heartbeat'"
+        assert ledger.execute(change, (f"{hours(2)}Z",)).rowcount == 1
+    followed.run()
+    assert "# web01: Disk" in followed.published
+    assert phases() == ["Disk"] * 3
+
+
 @pytest.mark.parametrize("command", ["explain web01 provision", "plan --server web01", "images", "history web01"])
 def test_a_revision_is_read_in_the_repository_of_the_instance(
     followed: Followed, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -959,6 +988,25 @@ def test_a_revision_is_read_in_the_repository_of_the_instance(
         done = gitboot(*words, "--rev", revision)
         assert done.code == Exit.USAGE and f"has no commit {revision}: the repository of an instance" in done.err, done
         assert gitboot(*words, "--rev", revision, "--path", ".").code == Exit.FINE
+
+
+@pytest.mark.parametrize("command", ["explain web01 provision", "plan --server web01", "images"])
+def test_the_work_tree_is_shown_with_the_records_of_the_instance(
+    followed: Followed, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert followed.run(records="adopt").code == Exit.FINE
+    work, words = followed.repository.work, (*command.split(), "-o", "json")
+    (work / "99.yaml").write_text(image("flatcar-99"))
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("GITBOOT_STATE", str(followed.folder / "state"))
+    named = gitboot(*words, "--path", ".")
+    for rev in (("--rev", "WORKTREE"), ("--rev", "WORKTREE", "--path", work)):
+        done = gitboot(*words, *rev)
+        assert done.code == Exit.FINE and done.json == named.json, done
+        assert f"with the records of the instance of {followed.folder / 'state'}" in " ".join(done.err.split())
+    assert gitboot("history", "web01", "--rev", "WORKTREE").err == (
+        "gitboot: WORKTREE has no history; name a revision, or leave it out for HEAD\n"
+    )
 
 
 def test_run_once_with_a_new_ledger_that_was_not_begun_is_partial(followed: Followed) -> None:

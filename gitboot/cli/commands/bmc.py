@@ -65,12 +65,13 @@ from gitboot.controller.operator_requests import (
     RETRY,
     decide_halt,
 )
+from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.errors import UsageError
 from gitboot.files import find_file_below
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_document
 from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
-from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
 from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
@@ -341,10 +342,14 @@ def _build_resolution(
     look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """Return the type and content of a request for one machine, or None if gitboot has not read its BMC yet."""
-    machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
-    decision = look.commit.decisions.servers[server] if machine is not None else None
-    stop = decide_halt(look.knowledge, look.commit, look.knowledge.facts.orders)
-    planned = make_plan(decision, at, look.knowledge.record(uuid), stop=stop) if decision is not None else None
+    knowledge, planned = look.knowledge, None
+    commit = remove_withheld_boots(look.commit, knowledge.facts.withheld)
+    machine, pinned = commit.machines.get(uuid), knowledge.pins.get(uuid)
+    if machine is not None:  # the plan of the instance, as `list_subjects` makes it
+        decision = commit.decisions.servers[server]
+        stop, absent = decide_halt(knowledge, commit, knowledge.facts.orders), knowledge.find_missing_files(decision)
+        decision = drop_ended_windows(decision, knowledge.find_later_clock(at))
+        planned = make_plan(decision, at, knowledge.record(uuid), stop=stop, absent=absent)
     override = planned.override if planned is not None else None
     key = override.reason if override is not None else planned.key if planned is not None else None
     match word:

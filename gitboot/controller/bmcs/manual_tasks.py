@@ -293,7 +293,7 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
         if machine.bmc is None:
             continue
         about, absent = describe_server(commit, decision.server), knowledge.find_missing_files(decision)
-        server_state = plan_server(decision, record, at, about, stop, keys=keys, absent=absent)
+        server_state = plan_server(decision, record, at, about, stop, knowledge.find_later_clock(at), keys, absent)
         planned = server_state.plan
         wanted = build_wanted_override(planned, keys)
         yield Subject(

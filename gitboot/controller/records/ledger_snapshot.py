@@ -95,6 +95,11 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         """
         return None if self.recorded_commit is None else self.records.get(uuid)
 
+    def find_later_clock(self, at: datetime) -> datetime | None:
+        """Return the time of the last heartbeat if the clock is behind it, so that ended windows stay closed."""
+        beat = self.facts.heartbeat
+        return beat.at if beat is not None and at < beat.at else None
+
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
         """Return the missing files that prevent gitboot from offering boots in a decision."""
         if self.sightings is None and not any(decision.proofs):

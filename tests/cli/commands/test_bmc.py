@@ -385,6 +385,51 @@ def test_a_foreign_override_is_replaced_by_the_command_that_get_prints(rack: Rac
     assert web.override == ("Once", "Pxe")
 
 
+def test_replace_does_not_allow_an_install_boot_that_the_instance_withholds(rack: Rack) -> None:
+    rack.pool = (*rack.pool[:-1], policy("web", spec="diskBoot: Hdd", often="Once"))
+    web = rack.add("web01", provision=1)
+    rack.add("web02")
+    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
+    rack.push()
+    assert rack.once(*rack.spooling, records="fresh").code == Exit.PARTIAL
+    web.provision = 2
+    del rack.blades["web02"]
+    rack.push()
+    assert rack.once(*rack.spooling).code == Exit.HELD
+    shown = rack.bmc_get()["web01"]
+    assert shown["phase"] == "Disk" and "gitboot bmc resolve web01 --replace" in shown["hint"], shown
+    said = rack.said("bmc", "resolve", "web01", "--replace", "--reason", "left by the old installer")
+    assert f"the override at its BMC by that of {shown['wanted']['reason']} (" in said
+    assert shown["wanted"]["reason"].startswith("disk"), shown
+
+
+def test_replace_does_not_allow_an_install_boot_whose_files_are_missing(rack: Rack, tmp_path: Path) -> None:
+    rack.pool = (*rack.pool[:-1], policy("web", spec="diskBoot: Hdd", often="Once"))
+    web = rack.add("web01", provision=1)
+    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
+    rack.push()
+    (assets := tmp_path / "assets").mkdir()
+    assert rack.once(*rack.spooling, "--assets", assets, records="fresh").code == Exit.PARTIAL
+    assert rack.bmc_get()["web01"]["wanted"]["reason"] == "disk"
+    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+
+
+def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -> None:
+    web = rack.add("web01")
+    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
+    rack.pool = (
+        *(*rack.pool[:-1], policy("web", spec="diskBoot: Hdd", often="Once")),
+        maintenance("repair", "2026-11-01T22:00:00 2099-01-02T04:00:00", boots="web"),
+    )
+    rack.push()
+    rack.once(*LOOSE, *rack.spooling, records="adopt")
+    assert rack.bmc_get()["web01"]["phase"] == "Maintenance"
+    rack.age("UPDATE facts SET value = json_set(value, '$.at', '2099-01-03T00:00:00Z') WHERE name = 'heartbeat'")
+    shown = rack.bmc_get()["web01"]
+    assert (shown["phase"], shown["wanted"]["reason"]) == ("Disk", "disk")
+    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+
+
 def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) -> None:
     rack.add("web01")
     rack.push()
