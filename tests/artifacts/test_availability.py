@@ -418,6 +418,22 @@ def find_boot_scripts(bench: Bench) -> dict[str, bool]:
     return found
 
 
+SIGNED = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:any.sig'}}")
+SIGNATURE = BootFile(url=f"{ASSETS}/any.sig", sha256=None, size=None)
+BY_GRUB = (ONCE[0], server("web01", "role: web", "provision: 1, loader: GRUB"), SIGNED, *ONCE[3:])
+
+
+def test_a_boot_that_was_served_is_served_again_by_ipxe_although_a_signature_is_missing(
+    bench: Bench, told: Told
+) -> None:
+    bench.decide(*BY_GRUB)
+    bench.fetch(bench.reconcile())
+    told.sightings = {SIGNATURE: ABSENT}
+    assert summarize_plan(bench.wait(seconds=10).reconcile()) == OFFERED
+    scripts = find_boot_scripts(bench)
+    assert all(scripts.values()) and any("ipxe" in path for path in scripts)
+
+
 def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: Told) -> None:
     uki = f"uki: {{url: 'assets:flatcar-1/uki', sha256: {SHA}, loaderSignature: 'assets:flatcar-1/uki.sig'}}, "
     signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
