@@ -434,6 +434,25 @@ def test_a_boot_that_was_served_is_served_again_by_ipxe_although_a_signature_is_
     assert all(scripts.values()) and any("ipxe" in path for path in scripts)
 
 
+@for_each(
+    ("case", "documents"),
+    [
+        ("a maintenance", (BY_GRUB[-1], maintenance("install", "20T11:00 20T14:00", boots="web"))),
+        ("a policy", (policy("web"),)),
+    ],
+)
+def test_an_install_boot_of_each_start_is_not_guarded_where_a_script_boots_the_disk(
+    bench: Bench, told: Told, case: str, documents: tuple[str, ...]
+) -> None:
+    bench.decide(*BY_GRUB[:-1], *documents)
+    told.sightings = {SIGNATURE: ABSENT}
+    planned = present(bench.reconcile())
+    assert (planned.key, planned.writes_disk, planned.is_withheld_from_ipxe) == (None, True, True), case
+    published = bench.rendered["web01"].published.paths
+    scripts = {path: turns[0].writes for path, turns in published.items() if turns[0].role is Role.BOOT_SCRIPT}
+    assert {path for path, writes in scripts.items() if writes} == {path for path in scripts if "grub" in path}
+
+
 def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: Told) -> None:
     uki = f"uki: {{url: 'assets:flatcar-1/uki', sha256: {SHA}, loaderSignature: 'assets:flatcar-1/uki.sig'}}, "
     signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
