@@ -434,6 +434,25 @@ def test_a_boot_that_was_served_is_served_again_by_ipxe_although_a_signature_is_
     assert all(scripts.values()) and any("ipxe" in path for path in scripts)
 
 
+def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(bench: Bench, told: Told) -> None:
+    bench.decide(*BY_GRUB)
+    told.sightings = {SIGNATURE: ABSENT}
+    assert summarize_plan(bench.reconcile()) == OFFERED
+    missing = f"BootImage/flatcar-1 for 1 server ({SIGNATURE.url}: boot.test answers 404)"
+    again = "gitboot checks the files again automatically"
+    only_ipxe = f"gitboot withholds the boot scripts for iPXE of {missing}. GRUB still boots these servers. {again}"
+    assert bench.condition("ArtifactsPresent") == (False, "Missing", only_ipxe)
+    assert SIGNATURE in told.wanted
+    bench.decide(*BY_GRUB, server("web02", "role: web", "provision: 1")).reconcile()
+    found = {name: summarize_plan(state.plan)[1] for name, state in bench.servers.items()}
+    assert found == {"web01": Cause.PENDING, "web02": Cause.FILE_MISSING}
+    both = f"gitboot withholds these boots until their files are available: {missing}. {only_ipxe}"
+    assert bench.condition("ArtifactsPresent") == (False, "Missing", both)
+    told.sightings = {SIGNATURE: THERE}
+    bench.decide(*BY_GRUB).reconcile()
+    assert bench.condition("ArtifactsPresent") == (True, "Present", "no artifact is missing")
+
+
 @for_each(
     ("case", "documents"),
     [
