@@ -483,23 +483,25 @@ def _describe_publish_failure(reason: str, error: str, applied: str | None) -> s
 
 
 def _of_the_artifacts(state: InstanceState) -> Iterator[Finding]:
-    sightings = state.knowledge.sightings
-    if withheld := _withheld(state):
+    sightings, withheld, from_ipxe = state.knowledge.sightings, _withheld(state), state.plans.withheld_from_ipxe
+    if withheld or from_ipxe:
         unchecked = "gitboot has not checked it yet"
         if sightings is None:
             unchecked = "its stream requires a signature, which gitboot does not check with --check-assets off"
         messages = {file: each.message for file, each in (sightings or {}).items()}
-        boots = [
-            f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
-            f"({file.url}: {messages.get(file, unchecked)})"
-            for (image, file), servers in withheld.items()
-        ]
-        message = (
-            f"gitboot withholds these boots until their files are available: {_some(boots)}. gitboot checks the files "
-            "again automatically"
+        boots, ipxe = (
+            [
+                f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
+                f"({file.url}: {messages.get(file, unchecked)})"
+                for (image, file), servers in each.items()
+            ]
+            for each in (withheld, from_ipxe)
         )
-        yield "ArtifactsPresent", False, "Missing", message
-    if withheld or sightings is None:
+        message = f"gitboot withholds these boots until their files are available: {_some(boots)}. " if boots else ""
+        if ipxe:
+            message += f"gitboot withholds the boot scripts for iPXE of {_some(ipxe)}. GRUB still boots these servers. "
+        yield "ArtifactsPresent", False, "Missing", f"{message}gitboot checks the files again automatically"
+    if withheld or from_ipxe or sightings is None:
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
     unchecked = f"; the servers of {format_count(silent, 'artifact')} did not respond" if silent else ""
@@ -774,7 +776,9 @@ def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str
     held = state.attempt.held
     match condition.type:
         case "ArtifactsPresent":
-            return {"artifacts": sorted({each.file.url for each in _withheld(state)})}
+            return {
+                "artifacts": sorted({each.file.url for each in (*_withheld(state), *state.plans.withheld_from_ipxe)})
+            }
         case "PowerWavesRunning":
             return {"servers": sorted({each for who in state.schedule.stopped_maintenances.values() for each in who})}
         case "MaintenancesCleared":

@@ -92,6 +92,8 @@ class Plans(Struct, frozen=True, kw_only=True):
     # The results of artifact checks; None: gitboot does not check artifacts.
     sightings: Mapping[BootFile, Sighting] | None = None
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # number of servers whose boots need each file
+    # Of these, the number of servers that another loader than iPXE boots without the file, which is a signature.
+    needs_for_ipxe: Mapping[ImageFile, int] = field(default_factory=dict)
     # Progress of current installations, by server.
     installing: Mapping[str, InstallProgress] = field(default_factory=dict)
     given: Mapping[str, tuple[str, Run]] = field(
@@ -126,7 +128,16 @@ class Plans(Struct, frozen=True, kw_only=True):
     @property
     def withheld(self) -> dict[ImageFile, int]:
         """The missing files that cause boots to be withheld, sorted, each with the number of servers that need it."""
-        found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
+        needs = {each: count - self.needs_for_ipxe.get(each, 0) for each, count in self.needs.items()}
+        return self._select_withheld(needs)
+
+    @property
+    def withheld_from_ipxe(self) -> dict[ImageFile, int]:
+        """The missing signatures that withhold only boot scripts for iPXE, sorted, each with the number of servers."""
+        return self._select_withheld(self.needs_for_ipxe)
+
+    def _select_withheld(self, needs: Mapping[ImageFile, int]) -> dict[ImageFile, int]:
+        found = {each: count for each, count in needs.items() if count and is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
 
@@ -189,6 +200,7 @@ def replan(
 def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: Mapping[str, ServerState]) -> Plans:
     """Return the plans with new states for the servers ``names``. A server without a new state has left the fleet."""
     counts, versions, needs = Counter(before.counts), Counter(before.versions), Counter(before.needs)
+    needs_for_ipxe = Counter(before.needs_for_ipxe)
     for name in names:
         for state, by in ((before.servers.get(name), -1), (states.get(name), 1)):
             if state is None:
@@ -198,8 +210,14 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
             policy = state.decision.policy
             if policy is not None and policy.boot is not None:
                 versions[policy.boot.profile, policy.boot.version] += by
-            for file in {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched_files}:
+            boots = state.decision.boots
+            files = {ImageFile(boot.image, file) for boot in boots for file in boot.fetched_files}
+            for file in files:
                 needs[file] += by
+            if any(boot.ignores_signatures for boot in boots):
+                required = {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}
+                for file in files - required:
+                    needs_for_ipxe[file] += by
     unknown, unseen, consumed, lost, unknown_outcomes, drained = (
         set(each - names)
         for each in (
@@ -254,6 +272,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         unknown_outcomes=frozenset(unknown_outcomes),
         begun=dict(sorted(begun.items())),
         needs=dict(+needs),
+        needs_for_ipxe=dict(+needs_for_ipxe),
         given=dict(sorted(given.items())),
         installing=dict(sorted(installing.items())),
         waiting=dict(sorted(waiting.items())),

@@ -525,7 +525,7 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
         return None
     boot = planned.boot
     match kind.role:
-        case Role.BOOT_SCRIPT if planned.is_withheld_from_ipxe and find_loader(kind.text) is ScriptLoader.IPXE:
+        case Role.BOOT_SCRIPT if _is_withheld_script(kind, planned):
             return None
         case Role.BOOT_SCRIPT:
             goes_to_disk = boot.direct and (boot.direct_uki is None or (boot.asks_by_uuid and kind is IPXE_BY_SERIAL))
@@ -537,11 +537,19 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
     return planned.digest
 
 
+def _is_withheld_script(kind: PathKind, planned: BootPlan) -> bool:
+    """Return whether this boot script boots the disk because iPXE would not find a signature."""
+    is_script = kind.role is Role.BOOT_SCRIPT and find_loader(kind.text) is ScriptLoader.IPXE
+    return is_script and planned.is_withheld_from_ipxe
+
+
 def _build_disk_write(
     kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering
 ) -> DiskWrite | None:
     planned = rendering.plan
     if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
+        return None
+    if _is_withheld_script(kind, planned):
         return None
     is_once, is_data = planned.key is not None, kind.role is Role.DATA
     is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and planned.boot.direct

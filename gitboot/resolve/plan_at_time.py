@@ -96,7 +96,7 @@ def make_plan(
         reads_medium=state.medium_boot is not None and state.medium_boot.reads_medium,
         local_disk=decision.local_disk,
         waiting_maintenance=state.waiting_maintenance,
-        is_withheld_from_ipxe=boot is not None and boot.lacks_for_ipxe(absent),
+        is_withheld_from_ipxe=state.is_withheld_from_ipxe,
     )
 
 
@@ -190,6 +190,7 @@ class _BootState:
     data: Digest | None = None  # with this token, the system of a one-time boot fetches its user data
     medium_boot: Boot | None = None  # the boot whose medium is in a virtual drive, or may still be
     waiting_maintenance: str | None = None  # the maintenance that waits for an approval or a drain
+    is_withheld_from_ipxe: bool = False  # whether only the other boot loaders get the boot
     is_served_again: bool = field(
         default=False, compare=False
     )  # whether the boot was already served and is still being served
@@ -268,7 +269,8 @@ def _find_boot_state(
         return _substitute_state(policy, Cause.FILE_MISSING, absent)
     if waiting is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
         return waiting
-    return replace(state, medium_boot=_select_medium_boot(boot))
+    is_withheld_from_ipxe = not state.is_served_again and boot.lacks_for_ipxe(absent)
+    return replace(state, medium_boot=_select_medium_boot(boot), is_withheld_from_ipxe=is_withheld_from_ipxe)
 
 
 def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
@@ -319,7 +321,9 @@ def _find_running_boot(decision: Decision, at: datetime, record: Record | None, 
 
 def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _BootState:
     if policy is not None and (boot := harmless_boot(policy, absent)) is not None:
-        return replace(_always_state(policy, boot), cause=cause, medium_boot=_select_medium_boot(boot))
+        medium_boot, is_withheld_from_ipxe = _select_medium_boot(boot), boot.lacks_for_ipxe(absent)
+        state = replace(_always_state(policy, boot), cause=cause, medium_boot=medium_boot)
+        return replace(state, is_withheld_from_ipxe=is_withheld_from_ipxe)
     return _disk_state(policy, cause)
 
 

@@ -293,6 +293,12 @@ class Boot:
         return (*found, *self.signature_files) if files.loader_signatures else found
 
     @property
+    def required_files(self) -> tuple[BootFile, ...]:
+        """The fetched files without which gitboot withholds the boot, and not only the boot scripts for iPXE."""
+        ignored = self.signature_files if self.ignores_signatures else ()
+        return tuple(each for each in self.fetched_files if each not in ignored)
+
+    @property
     def signature_files(self) -> tuple[BootFile, ...]:
         """The signatures of the files that iPXE starts. Firmware and GRUB do not fetch signatures."""
         if self.http_boot not in (None, HttpBoot.LOADER) or self.medium is not None:
@@ -306,10 +312,7 @@ class Boot:
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
         """Return whether a file is absent that the loader which boots the server needs."""
-        if not absent:
-            return False
-        ignored = self.signature_files if self.ignores_signatures else ()
-        return any(each in absent and each not in ignored for each in self.fetched_files)
+        return bool(absent) and any(each in absent for each in self.required_files)
 
     def lacks_for_ipxe(self, absent: Collection[BootFile]) -> bool:
         """Return whether only iPXE needs a file that is absent: a signature that the loader of the server ignores."""

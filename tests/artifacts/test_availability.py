@@ -418,6 +418,60 @@ def find_boot_scripts(bench: Bench) -> dict[str, bool]:
     return found
 
 
+SIGNED = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:any.sig'}}")
+SIGNATURE = BootFile(url=f"{ASSETS}/any.sig", sha256=None, size=None)
+BY_GRUB = (ONCE[0], server("web01", "role: web", "provision: 1, loader: GRUB"), SIGNED, *ONCE[3:])
+
+
+def test_a_boot_that_was_served_is_served_again_by_ipxe_although_a_signature_is_missing(
+    bench: Bench, told: Told
+) -> None:
+    bench.decide(*BY_GRUB)
+    bench.fetch(bench.reconcile())
+    told.sightings = {SIGNATURE: ABSENT}
+    assert summarize_plan(bench.wait(seconds=10).reconcile()) == OFFERED
+    scripts = find_boot_scripts(bench)
+    assert all(scripts.values()) and any("ipxe" in path for path in scripts)
+
+
+def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(bench: Bench, told: Told) -> None:
+    bench.decide(*BY_GRUB)
+    told.sightings = {SIGNATURE: ABSENT}
+    assert summarize_plan(bench.reconcile()) == OFFERED
+    missing = f"BootImage/flatcar-1 for 1 server ({SIGNATURE.url}: boot.test answers 404)"
+    again = "gitboot checks the files again automatically"
+    only_ipxe = f"gitboot withholds the boot scripts for iPXE of {missing}. GRUB still boots these servers. {again}"
+    assert bench.condition("ArtifactsPresent") == (False, "Missing", only_ipxe)
+    assert SIGNATURE in told.wanted
+    bench.decide(*BY_GRUB, server("web02", "role: web", "provision: 1")).reconcile()
+    found = {name: summarize_plan(state.plan)[1] for name, state in bench.servers.items()}
+    assert found == {"web01": Cause.PENDING, "web02": Cause.FILE_MISSING}
+    both = f"gitboot withholds these boots until their files are available: {missing}. {only_ipxe}"
+    assert bench.condition("ArtifactsPresent") == (False, "Missing", both)
+    told.sightings = {SIGNATURE: THERE}
+    bench.decide(*BY_GRUB).reconcile()
+    assert bench.condition("ArtifactsPresent") == (True, "Present", "no artifact is missing")
+
+
+@for_each(
+    ("case", "documents"),
+    [
+        ("a maintenance", (BY_GRUB[-1], maintenance("install", "20T11:00 20T14:00", boots="web"))),
+        ("a policy", (policy("web"),)),
+    ],
+)
+def test_an_install_boot_of_each_start_is_not_guarded_where_a_script_boots_the_disk(
+    bench: Bench, told: Told, case: str, documents: tuple[str, ...]
+) -> None:
+    bench.decide(*BY_GRUB[:-1], *documents)
+    told.sightings = {SIGNATURE: ABSENT}
+    planned = present(bench.reconcile())
+    assert (planned.key, planned.writes_disk, planned.is_withheld_from_ipxe) == (None, True, True), case
+    published = bench.rendered["web01"].published.paths
+    scripts = {path: turns[0].writes for path, turns in published.items() if turns[0].role is Role.BOOT_SCRIPT}
+    assert {path for path, writes in scripts.items() if writes} == {path for path in scripts if "grub" in path}
+
+
 def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: Told) -> None:
     uki = f"uki: {{url: 'assets:flatcar-1/uki', sha256: {SHA}, loaderSignature: 'assets:flatcar-1/uki.sig'}}, "
     signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")

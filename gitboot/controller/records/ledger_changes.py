@@ -242,7 +242,8 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
         was_absent = file in before and before[file].is_absent
         if now.is_absent and not was_absent:
             message = (
-                f"{file.url}: {now.message}. gitboot does not offer boots that need this file until it is available"
+                f"{file.url}: {now.message}. gitboot does not offer boots and boot scripts that need this file until "
+                "it is available"
             )
             update.add_event("ArtifactMissing", message, warning=True, url=file.url, sha256=file.sha256)
         elif was_absent and not now.is_absent:

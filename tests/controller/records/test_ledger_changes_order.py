@@ -509,7 +509,7 @@ def in_full(plans: Plans) -> tuple[object, ...]:
             for name, state in plans.servers.items()
         ],
         (plans.commit, plans.stop, plans.left, plans.transitions.instants, plans.transitions.next_due),
-        (plans.counts, plans.versions, plans.needs),
+        (plans.counts, plans.versions, plans.needs, plans.needs_for_ipxe),
         (plans.unknown, plans.unseen, plans.consumed, plans.lost),
         (list(plans.begun.items()), list(plans.given.items())),
     )
