@@ -652,6 +652,25 @@ def test_a_machine_counts_from_its_reset_until_it_is_back_even_if_its_files_are_
     )
 
 
+@pytest.mark.parametrize(("window", "run"), [("20T11:00 20T18:00", 2), ("20T12:02 20T18:00", 1)])
+def test_a_machine_that_is_away_for_an_earlier_run_or_window_counts_even_if_its_files_are_missing(
+    tmp_path: Path, stack: ExitStack, window: str, run: int
+) -> None:
+    told = Told()
+    hall = Hall(tmp_path, stack, artifacts=told)
+    hall.machines["web01"].post_s = 400
+    spec = "networkBoot: Always, power: Restart"
+    hall.decide(maintenance("check", "20T11:00 20T12:02", spec), sites=SITES)
+    assert hall.resets_after() == [1, 0, 0]
+    hall.wait(150)
+    hall.decide(maintenance("check", window, f"{spec}, run: {run}"), sites=SITES)
+    told.sightings = hide_files(hall, "web01")
+    assert hall.resets_after(200) == [1, 0, 0]
+    assert hall.cause("web01") is Cause.FILE_MISSING
+    assert hall.resets_after(310) == [1, 1, 0]
+    assert hall.states("web01") == {"power/check/1": PowerRecordState.BACK}
+
+
 _CHANGES = st.sampled_from(
     ["files", "files", "drained", "drained", "urgent", "run", "end", "restart", "off", "on", "wait", "wait"]
 )

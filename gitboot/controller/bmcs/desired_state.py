@@ -142,9 +142,11 @@ def _find_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
     for each in state.decision.maintenances if switches else ():
         if each.power is MaintenancePower.NONE or not each.is_active(state.at):
             continue
-        power = _build_maintenance_power(each, state.record, switches, state.about).as_wait_only(switches.values())
-        if power is not None:
-            return power
+        begun = [record for record in switches.values() if is_switch_of(record, each) and record.state.is_open]
+        if begun:  # perhaps for an earlier run, or in an earlier window
+            power = _build_maintenance_power(each, state.record, switches, state.about)
+            reason = max(begun, key=lambda record: record.since).reason
+            return structs.replace(power, switching=structs.replace(power.switching, reason=reason, may_reset=False))
     return None
 
 
@@ -282,7 +284,7 @@ def find_desired_state(
         if not may_set and (own is None or own.state.is_unused):
             wanted = None
     if not may_set and power is not None:
-        power = power.as_wait_only(switches)
+        power = power.as_wait_only(switches) or _find_begun_power(state, knowledge.switches.get(uuid, {}))
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
     runs = (
         state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
