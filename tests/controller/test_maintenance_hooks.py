@@ -30,6 +30,7 @@ from tests.controller.bmcs.test_desired_state_power import NAMES, Hall
 from tests.helpers.cases import examples, for_each
 from tests.helpers.fleets import at, decided, fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.http_peers import HookSystem, approve, hook_system, write_private
+from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
 from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
@@ -669,6 +670,19 @@ def test_a_machine_that_is_away_for_an_earlier_run_or_window_counts_even_if_its_
     assert hall.cause("web01") is Cause.FILE_MISSING
     assert hall.resets_after(310) == [1, 1, 0]
     assert hall.states("web01") == {"power/check/1": PowerRecordState.BACK}
+
+
+def test_if_a_bmc_shows_no_progress_a_machine_without_its_files_does_not_stop_the_maintenance(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    told = Told()
+    hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10, artifacts=told)
+    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    assert hall.resets_after() == [1, 0, 0]
+    told.sightings = hide_files(hall, "web01")
+    assert hall.resets_after(1500, step=300) == [1, 0, 0]
+    assert hall.resets_after(600, step=300) == [1, 1, 0]
+    assert (hall.cause("web01"), hall.condition("PowerWavesRunning")) == (Cause.FILE_MISSING, (True, "Running"))
 
 
 _CHANGES = st.sampled_from(

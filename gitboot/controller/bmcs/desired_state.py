@@ -35,6 +35,7 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
 
     switching: WantedPowerChange
     is_due: bool  # whether the reset is due now; if false, gitboot only waits until the machine is back
+    is_boot_planned: bool = True  # whether the plan contains the boot that follows the reset
     maintenance: str | None = None  # None: a policy requires the reset, without a limit
     group: str | None = None  # the group of servers that share the limit; None: all servers, or servers without a group
     limit: str = ""
@@ -146,7 +147,8 @@ def _find_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
         if begun:  # perhaps for an earlier run, or in an earlier window
             power = _build_maintenance_power(each, state.record, switches, state.about)
             reason = max(begun, key=lambda record: record.since).reason
-            return structs.replace(power, switching=structs.replace(power.switching, reason=reason, may_reset=False))
+            switching = structs.replace(power.switching, reason=reason, may_reset=False)
+            return structs.replace(power, switching=switching, is_boot_planned=False)
     return None
 
 
