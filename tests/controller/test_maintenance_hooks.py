@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.power_steps import PowerRecordState
+from gitboot.controller.bmcs.manual_tasks import list_subjects
 from gitboot.controller.maintenance_hooks import HookClient, HookKind, Question, parse_hook_hosts
 from gitboot.errors import UsageError
 from gitboot.http_client import parse_origin
 from gitboot.model.scalars import SystemUuid
+from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import BootFile
@@ -670,6 +672,20 @@ def test_a_machine_that_is_away_for_an_earlier_run_or_window_counts_even_if_its_
     assert hall.cause("web01") is Cause.FILE_MISSING
     assert hall.resets_after(310) == [1, 1, 0]
     assert hall.states("web01") == {"power/check/1": PowerRecordState.BACK}
+
+
+def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, stack: ExitStack) -> None:
+    told = Told()
+    hall = Hall(tmp_path, stack, artifacts=told)
+    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    assert hall.resets_after() == [1, 0, 0]
+    told.sightings = hide_files(hall, "web01")
+    hall.run(31)
+    bench = hall.bench
+    assert hall.cause("web01") is Cause.FILE_MISSING
+    subjects = list_subjects(bench.commit, bench.knowledge, NO_KEYS, bench.now)
+    assert {each.uuid: each.power for each in subjects} == bench.schedule.power
+    assert SystemUuid(uuid_of("web01")) in bench.schedule.power
 
 
 def test_if_a_bmc_shows_no_progress_a_machine_without_its_files_does_not_stop_the_maintenance(

@@ -70,7 +70,13 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         return f"in its power wave: at most {self.limit} of maintenance {self.maintenance}{among} may be down"
 
 
-def plan_power(
+def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
+    """Return the power plan of a server, or None if gitboot neither changes the power nor waits for the machine."""
+    power = _plan_power(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
+    return power or _find_begun_power(state, switches)
+
+
+def _plan_power(
     decision: Decision,
     plan: BootPlan | None,
     record: Record | None,
@@ -79,7 +85,7 @@ def plan_power(
     stop: StopScope,
     about: ServerDetails,
 ) -> PowerPlan | None:
-    """Return the power plan of a server, or None if its plan requires no power change.
+    """Return the power change that the plan of a server requires, or None if it requires no power change.
 
     No power change is required while boots are stopped, or if the machine has no usable record.
     """
@@ -270,14 +276,7 @@ def find_desired_state(
         knowledge.list_overrides(uuid),
         knowledge.list_switches(uuid),
     )
-    power = plan_power(
-        state.decision,
-        state.plan,
-        state.record,
-        knowledge.switches.get(uuid, {}),
-        stop=state.stop,
-        about=state.about,
-    ) or _find_begun_power(state, knowledge.switches.get(uuid, {}))
+    power = find_power_plan(state, knowledge.switches.get(uuid, {}))
     is_new = power is not None and power.is_new(switches)
     if wanted is not None:
         own = next((each for each in records if each.reason == wanted.reason), None)
