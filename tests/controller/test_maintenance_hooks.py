@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.power_steps import PowerRecordState
+from gitboot.controller.bmcs.manual_tasks import list_subjects
 from gitboot.controller.maintenance_hooks import HookClient, HookKind, Question, parse_hook_hosts
 from gitboot.errors import UsageError
 from gitboot.http_client import parse_origin
 from gitboot.model.scalars import SystemUuid
+from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import BootFile
@@ -30,6 +32,7 @@ from tests.controller.bmcs.test_desired_state_power import NAMES, Hall
 from tests.helpers.cases import examples, for_each
 from tests.helpers.fleets import at, decided, fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.http_peers import HookSystem, approve, hook_system, write_private
+from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
 from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
@@ -650,6 +653,52 @@ def test_a_machine_counts_from_its_reset_until_it_is_back_even_if_its_files_are_
         Cause.FILE_MISSING,
         {"power/check/1": PowerRecordState.BACK},
     )
+
+
+@pytest.mark.parametrize(("window", "run"), [("20T11:00 20T18:00", 2), ("20T12:02 20T18:00", 1)])
+def test_a_machine_that_is_away_for_an_earlier_run_or_window_counts_even_if_its_files_are_missing(
+    tmp_path: Path, stack: ExitStack, window: str, run: int
+) -> None:
+    told = Told()
+    hall = Hall(tmp_path, stack, artifacts=told)
+    hall.machines["web01"].post_s = 400
+    spec = "networkBoot: Always, power: Restart"
+    hall.decide(maintenance("check", "20T11:00 20T12:02", spec), sites=SITES)
+    assert hall.resets_after() == [1, 0, 0]
+    hall.wait(150)
+    hall.decide(maintenance("check", window, f"{spec}, run: {run}"), sites=SITES)
+    told.sightings = hide_files(hall, "web01")
+    assert hall.resets_after(200) == [1, 0, 0]
+    assert hall.cause("web01") is Cause.FILE_MISSING
+    assert hall.resets_after(310) == [1, 1, 0]
+    assert hall.states("web01") == {"power/check/1": PowerRecordState.BACK}
+
+
+def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, stack: ExitStack) -> None:
+    told = Told()
+    hall = Hall(tmp_path, stack, artifacts=told)
+    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    assert hall.resets_after() == [1, 0, 0]
+    told.sightings = hide_files(hall, "web01")
+    hall.run(31)
+    bench = hall.bench
+    assert hall.cause("web01") is Cause.FILE_MISSING
+    subjects = list_subjects(bench.commit, bench.knowledge, NO_KEYS, bench.now)
+    assert {each.uuid: each.power for each in subjects} == bench.schedule.power
+    assert SystemUuid(uuid_of("web01")) in bench.schedule.power
+
+
+def test_if_a_bmc_shows_no_progress_a_machine_without_its_files_does_not_stop_the_maintenance(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    told = Told()
+    hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10, artifacts=told)
+    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    assert hall.resets_after() == [1, 0, 0]
+    told.sightings = hide_files(hall, "web01")
+    assert hall.resets_after(1500, step=300) == [1, 0, 0]
+    assert hall.resets_after(600, step=300) == [1, 1, 0]
+    assert (hall.cause("web01"), hall.condition("PowerWavesRunning")) == (Cause.FILE_MISSING, (True, "Running"))
 
 
 _CHANGES = st.sampled_from(

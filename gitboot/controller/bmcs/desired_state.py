@@ -35,6 +35,7 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
 
     switching: WantedPowerChange
     is_due: bool  # whether the reset is due now; if false, gitboot only waits until the machine is back
+    is_boot_planned: bool = True  # whether the plan contains the boot that follows the reset
     maintenance: str | None = None  # None: a policy requires the reset, without a limit
     group: str | None = None  # the group of servers that share the limit; None: all servers, or servers without a group
     limit: str = ""
@@ -69,7 +70,13 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         return f"in its power wave: at most {self.limit} of maintenance {self.maintenance}{among} may be down"
 
 
-def plan_power(
+def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
+    """Return the power plan of a server, or None if gitboot neither changes the power nor waits for the machine."""
+    power = _plan_power(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
+    return power or _find_begun_power(state, switches)
+
+
+def _plan_power(
     decision: Decision,
     plan: BootPlan | None,
     record: Record | None,
@@ -78,7 +85,7 @@ def plan_power(
     stop: StopScope,
     about: ServerDetails,
 ) -> PowerPlan | None:
-    """Return the power plan of a server, or None if its plan requires no power change.
+    """Return the power change that the plan of a server requires, or None if it requires no power change.
 
     No power change is required while boots are stopped, or if the machine has no usable record.
     """
@@ -142,9 +149,12 @@ def _find_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
     for each in state.decision.maintenances if switches else ():
         if each.power is MaintenancePower.NONE or not each.is_active(state.at):
             continue
-        power = _build_maintenance_power(each, state.record, switches, state.about).as_wait_only(switches.values())
-        if power is not None:
-            return power
+        begun = [record for record in switches.values() if is_switch_of(record, each) and record.state.is_open]
+        if begun:  # perhaps for an earlier run, or in an earlier window
+            power = _build_maintenance_power(each, state.record, switches, state.about)
+            reason = max(begun, key=lambda record: record.since).reason
+            switching = structs.replace(power.switching, reason=reason, may_reset=False)
+            return structs.replace(power, switching=switching, is_boot_planned=False)
     return None
 
 
@@ -266,14 +276,7 @@ def find_desired_state(
         knowledge.list_overrides(uuid),
         knowledge.list_switches(uuid),
     )
-    power = plan_power(
-        state.decision,
-        state.plan,
-        state.record,
-        knowledge.switches.get(uuid, {}),
-        stop=state.stop,
-        about=state.about,
-    ) or _find_begun_power(state, knowledge.switches.get(uuid, {}))
+    power = find_power_plan(state, knowledge.switches.get(uuid, {}))
     is_new = power is not None and power.is_new(switches)
     if wanted is not None:
         own = next((each for each in records if each.reason == wanted.reason), None)
@@ -282,7 +285,7 @@ def find_desired_state(
         if not may_set and (own is None or own.state.is_unused):
             wanted = None
     if not may_set and power is not None:
-        power = power.as_wait_only(switches)
+        power = power.as_wait_only(switches) or _find_begun_power(state, knowledge.switches.get(uuid, {}))
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
     runs = (
         state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF

@@ -47,7 +47,7 @@ from gitboot.controller.bmcs.desired_state import (
     add_server_state,
     build_media_urls,
     build_wanted_override,
-    plan_power,
+    find_power_plan,
 )
 from gitboot.controller.current_plans import describe_server
 from gitboot.controller.operator_requests import decide_halt
@@ -312,14 +312,7 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
             shared_values=shared,
             bmc_is_in_ledger=credential_use(machine.bmc) in knowledge.known_pairs,
             is_unobservable=record is None and knowledge.stored_record(decision.uuid) is not None,
-            power=plan_power(
-                decision,
-                planned,
-                record,
-                knowledge.switches.get(decision.uuid, {}),
-                stop=stop,
-                about=about,
-            ),
+            power=find_power_plan(server_state, knowledge.switches.get(decision.uuid, {})),
             power_records=knowledge.list_switches(decision.uuid),
             unverified_reason=mistrusted,
             unnamed_ledger=knowledge.facts.identity if commit.ledger is None else None,

@@ -46,7 +46,8 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
             if each is not record and _may_still_be_down(each, seen, at, patience)
         ]
         if record is not None and record.state.is_open and not _is_back(power.run_at, seen, record):
-            since.append(record.since)
+            # Without the planned boot, gitboot may never observe the fetch that proves that the machine is back.
+            since += [record.since] if power.is_boot_planned or _may_still_be_down(record, seen, at, patience) else []
         is_unread = seen is None or seen.outcome is None or seen.may_be_switching
         is_down = (
             seen is not None
@@ -175,7 +176,8 @@ def _is_ready(
 
 
 def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
-    """Return whether an earlier power change, such as that of an earlier run, may still keep a machine down.
+    """Return whether a power change whose boot is not planned now, such as that of an earlier run, may still keep a
+    machine down.
 
     If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, and only waits for
     ``patience``.
