@@ -674,6 +674,39 @@ def test_a_machine_that_is_away_for_an_earlier_run_or_window_counts_even_if_its_
     assert hall.states("web01") == {"power/check/1": PowerRecordState.BACK}
 
 
+@pytest.mark.parametrize(
+    "changes", ["power: Restart", f"power: Restart, {APPROVAL_FILE}", "power: GracefulRestart, run: 7"]
+)
+def test_a_machine_counts_for_the_maintenance_that_reset_it_even_if_another_one_takes_over(
+    tmp_path: Path, stack: ExitStack, changes: str
+) -> None:
+    hall = Hall(tmp_path, stack)
+    hall.machines["web01"].post_s = 400
+    hall.decide(check("maxUnavailable: 1"))
+    assert hall.resets_after() == [1, 0, 0]
+    urgent = maintenance("urgent", "20T11:00 20T18:00", f"{URGENT}, {changes}", select="{matchLabels: {host: web01}}")
+    hall.decide(check("maxUnavailable: 1"), urgent, files={"approvals.txt": "\n"})
+    assert hall.resets_after(350) == [1, 0, 0]
+    hall.run(600)
+    assert hall.states("web01")["power/check/1"] is PowerRecordState.BACK
+    assert hall.resets[1] == 1
+
+
+def test_a_machine_is_seen_to_be_back_while_its_next_run_waits_for_an_approval(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    hall = Hall(tmp_path, stack)
+    hall.decide(check("run: 1"))
+    assert hall.resets_after() == [1, 0, 0]
+    hall.decide(check(f"run: 2, {APPROVAL_FILE}"), files={"approvals.txt": "\n"})
+    hall.run(3600, step=300)
+    assert (hall.cause("web01"), hall.states("web01")) == (
+        Cause.WAITING_FOR_APPROVAL,
+        {"power/check/1": PowerRecordState.BACK},
+    )
+    assert hall.condition("PowerWavesRunning") == (True, "Running")
+
+
 def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, stack: ExitStack) -> None:
     told = Told()
     hall = Hall(tmp_path, stack, artifacts=told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -40,13 +40,19 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
     group: str | None = None  # the group of servers that share the limit; None: all servers, or servers without a group
     limit: str = ""
     run_at: datetime | None = None  # when gitboot observed the boot of the maintenance run
+    begun: tuple[PowerPlan, ...] = ()  # the resets of other runs and maintenances for which gitboot still waits
 
     def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
         """Return the power change to include in a task, or None.
 
         ``now`` means that the machine is in the power wave.
         """
-        return structs.replace(self.switching, may_start_now=now) if self.is_due or self._is_open(switches) else None
+        current = self.find_current(switches)
+        return structs.replace(current.switching, may_start_now=now) if current is not None else None
+
+    def find_current(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
+        """Return the plan whose reset is due or has begun, or None: this plan, or one of ``begun``."""
+        return self if self.is_due or self._is_open(switches) else next(iter(self.begun), None)
 
     def is_new(self, switches: Iterable[PowerRecord]) -> bool:
         """Return whether the power change is due and the ledger does not show that gitboot has requested it."""
@@ -54,9 +60,9 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         return self.is_due and (own is None or own.state is PowerRecordState.REFUSED)
 
     def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
-        """Return a plan that only waits until the machine is back, or None if gitboot has not changed its power."""
+        """Return a plan that only waits until the machine is back, or None if no reset of the machine has begun."""
         if not self._is_open(switches):
-            return None
+            return structs.replace(self.begun[0], begun=self.begun[1:]) if self.begun else None
         return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_reset=False))
 
     def _is_open(self, switches: Iterable[PowerRecord]) -> bool:
@@ -73,7 +79,12 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
 def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
     """Return the power plan of a server, or None if gitboot neither changes the power nor waits for the machine."""
     power = _plan_power(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
-    return power or _find_begun_power(state, switches)
+    begun = tuple(_list_begun_power(state, switches))
+    if power is None:
+        return structs.replace(begun[0], begun=begun[1:]) if begun else None
+    return structs.replace(
+        power, begun=tuple(each for each in begun if each.switching.reason != power.switching.reason)
+    )
 
 
 def _plan_power(
@@ -140,12 +151,12 @@ def _build_maintenance_power(
     )
 
 
-def _find_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
-    """Return the power plan of a maintenance whose reset has begun although the plan does not contain its boot any
-    more, for example because a file is missing. gitboot only waits until the machine is back.
+def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -> Iterator[PowerPlan]:
+    """Yield the power plan of each maintenance whose reset has begun, for a server plan that does not contain its boot
+    any more, for example because a file is missing. gitboot only waits until the machine is back.
     """
     if state.record is None or state.decision.stopped or state.stop is not StopScope.NONE:
-        return None
+        return
     for each in state.decision.maintenances if switches else ():
         if each.power is MaintenancePower.NONE or not each.is_active(state.at):
             continue
@@ -154,8 +165,7 @@ def _find_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
             power = _build_maintenance_power(each, state.record, switches, state.about)
             reason = max(begun, key=lambda record: record.since).reason
             switching = structs.replace(power.switching, reason=reason, may_reset=False)
-            return structs.replace(power, switching=switching, is_boot_planned=False)
-    return None
+            yield structs.replace(power, switching=switching, is_boot_planned=False)
 
 
 def find_group(maintenance: MaintenanceDecision, about: ServerDetails) -> str | None:
@@ -285,7 +295,7 @@ def find_desired_state(
         if not may_set and (own is None or own.state.is_unused):
             wanted = None
     if not may_set and power is not None:
-        power = power.as_wait_only(switches) or _find_begun_power(state, knowledge.switches.get(uuid, {}))
+        power = power.as_wait_only(switches)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
     runs = (
         state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF

@@ -167,7 +167,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     @property
     def pending_reset(self) -> str | None:
         """A description of the next reset, or of what prevents the reset. None if no reset is planned."""
-        power = self.subject.power
+        subject = self.subject
+        power = subject.power.find_current(subject.power_records) if subject.power is not None else None
         match self.switch:
             case RequestReset(record=record) if power is not None:
                 uri = choose_firmware_uri(self.subject.wanted, self.observed) if self.observed is not None else None

@@ -32,43 +32,62 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
             if schedule.in_wave or schedule.stopped_maintenances
             else schedule
         )
-    going, members, uuids = set(), [], {}
+    going, members, uuids = set[SystemUuid](), list[Member](), {}
     for uuid, power in sorted(schedule.power.items()):
         task, seen = schedule.tasks[uuid], schedule.bmcs.get(uuid)
-        record = knowledge.switches.get(uuid, {}).get(power.switching.reason)
-        is_ready = _is_ready(task, power, seen, record, at)
-        if power.maintenance is None:
-            going |= {uuid} if is_ready else set()
-            continue
-        since = [
-            each.since
-            for each in task.power_records
-            if each is not record and _may_still_be_down(each, seen, at, patience)
-        ]
-        if record is not None and record.state.is_open and not _is_back(power.run_at, seen, record):
-            # Without the planned boot, gitboot may never observe the fetch that proves that the machine is back.
-            since += [record.since] if power.is_boot_planned or _may_still_be_down(record, seen, at, patience) else []
-        is_unread = seen is None or seen.outcome is None or seen.may_be_switching
-        is_down = (
-            seen is not None
-            and (seen.power == "Off" or seen.in_post)
-            and power.switching.operation is not PowerOperation.ON
-        )
+        switches = knowledge.switches.get(uuid, {})
+        if power.maintenance is None and _is_ready(task, power, seen, switches.get(power.switching.reason), at):
+            going.add(uuid)
         uuids[task.server] = uuid
-        members.append(
-            Member(
-                name=task.server,
-                maintenance=power.maintenance,
-                group=power.group,
-                limit=power.limit,
-                ready=is_ready,
-                away_since=min(since, default=None),
-                down=is_unread or is_down,
-            )
-        )
+        plans = {each.maintenance: each for each in (*power.begun, power)}  # one for each maintenance
+        members += [
+            _build_member(name, each, task, seen, switches.get(each.switching.reason), at, patience)
+            for name, each in plans.items()
+            if name is not None
+        ]
     found = choose_wave(members, at, patience)
     return structs.replace(
         schedule, in_wave=frozenset(going | {uuids[name] for name in found.servers}), stopped_maintenances=found.stopped
+    )
+
+
+def _build_member(
+    maintenance: str,
+    power: PowerPlan,
+    task: BmcTask,
+    bmc_state: BmcState | None,
+    record: PowerRecord | None,
+    at: datetime,
+    patience: timedelta,
+) -> Member:
+    """Return the machine as a member of a maintenance, with what its BMC and its power records show."""
+    since = [
+        each.since
+        for each in task.power_records
+        if each is not record and _may_still_be_down(each, bmc_state, at, patience)
+    ]
+    if (
+        record is not None
+        and record.state.is_open
+        and not _is_back(power.run_at, bmc_state, record)
+        # Without the planned boot, gitboot may never observe the fetch that proves that the machine is back.
+        and (power.is_boot_planned or _may_still_be_down(record, bmc_state, at, patience))
+    ):
+        since.append(record.since)
+    is_unread = bmc_state is None or bmc_state.outcome is None or bmc_state.may_be_switching
+    is_down = (
+        bmc_state is not None
+        and (bmc_state.power == "Off" or bmc_state.in_post)
+        and power.switching.operation is not PowerOperation.ON
+    )
+    return Member(
+        name=task.server,
+        maintenance=maintenance,
+        group=power.group,
+        limit=power.limit,
+        ready=_is_ready(task, power, bmc_state, record, at),
+        away_since=min(since, default=None),
+        down=is_unread or is_down,
     )
 
 
