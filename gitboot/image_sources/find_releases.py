@@ -433,7 +433,7 @@ def describe_release(
     *,
     registries: Registries | None = None,
 ) -> ReleaseFiles:
-    """Return the files of a release for some architectures, or for all architectures of the source if none are given.
+    """Return the files of a release for these architectures, or for all of the source if the list is empty.
 
     Raises the errors of `list_releases`, and `IncompleteRelease` if a file is missing.
     """

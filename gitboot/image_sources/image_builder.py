@@ -77,7 +77,7 @@ class ReleaseFinder(NamedTuple):
     def describe_release(
         self, source: ImageSource, release: Release, architectures: Collection[Architecture]
     ) -> ReleaseFiles:
-        """Return the files of a release for these architectures, or for all architectures if none are given."""
+        """Return the files of a release for these architectures, or for all architectures if the list is empty."""
         options = {"registries": self.registries}
         return describe_release(source, release, architectures, self.fetcher, self.keys, **options)
 
