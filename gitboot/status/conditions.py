@@ -140,9 +140,9 @@ _INSTALL_AGAIN: Final = (
     "the failure, use provisioned instead of pending"
 )
 _RUN: Final = (
-    "git grep -n 'kind: Maintenance'  # look at the console of each server. If the server did not boot the maintenance "
-    "image, increase spec.run by 1 in the Maintenance document, and push the commit. In a clone of the fleet, this "
-    "command finds the document"
+    "git grep -n 'kind: Maintenance'  # look at the console of each server. If a server did not boot the maintenance "
+    "image, find the Maintenance document with this command in a clone of the fleet repository. Increase its spec.run "
+    "by 1, and push the commit: the maintenance then starts again"
 )
 _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is its name
     _RECORD: (
@@ -156,24 +156,24 @@ _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is 
         "failure, use provisioned instead of pending"
     ),
     _RUN: (
-        "git grep -n 'kind: Maintenance'  # look at the console of SERVERS. If the server did not boot the maintenance "
-        "image, increase spec.run by 1 in the Maintenance document, and push the commit. In a clone of the fleet "
-        "repository, this command finds the document"
+        "git grep -n 'kind: Maintenance'  # look at the console of SERVERS. If it did not boot the maintenance image, "
+        "find the Maintenance document with this command in a clone of the fleet repository. Increase its spec.run by "
+        "1, and push the commit: the maintenance then starts again"
     ),
 }
 _FETCHES: Final = (
     "gitboot secret fetches SERVERS --state STATE  # shows each fetch. If all fetches are legitimate, run this again "
-    "with --confirm '…'. If not, replace the secret"
+    "with --confirm '…'. If not, change the secret in the system that uses it, then encrypt the new one in the fleet"
 )
 _ACT: Final = (
-    "ledger: LEDGER  # only if this instance must become active: stop the other instance, then replace the ledger ID "
-    "in the Fleet document with this ID"
+    "ledger: LEDGER  # do this only if this instance is to become active. Stop the other instance, then replace the "
+    "ledger ID in the Fleet document with this one"
 )
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
 _ADOPTED: Final = "every server already has the installation that Git describes"
 _TAKE_OVER: Final = (
     f"If this instance replaces another instance, stop the other instance, then run this to load its last records. "
-    f"If OUTPUT/ops/records has no records and {_ADOPTED}, replace this folder with the word adopt"
+    f"If OUTPUT/ops/records has no records and {_ADOPTED}, run gitboot records begin adopt --state STATE instead"
 )
 _FOREIGN_OUTPUT: Final = (
     f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
@@ -187,15 +187,16 @@ _ANY_BRANCH: Final = (
     "use --rev FOLLOWED. gitboot remembers the choice"
 )
 _KEYGEN: Final = (
-    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key. FOLDER contains root.key, "
-    "which does not change. Then copy the other files of FOLDER to the folder in the setting list-keys of gitboot run"
+    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key, with the folder of "
+    "root.key. It renews the metadata and keeps root.key. Then copy all other files of that folder to the list-keys "
+    "folder of the instance"
 )
 _ENDPOINT: Final = (
     "endpoint: URL  # add this to the spec of the Fleet, with the URL at which machines reach gitboot run --listen or "
     "gitboot serve. If you have no endpoint, install the current nginx.conf or Caddyfile from OUTPUT/ops/serve on each "
     "mirror, then set serving: {oneTimeBoots: Copies} instead"
 )
-_EVENTS: Final = "gitboot events --state STATE | tail  # shows the last errors. gitboot will retry automatically"
+_EVENTS: Final = "gitboot events --state STATE | tail  # shows the last errors. gitboot retries automatically"
 LOCKED_LEDGER: Final = (  # the remedy of LedgerWritable if another process has locked the file
     "fuser -v STATE/ledger.sqlite  # shows the processes that use the ledger. End the backup, the sqlite3 shell or the "
     "second gitboot that keeps it locked. Do not delete files in STATE"
@@ -266,8 +267,8 @@ _TYPES: Final = (
                 "Pending installations then start and erase disks"
             ),
             "StoppedByFleet": (
-                "git grep -n stopped:  # run this in a clone of the fleet repository. Ask the author of the line, then "
-                "remove the line"
+                "git grep -n stopped:  # run this in a clone of the fleet repository to find the line. Ask its author "
+                "whether the stop is still needed. If it is not, remove the line"
             ),
         },
         (Alert("GitbootInstallsStopped", "warning", "15m"),),
@@ -362,9 +363,9 @@ _TYPES: Final = (
         "HistoryComplete",
         {
             "CommitMissing": (
-                "gitboot run … --allow-rewind  # if the rewrite was a mistake, push commit REMOVED back to the branch "
-                "instead. Only if these servers are really to be erased and installed, restart gitboot run once with "
-                "this option"
+                "gitboot run … --allow-rewind  # do not run this to undo a mistake: merge commit REMOVED into the "
+                "branch again instead. Restart gitboot run with this option, once, only if gitboot is to erase and "
+                "install these servers"
             )
         },
         (Alert("GitbootCommitMissing", "warning", "10m"),),
@@ -406,8 +407,8 @@ _TYPES: Final = (
             ),
             "KeyNotInRoot": _KEYGEN,
             "KeyUnreadable": (
-                "ls -l KEYFOLDER  # if a file is missing, copy it from the host that has root.key. Otherwise correct "
-                "its owner and mode: the account that runs gitboot must be able to read it, and no other account"
+                "ls -l KEYFOLDER  # if a file is missing, copy it from the host that has root.key. Otherwise, correct "
+                "the owner and the mode of the file in the message, so that only the account of gitboot can read it"
             ),
             "RootExpires": _KEYGEN,
             ANY: _EVENTS,
@@ -440,8 +441,8 @@ _TYPES: Final = (
         "NotificationsSent",
         {
             ANY: (
-                "gitboot events --state STATE | tail  # shows the last errors. gitboot keeps the notices and will "
-                "retry automatically"
+                "gitboot events --state STATE | tail  # shows the last errors. gitboot keeps the notices and "
+                "retries automatically"
             )
         },
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
@@ -515,18 +516,19 @@ _TYPES: Final = (
         {
             "DamagedLedger": (
                 f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
-                f"{_ADOPTED}, use adopt instead of the folder"
+                f"{_ADOPTED}, run gitboot records begin adopt --state STATE instead"
             ),
             "ForeignLedger": _FOREIGN_OUTPUT,
             "NewLedger": (
                 "gitboot records begin adopt --state STATE  # first check that STATE is the right folder. Run this "
-                f"if {_ADOPTED}. If you have exported records, use their file instead of adopt. If no server is "
-                "installed, use fresh instead: gitboot then erases the disks of all servers and installs them"
+                f"if {_ADOPTED}. If you exported the records of an earlier instance, pass that file instead of adopt. "
+                "If no server is installed yet, pass fresh instead: gitboot then erases the disks of all servers and "
+                "installs them"
             ),
             "RestoredLedger": (
                 f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
-                f"{_ADOPTED}, use adopt instead of the folder. If no server was installed after the copy of the ledger "
-                f"was made, use as-recorded"
+                f"{_ADOPTED}, run gitboot records begin adopt --state STATE instead. If no server was installed after "
+                f"this copy was made, run gitboot records begin as-recorded --state STATE instead"
             ),
             "UnverifiedServers": _RECORD,
         },
@@ -608,8 +610,8 @@ _TYPES: Final = (
                 f"{_TAKE_OVER}"
             ),
             "TransitionOverdue": (
-                "gitboot reconcile --state STATE  # find the error in gitboot events and fix it, then run this to "
-                "retry now"
+                "gitboot reconcile --state STATE  # find the error with gitboot events and fix it, then run this to "
+                "retry now. Do not restart machines that boot from this target before the condition is true"
             ),
             ANY: _RETRY,
         },
@@ -667,7 +669,7 @@ _TYPES: Final = (
             ),
             "ForeignOverride": (
                 "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # find out who set the override and "
-                "why. If it is no longer needed, run this, and gitboot replaces it"
+                "why. If it is no longer needed, run this to replace it"
             ),
             "NeedsOperator": (
                 "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console of SERVER. If "
@@ -675,14 +677,15 @@ _TYPES: Final = (
                 "--consumed: gitboot then sets the override again, and this boot can erase the disks of SERVER"
             ),
             "Overdue": (
-                f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, first "
-                "correct bmc.address in the Server document, and then run gitboot bmc resolve SERVER --consumed "
-                "--state STATE --reason '…': gitboot stops trying"
+                f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, correct "
+                "bmc.address in the Server document. Then run gitboot bmc resolve SERVER --consumed --state STATE "
+                "--reason '…', so that gitboot stops trying"
             ),
             "Stalled": f"{_ASK}  # fix the cause, then run this to retry now",
             "Unsupported": (
-                "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the profile "
-                "and the policy of SERVER. In the policy, choose a method or an override that the BMC supports"
+                "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the policy of "
+                "SERVER. The message names what the BMC does not support. Choose another method or override in this "
+                "policy"
             ),
             "Waiting": f"{_ASK}  # usually you only have to wait. To retry now, run this",
         },

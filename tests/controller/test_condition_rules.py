@@ -708,8 +708,9 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
                 )
             ),
             "SignedListCurrent",
-            "ls -l /etc/gitboot/list-keys  # if a file is missing, copy it from the host that has root.key. Otherwise "
-            "correct its owner and mode: the account that runs gitboot must be able to read it, and no other account",
+            "ls -l /etc/gitboot/list-keys  # if a file is missing, copy it from the host that has root.key. Otherwise, "
+            "correct the owner and the mode of the file in the message, so that only the account of gitboot can read "
+            "it",
         ),
     ],
 )
@@ -729,4 +730,4 @@ def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: 
         structs.replace(FINE, attempt=structs.replace(accepted(COMMIT), gone=gone)), "HistoryComplete"
     )
     assert expected in found.message
-    assert found.remedy is not None and f"push commit {'0' * 40} back" in found.remedy
+    assert found.remedy is not None and f"merge commit {'0' * 40} into the branch" in found.remedy
