@@ -164,6 +164,25 @@ def test_help_of_a_command_has_an_example_that_works_and_exit_codes(path: tuple[
     assert {word for word in words if word.startswith("-")} <= options
 
 
+def test_each_command_with_a_state_directory_reads_the_variable_and_names_it_in_its_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GITBOOT_STATE", "/from/the/variable")
+    silent, read = [], {}
+    for path, leaf in _leaf_commands(cli):
+        options = [each for each in leaf.params if isinstance(each, click.Option) and each.name == "state"]
+        if options:
+            context = click.Context(cli, info_name="gitboot")
+            for name in path[:-1]:
+                assert isinstance(context.command, click.Group)
+                group = context.command.get_command(context, name)
+                assert group is not None
+                context = click.Context(group, info_name=name, parent=context, **group.context_settings)
+            read[path] = leaf.make_context(path[-1], [], parent=context, resilient_parsing=True).params["state"]
+            silent += [path for each in options if "the variable GITBOOT_STATE" not in (each.help or "")]
+    assert silent == [] and len(read) > 30 and set(read.values()) == {Path("/from/the/variable")}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_has_the_first_line_of_each_help_text(name: str) -> None:
     first_line = str(command(name).help).partition("\n")[0]

@@ -72,7 +72,8 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance. Default: gitboot checks only the host.",
+    help="The state directory of the instance. Default: the variable GITBOOT_STATE. If neither is set, gitboot checks "
+    "only the host.",
 )
 @click.option(
     "--out",
