@@ -977,7 +977,12 @@ def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(f
         (explained,) = gitboot("explain", "web01", "phase", *given).json["reasons"]
         return [planned["phase"], explained["value"], *(each["phase"] for each in timeline)]
 
+    def maintained() -> int:
+        """The number of servers for which `images` counts a maintenance."""
+        return sum(each["maintenances"] for each in gitboot("images", "--state", state, "-o", "json").json["items"])
+
     assert phases() == ["Maintenance", "Maintenance", "Maintenance", "Disk"]
+    assert maintained() == 1
     assert phases("--at", f"{hours(-3)}Z")[:2] == ["Maintenance"] * 2, "this clock was not set back"
     with closing(sqlite3.connect(state / "ledger.sqlite", isolation_level=None)) as ledger:
         change = "UPDATE facts SET value = json_set(value, '$.at', ?) WHERE name = 'heartbeat'"
@@ -985,6 +990,7 @@ def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(f
     followed.run()
     assert "# web01: Disk" in followed.published
     assert phases() == ["Disk"] * 3
+    assert maintained() == 0
 
 
 @pytest.mark.parametrize("command", ["explain web01 provision", "plan --server web01", "images", "history web01"])
