@@ -595,8 +595,8 @@ def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
         with suppress(KeyError):
             return insert_field(data, index, ("spec", name), "provisioning", {"ledger": identity})
     raise UsageError(
-        f"gitboot cannot add a line to {file}. Repeat the command without --state and the variable GITBOOT_STATE. After "
-        "the first gitboot run, add the line provisioning.ledger that gitboot status prints"
+        f"gitboot cannot add a line to {file}. Repeat the command without --state and the variable GITBOOT_STATE. "
+        "After the first gitboot run, add the line provisioning.ledger that gitboot status prints"
     )
 
 
