@@ -958,6 +958,27 @@ def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) ->
     assert "1 server may boot from the network now: web01" in gitboot("allow-installs", *state).out
 
 
+def test_plan_shows_before_a_window_that_gitboot_withholds_its_install_boot(followed: Followed) -> None:
+    state, now = ("--state", followed.folder / "state"), datetime.now(UTC).replace(microsecond=0)
+    start, end = (f"{now + timedelta(hours=hours):%Y-%m-%dT%H:%M:%S}" for hours in (2, 4))
+    followed.repository.push(
+        {"99.yaml": maintenance("wipe", f"{start} {end}", select="{servers: [web02]}", boots="web")}
+    )
+    assert followed.run(records="adopt").code == Exit.FINE
+    for removed in ("99.yaml", "02.yaml"):
+        (followed.repository.work / removed).unlink()
+    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed.run().code == Exit.HELD
+    timeline = gitboot("plan", "--timeline", "web02", *state, "-o", "json").json["items"]
+    withheld = "a newer commit, which is not accepted yet, does not offer this install boot"
+    assert [(each["from"], each["phase"]) for each in timeline if each["why"] == withheld] == [(f"{start}Z", "Disk")]
+    assert "withholds install boots of web02" not in " ".join(gitboot("plan", *state).err.split())
+    later = gitboot("plan", *state, "--at", "3h")
+    assert "withholds install boots of web02" in " ".join(later.err.split())
+    explained = " ".join(gitboot("explain", "web02", "withheld", *state).out.split())
+    assert f"Maintenance/wipe R5 the newer commit {held[:12]} does not offer its install boot" in explained
+
+
 def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(followed: Followed) -> None:
     state, now = followed.folder / "state", datetime.now(UTC).replace(microsecond=0)
 
