@@ -1291,6 +1291,8 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_rejec
     assert re.search(r"^newest commit  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
     assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
     assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
+    named = re.findall(r"docs/\S+\.md", shown.splitlines()[-1])
+    assert named and all((ROOT / page).is_file() for page in named)
 
 
 def test_finding_c5_status_shows_its_age_and_a_false_condition_if_it_is_stale(followed: Followed) -> None:
