@@ -125,8 +125,7 @@ def test_after_a_power_cut_only_the_servers_that_a_person_chose_are_installed(ra
     web01, web02, pending = blades[:3]
     rack.push()
     with rack.running(records="fresh") as instance:
-        for blade in (web01, web02, pending):
-            eventually(lambda blade=blade: blade.stands)
+        eventually(lambda: all(blade.stands for blade in (web01, web02, pending)))
         for blade in (web01, web02):  # their installations have begun
             blade.machine.run_through()
             assert boots(instance, blade) == "flatcar-1"
