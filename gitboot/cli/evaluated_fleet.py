@@ -161,6 +161,13 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         remaining = drop_ended_windows(decision, self.latest_clock)
         return make_plan(remaining, at, record, stop=self.stop, absent=absent)
 
+    def drop_ended_windows(self) -> Decisions:
+        """Return the decisions without the maintenances that had ended before the clock was set back."""
+        if self.latest_clock is None:
+            return self.decisions
+        servers = {name: drop_ended_windows(each, self.latest_clock) for name, each in self.decisions.servers.items()}
+        return structs.replace(self.decisions, servers=servers)
+
     def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
         record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
         remaining = drop_ended_windows(decision, self.latest_clock)

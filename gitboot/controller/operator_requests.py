@@ -24,7 +24,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
-from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
 from gitboot.resolve.provisioning_record import StopOrder, StopScope, last_provisioning_facts, parse_record
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.status.instance_status import Held
@@ -376,7 +376,11 @@ def _orders(accepted: Commit | None, orders: Orders | None) -> list[Orders]:
 def find_released_servers(
     commit: Commit, knowledge: Knowledge, at: datetime, before: StopScope, after: StopScope = StopScope.NONE
 ) -> tuple[str, ...]:
-    """Return the servers that can boot from the network again when the stop changes from ``before`` to ``after``."""
+    """Return the servers that can boot from the network again when the stop changes from ``before`` to ``after``.
+
+    The result only informs operators. It includes the servers that wait for a missing file, because they boot without
+    another action of an operator as soon as the file appears.
+    """
     now = ((each, _planned_boot(each, knowledge, at, after)) for each in commit.decisions.servers.values())
     return tuple(
         each.server for each, boot in now if boot is not None and boot != _planned_boot(each, knowledge, at, before)
@@ -384,5 +388,6 @@ def find_released_servers(
 
 
 def _planned_boot(decision: Decision, knowledge: Knowledge, at: datetime, stop: StopScope) -> Boot | None:
-    planned = make_plan(decision, at, knowledge.record(decision.uuid), stop=stop)
+    remaining = drop_ended_windows(decision, knowledge.find_later_clock(at))
+    planned = make_plan(remaining, at, knowledge.record(decision.uuid), stop=stop)
     return planned.boot if planned is not None else None

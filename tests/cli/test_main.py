@@ -164,6 +164,25 @@ def test_help_of_a_command_has_an_example_that_works_and_exit_codes(path: tuple[
     assert {word for word in words if word.startswith("-")} <= options
 
 
+def test_each_command_with_a_state_directory_reads_the_variable_and_names_it_in_its_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GITBOOT_STATE", "/from/the/variable")
+    silent, read = [], {}
+    for path, leaf in _leaf_commands(cli):
+        options = [each for each in leaf.params if isinstance(each, click.Option) and each.name == "state"]
+        if options:
+            context = click.Context(cli, info_name="gitboot")
+            for name in path[:-1]:
+                assert isinstance(context.command, click.Group)
+                group = context.command.get_command(context, name)
+                assert group is not None
+                context = click.Context(group, info_name=name, parent=context, **group.context_settings)
+            read[path] = leaf.make_context(path[-1], [], parent=context, resilient_parsing=True).params["state"]
+            silent += [path for each in options if "the variable GITBOOT_STATE" not in (each.help or "")]
+    assert silent == [] and len(read) > 30 and set(read.values()) == {Path("/from/the/variable")}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_has_the_first_line_of_each_help_text(name: str) -> None:
     first_line = str(command(name).help).partition("\n")[0]
@@ -939,6 +958,27 @@ def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) ->
     assert "1 server may boot from the network now: web01" in gitboot("allow-installs", *state).out
 
 
+def test_plan_shows_before_a_window_that_gitboot_withholds_its_install_boot(followed: Followed) -> None:
+    state, now = ("--state", followed.folder / "state"), datetime.now(UTC).replace(microsecond=0)
+    start, end = (f"{now + timedelta(hours=hours):%Y-%m-%dT%H:%M:%S}" for hours in (2, 4))
+    followed.repository.push(
+        {"99.yaml": maintenance("wipe", f"{start} {end}", select="{servers: [web02]}", boots="web")}
+    )
+    assert followed.run(records="adopt").code == Exit.FINE
+    for removed in ("99.yaml", "02.yaml"):
+        (followed.repository.work / removed).unlink()
+    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed.run().code == Exit.HELD
+    timeline = gitboot("plan", "--timeline", "web02", *state, "-o", "json").json["items"]
+    withheld = "a newer commit, which is not accepted yet, does not offer this install boot"
+    assert [(each["from"], each["phase"]) for each in timeline if each["why"] == withheld] == [(f"{start}Z", "Disk")]
+    assert "withholds install boots of web02" not in " ".join(gitboot("plan", *state).err.split())
+    later = gitboot("plan", *state, "--at", "3h")
+    assert "withholds install boots of web02" in " ".join(later.err.split())
+    explained = " ".join(gitboot("explain", "web02", "withheld", *state).out.split())
+    assert f"Maintenance/wipe R5 the newer commit {held[:12]} does not offer its install boot" in explained
+
+
 def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(followed: Followed) -> None:
     state, now = followed.folder / "state", datetime.now(UTC).replace(microsecond=0)
 
@@ -958,7 +998,12 @@ def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(f
         (explained,) = gitboot("explain", "web01", "phase", *given).json["reasons"]
         return [planned["phase"], explained["value"], *(each["phase"] for each in timeline)]
 
+    def maintained() -> int:
+        """The number of servers for which `images` counts a maintenance."""
+        return sum(each["maintenances"] for each in gitboot("images", "--state", state, "-o", "json").json["items"])
+
     assert phases() == ["Maintenance", "Maintenance", "Maintenance", "Disk"]
+    assert maintained() == 1
     assert phases("--at", f"{hours(-3)}Z")[:2] == ["Maintenance"] * 2, "this clock was not set back"
     with closing(sqlite3.connect(state / "ledger.sqlite", isolation_level=None)) as ledger:
         change = "UPDATE facts SET value = json_set(value, '$.at', ?) WHERE name = 'heartbeat'"
@@ -966,6 +1011,7 @@ def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(f
     followed.run()
     assert "# web01: Disk" in followed.published
     assert phases() == ["Disk"] * 3
+    assert maintained() == 0
 
 
 @pytest.mark.parametrize("command", ["explain web01 provision", "plan --server web01", "images", "history web01"])
@@ -1245,6 +1291,8 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_rejec
     assert re.search(r"^newest commit  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
     assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
     assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
+    named = re.findall(r"docs/\S+\.md", shown.rpartition("\n\n")[2])
+    assert named and all((ROOT / page).is_file() for page in named)
 
 
 def test_finding_c5_status_shows_its_age_and_a_false_condition_if_it_is_stale(followed: Followed) -> None:

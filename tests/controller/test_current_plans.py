@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.controller.current_plans import Agenda, Plans, find_changed_servers, replan
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BEGIN, find_released_servers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.protocol import Commit
-from gitboot.ledger.instance_tables import Facts, Request
+from gitboot.ledger.instance_tables import Facts, Heartbeat, Request
 from gitboot.render.server_files import render_server
 from gitboot.render.token_keys import NO_KEYS
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.resolve.server_decision import WithheldBoot
+from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.helpers.instance_in_process import Commits
 
@@ -173,6 +176,46 @@ def test_a_transition_plans_only_its_servers_and_a_clock_that_is_set_back_plans_
     assert opened.count_servers("phases") == {"Network": 2, "Maintenance": 1}
     _, different = replan(opened, commit, make_knowledge(commit), (), NOON)
     assert different == set(NAMES)
+
+
+MISSING = Sighting(presence=Presence.MISSING)
+
+
+@for_each(
+    ("case", "released"),
+    [
+        ("each boot can start", ("web01", "web02")),
+        ("a file of web01 is missing, so web01 boots as soon as the file appears", ("web01", "web02")),
+        ("the clock was set back after the window of web02 had ended", ("web01",)),
+    ],
+)
+def test_the_end_of_a_stop_releases_each_server_that_gitboot_then_boots_from_the_network(
+    case: str, released: tuple[str, ...]
+) -> None:
+    commit, _ = both(
+        [
+            *documents(web01="provision: 1", web03="gone")[:-1],
+            image("other-1"),
+            profile("repair", "other-1"),
+            policy("web", often="Once"),
+            maintenance("repair", "20T11:00 20T13:00", select="{servers: [web02]}"),
+        ],
+        documents(),
+    )
+    said = Request(1, NOON, "ada", BEGIN, {"how": "fresh"})
+    knowledge = apply_batch(
+        Knowledge(facts=Facts(identity="mine")), Batch(requests=(said,), commit=commit, changed=NAMES[:2]), NOON
+    ).knowledge
+    if "missing" in case:
+        (boot,) = commit.decisions.servers["web01"].boots
+        knowledge = structs.replace(knowledge, sightings=dict.fromkeys(boot.fetched_files, MISSING))
+    if "set back" in case:
+        beat = Heartbeat(at("20T14:00"))
+        knowledge = structs.replace(knowledge, facts=structs.replace(knowledge.facts, heartbeat=beat))
+    assert find_released_servers(commit, knowledge, NOON, StopScope.WRITING) == released
+    knowledge = structs.replace(knowledge, sightings=None)  # the file appears
+    plans = replan(Plans(), commit, knowledge, (), NOON)[0].servers
+    assert tuple(name for name in NAMES[:2] if (plan := plans[name].plan) is not None and plan.boot) == released
 
 
 def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> None:

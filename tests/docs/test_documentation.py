@@ -73,6 +73,8 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the arguments of gitboot in a shell command, if the command is one of gitboot."""
     if words[0] == "gitboot":
         return words[1:]
+    if words[0] == "runuser" and "--" in words:  # the name of the user before it is gitboot, too
+        return typed(words[words.index("--") + 1 :])
     if words[0] in ("runuser", "sudo", "podman") and "gitboot" in words and "build" not in words:
         last = len(words) - words[::-1].index("gitboot")
         return (*words[last:], "…") if words[0] == "podman" else words[last:]  # the image's environment has options
@@ -85,6 +87,7 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
         ("gitboot status --state STATE", None),
         ("gitboot records begin fresh --state STATE && rm -r x", None),
         ("sudo -u gitboot gitboot stop-installs --reason x --state STATE", None),
+        ("runuser -u gitboot -- gitboot statu", "no command statu"),
         ("gitboot run … --once", None),
         ("gitboot run … --bmc-parallel 5", "--bmc-parallel is a setting of the configuration file"),
         ("gitboot statu", "no command statu"),

@@ -99,7 +99,8 @@ class _Line(Struct, frozen=True, kw_only=True):
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory of the instance that will manage the servers. gitboot writes its ledger into the Fleet. "
-    "If there is no ledger yet, gitboot creates one that begins with `adopt`. Default: change no ledger.",
+    "If there is no ledger yet, gitboot creates one that begins with `adopt`. Default: the variable GITBOOT_STATE. If "
+    "neither is set, gitboot changes no ledger.",
 )
 @click.option(
     "--policy",
@@ -594,8 +595,8 @@ def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
         with suppress(KeyError):
             return insert_field(data, index, ("spec", name), "provisioning", {"ledger": identity})
     raise UsageError(
-        f"gitboot cannot add a line to {file}. Repeat the command without --state. After the first gitboot run, add "
-        "the line provisioning.ledger that gitboot status prints"
+        f"gitboot cannot add a line to {file}. Repeat the command without --state and the variable GITBOOT_STATE. "
+        "After the first gitboot run, add the line provisioning.ledger that gitboot status prints"
     )
 
 

@@ -72,7 +72,8 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance. Default: gitboot checks only the host.",
+    help="The state directory of the instance. Default: the variable GITBOOT_STATE. If neither is set, gitboot checks "
+    "only the host.",
 )
 @click.option(
     "--out",
@@ -113,10 +114,12 @@ def command(
 
     With --config, gitboot reads the configuration file of `gitboot run`.
     """
+    from gitboot.cli.instance_client import find_output
     from gitboot.status.conditions import fill_placeholders
 
     reject_old_variables()
-    given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", output)) if path is not None}
+    tree = find_output(state) if output is None and state is not None else output
+    given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", tree)) if path is not None}
     checked = (
         structs.replace(each, hint=each.hint and fill_placeholders(each.hint, given))
         for each in _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
@@ -183,6 +186,8 @@ def _format_text(results: Examined) -> str:
     return "\n".join([*lines, *([f"    {results.hint}"] if results.hint else [])])
 
 
+_ACCEPTED: Final = "STATE/repository.git --rev refs/gitboot/accepted"  # the fleet that the instance has accepted
+_LOADERS: Final = f"gitboot artifacts loaders --out OUTPUT/boot --path {_ACCEPTED}"
 _FEW: Final = 0.1  # gitboot warns if less than this fraction of a file system is free
 _FILES: Final = 6  # approximate number of files for each server in the output tree
 _TIMEOUT_S: Final = 5.0
@@ -260,7 +265,7 @@ def of_the_ledger(look: OfflineInstance, process: int | None) -> Examination:
     facts = look.knowledge.facts
     runs = f"process {process} uses it" if process is not None else "no gitboot process uses it"
     if facts.doubt is not None:
-        hint = "gitboot status  # see the remedy of the condition RecordsVerified"
+        hint = "gitboot status --state STATE  # see the remedy of the condition RecordsVerified"
         yield _wrong("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
     else:
         machines = format_count(len(look.knowledge.machines), "machine")
@@ -272,7 +277,10 @@ def of_who_sets(look: OfflineInstance) -> Examination:
     commit, identity = look.commit, look.knowledge.facts.identity
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
-        hint = "gitboot status  # only if this instance must become active: see the remedy of the condition LedgerNamed"
+        hint = (
+            "gitboot status --state STATE  # only if this instance must become active: see the remedy of the condition "
+            "LedgerNamed"
+        )
         message = f"the Fleet names another ledger than {identity}, so this instance is a standby"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
@@ -463,7 +471,7 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
             message = (
                 f"{mirror.base_url}/assets/ does not contain boot loaders that DHCP uses: {format_names(missing, 3)}"
             )
-            yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
+            yield _wrong("loaders", message, _LOADERS)
         elif not faults:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 
@@ -505,8 +513,7 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
         signed += fault is None
         faults += fault is not None
         if fault == _NO_HTTP:
-            command = "gitboot artifacts loaders --out OUTPUT/boot --path FLEET --system DIR --system /"
-            hint = f"{command}  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
+            hint = f"{_LOADERS} --system DIR --system /  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
             yield _doubtful("Secure Boot", f"{url} {fault}, so it cannot boot {of_servers}", hint)
         elif fault is not None:
             message = f"{url} {fault}, so the firmware of {of_servers} rejects it"

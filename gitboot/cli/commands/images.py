@@ -100,7 +100,7 @@ def command(
 
     fleet = plan_fleet(path, rev, at or current_second(), records, state)
     known_records = fleet.records if fleet.knows_records else None
-    found = report_images(fleet.repository, fleet.decisions, known_records, fleet.at)
+    found = report_images(fleet.repository, fleet.drop_ended_windows(), known_records, fleet.at)
     write_outputs(
         outputs,
         json=partial(format_document, **to_json_value(found), revision=fleet.decisions.revision),

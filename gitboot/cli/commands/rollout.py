@@ -114,7 +114,8 @@ def command() -> None:
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance, on its host. gitboot reads the status and the ledger there.",
+    help="The state directory of the instance, on its host. gitboot reads the status and the ledger there. "
+    "Default: the variable GITBOOT_STATE.",
 )
 @click.option(
     "--api-token",

@@ -150,7 +150,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="The state directory, for the ledger and a clone of REPOSITORY. Back up STATE/ledger.sqlite, because "
-    "gitboot cannot rebuild it.",
+    "gitboot cannot rebuild it. Default: the variable GITBOOT_STATE.",
 )
 @click.option(
     "--ledger",

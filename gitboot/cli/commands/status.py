@@ -139,6 +139,8 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
                 *age,
                 "",
                 *_format_conditions(status["conditions"], state),
+                "",
+                wrap_text(_TERMS),
             ]
         )
     lease, problems = status["lease"], status["attempted"]["problems"]
@@ -189,7 +191,10 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     ]
     if left := format_rest(len(problems) - _MAX_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
-    return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held)])
+    return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held), "", wrap_text(_TERMS)])
+
+
+_TERMS: Final = "See docs/reference/glossary.md for these terms, and docs/reference/conditions.md for the conditions."
 
 
 def _format_acknowledgements(acknowledgements: Sequence[Mapping[str, str]]) -> Iterator[str]:

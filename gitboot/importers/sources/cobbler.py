@@ -171,7 +171,7 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
         remarks=(
             remark_kept(f"distro {distro['name']}")
             if distro
-            else remark_missing("the distro, which is not in the source"),
+            else remark_missing("the distro is not in the source: export it, or complete the boot"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
                 remark_lost(
@@ -250,7 +250,7 @@ def _read_machine(
             remark_kept(f"system {name}"),
             *ignored,
             *remark_if(boot is None, remark_missing(why)),
-            *(remark_lost(f"{key} of its own") for key in own_templates),
+            *(remark_lost(f"the {key} of the system was left out: write it in the documents") for key in own_templates),
             *secret,
             *more,
         ),
@@ -287,7 +287,7 @@ def _read_nics(
             if kind != "bmc":
                 masters[name] = addresses
             if kind != "bond":  # the members of a bond get the addresses of the bond
-                remarks.append(remark_lost(f"interface {name} is of type {kind}"))
+                remarks.append(remark_lost(f"interface {name} was left out, because it is of type {kind}"))
             continue
         addresses = tuple(dict.fromkeys((*addresses, *masters.get(as_text(each.get("interface_master")) or "", ()))))
         mac, rejected = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
@@ -295,7 +295,7 @@ def _read_nics(
         if mac:
             nics.append(ImportedNic(mac=mac, name=name, addresses=addresses))
         elif not rejected:
-            remarks.append(remark_missing(f"interface {name} has no MAC address"))
+            remarks.append(remark_missing(f"interface {name} has no MAC address: add it in Cobbler, and import again"))
     remarks += [
         remark_lost(f"address {address} of {name} was not imported, because its interfaces have no MAC address")
         for name, addresses in masters.items()

@@ -100,7 +100,7 @@ def _read_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
         [*(_RAMDISK_ARGUMENTS if node.get("deploy_interface") == "ramdisk" else ()), *own_arguments]
     )
     is_url, ramdisk = "://" in kernel, as_text(info.get("ramdisk"))
-    of_glance = remark_missing(f"a URL of its kernel {kernel}, which is an image in Glance")
+    of_glance = remark_missing(f"the kernel {kernel} is an image in Glance: store it at a URL, and add the URL")
     return ImportedBoot(
         name=_get_name(node),
         kernel=kernel if is_url else None,
@@ -165,11 +165,14 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
             ),
             *remark_if(
                 not nics and not rejected,
-                remark_missing("the ports: export them with `openstack baremetal port list --long -f json`"),
+                remark_missing(
+                    "the source does not contain the ports: export them with `openstack baremetal port list --long "
+                    "-f json`"
+                ),
             ),
             *remark_if(
                 address is None and "driver" not in node,
-                remark_missing("the driver and its BMC: export the nodes with --long"),
+                remark_missing("the source does not contain the driver and the BMC: export the nodes with --long"),
             ),
             *remark_if(
                 address is None and "driver" in node,

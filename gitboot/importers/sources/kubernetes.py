@@ -210,7 +210,8 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
     if machine.nics and not any(nic.boot for nic in machine.nics):
         remarks += (
             remark_lost(
-                f"{setting} on all its interfaces, because a Parked server does not boot from the network either"
+                f"{setting} on all interfaces was left out, because a Parked server does not boot from the network "
+                "either"
             ),
         )
         nics = tuple(structs.replace(nic, boot=True) for nic in machine.nics)
@@ -257,7 +258,7 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
                 *remark_if(disabled, remark_lost(f"the machine is disabled: {disabled}")),
                 *(remark_lost(_USER_DATA.format(key)) for key in data),
                 *(
-                    remark_lost(f"the variable {key}: write it as vars, unless it is a secret")
+                    remark_lost(f"the variable {key} was left out: write it as vars, unless it is a secret")
                     for key in sorted(as_mapping(instance.get("vars")))
                 ),
             ),
@@ -380,7 +381,10 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
             *of_bmc,
             *remark_if(
                 not nics and not remarks,
-                remark_missing("the MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
+                remark_missing(
+                    "the source does not contain the MAC addresses: set bootMACAddress, or export the HardwareData "
+                    "or the status"
+                ),
             ),
             remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
             *(

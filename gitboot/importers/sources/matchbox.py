@@ -120,12 +120,16 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
             *map(_explain_default, defaults),
             *remark_if(
                 len(defaults) > 1,
-                remark_lost("matchbox uses one of several groups without a selector, and does not define which one"),
+                remark_lost(
+                    "matchbox uses one of several groups without a selector, and does not define which one: select "
+                    "one boot"
+                ),
             ),
             *map(_explain_selector, others),
             *(
                 remark_missing(
-                    f"profile {group.get('profile')} of group {_get_name(group)}, which is not in the source"
+                    f"profile {group.get('profile')} of group {_get_name(group)} is not in the source: export the "
+                    "profile"
                 )
                 for group in (*defaults, *others)
                 if as_text(group.get("profile")) not in names
@@ -217,14 +221,16 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
     for key, value in sorted(metadata.items()):
         text = as_text(value)
         if text is None or "\n" in text:
-            remarks.append(remark_lost(f"metadata {key} is not text"))
+            remarks.append(remark_lost(f"metadata {key} was left out, because it is not text: write it as vars"))
         elif is_secret(f"{key}={text}"):
             remarks.append(remark_lost(f"metadata {key} is a secret and was left out: move it to secrets"))
         else:
             try:
                 variables[parse_variable_name(key)] = text
             except Malformed:
-                remarks.append(remark_lost(f"metadata {key}: this is not a valid variable name"))
+                remarks.append(
+                    remark_lost(f"metadata {key} was left out, because its name is not valid for a variable: rename it")
+                )
             if key in ("role", "rack", "site", "pool"):
                 try:
                     labels[parse_label_key(key)] = parse_label_value(text)

@@ -76,6 +76,8 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
     assert loaders["message"].endswith(
         "/assets/ does not contain boot loaders that DHCP uses: loaders/snponly-x86_64.efi"
     )
+    accepted = f"{rack.state}/repository.git --rev refs/gitboot/accepted"
+    assert loaders["hint"] == f"gitboot artifacts loaders --out {rack.output}/boot --path {accepted}"
     assert "2 servers (web01, web02)" in credentials["message"]
     assert credentials["hint"].startswith(f"{tmp_path}/rack/username")
     (rack.output / "boot/boot.ipxe").rename(tmp_path / "boot.ipxe")
@@ -151,6 +153,7 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         assert rack.once("--allow-takeover").code == Exit.PARTIAL
         said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
         assert f"the Fleet names another ledger than {rack.ledger()}, so this instance is a standby" in said
+        assert f" gitboot status --state {rack.state} # only if this instance must become active" in said
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])
