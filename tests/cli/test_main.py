@@ -432,6 +432,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
             64,
             "is not an output tree; pass the directory that `gitboot run` or `gitboot render`",
         ),
+        ("diff", 64, "--accepted"),
         ("diff main --path {unborn}", 64, "unborn has no commit yet"),
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
         ("diff main --path {repository}", 64, "has no work tree: write BASE.."),
