@@ -312,7 +312,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Other keys": (
         "cli/commands/test_init_update_images.py::"
-        "test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing",
+        "test_a_release_of_a_vendor_becomes_a_pull_request_once_it_has_the_right_signature",
         "artifacts/test_signatures_keys.py::test_only_the_allowed_keys_may_sign",
     ),
     "Older versions": (

@@ -333,7 +333,13 @@ def test_an_inventory_of_a_described_machine_changes_nothing(taking: Site) -> No
 
 
 def test_an_invalid_or_incomplete_inventory_is_rejected_and_not_stored(taking: Site) -> None:
-    wrong = (b"[" * MOST_BYTES, b"\x00\xff", b"", {"interfaces": []}, {"interfaces": [{"mac": "../../ops"}]})
+    wrong: tuple[object, ...] = (
+        b"[" * MOST_BYTES,
+        b"\x00\xff",
+        b"",
+        {"interfaces": []},
+        {"interfaces": [{"mac": "../../ops"}]},
+    )
     answers = send(taking, b"x" * (MOST_BYTES + 1), *wrong)
     assert codes(answers) == [413] + [400] * len(wrong)
     assert ["send" in answer.text for answer in answers] == [False] + [True] * len(wrong)

@@ -235,7 +235,7 @@ def test_the_configuration_of_the_user_and_proxies_are_ignored(work: Work, tmp_p
 # Servers that refuse
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "credentials", "error", "message"),
     [
         pytest.param("/private/fleet", None, SourceRefused, "requires credentials; configure them", id="none set"),
@@ -258,6 +258,7 @@ def test_the_configuration_of_the_user_and_proxies_are_ignored(work: Work, tmp_p
 def test_a_rejection_by_an_https_server_is_reported(
     https: HttpsServer, state: Path, path: str, credentials: Password | None, error: type[Exception], message: str
 ) -> None:
+    https.requests.clear()
     url = f"{https.url}{path}"
     source = Source(Remote(url=url, credentials=credentials, ca_bundle=https.certificate), state)
     with pytest.raises(error, match=message) as caught:
@@ -281,7 +282,7 @@ def test_a_bundle_without_certificates_is_a_usage_error(tmp_path: Path, state: P
             Source(Remote(url="https://127.0.0.1:1/fleet", ca_bundle=bundle), state).fetch()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("known", "message"),
     [
         pytest.param("[127.0.0.1]:{port} {ed25519}", None, id="one key"),
@@ -311,7 +312,7 @@ def test_a_host_must_have_a_known_key(
             source.fetch()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "passphrase", "path", "error", "message"),
     [
         pytest.param("stranger", "", "", SourceRefused, "refuses the credentials", id="wrong key"),
