@@ -14,6 +14,7 @@ from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,14 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
-@pytest.mark.parametrize("has_git", [True, False], ids=["clone", "archive"])
-@pytest.mark.parametrize("command", [("validate", "-o", "junit={}"), ("explain", "Server", "-o", "json={}")])
+VALIDATE, EXPLAIN = ("validate", "-o", "junit={}"), ("explain", "Server", "-o", "json={}")
+COMMANDS = cycle([VALIDATE, EXPLAIN, EXPLAIN, VALIDATE])
+
+
+@pytest.mark.parametrize(
+    ("planted", "is_absolute", "has_git", "command"),
+    [(*each, next(COMMANDS)) for each in product(PLANTED, (False, True), (True, False))],
+)
 def test_finding_s1_an_output_file_is_not_written_through_a_symlink_of_the_branch(
     work: Work,
     outside: Path,

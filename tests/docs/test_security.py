@@ -127,10 +127,11 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A forged review": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_file_in_the_branch_is_not_posted",
-        "cli/commands/test_init_ci_hostile.py::test_finding_s2_the_comment_of_a_failed_review_replaces_the_earlier_one",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s2_if_the_endpoint_does_not_respond_the_comment_of_the_failed_review_replaces_the_earlier_one",
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing",
         "cli/commands/test_init_ci_hostile.py::"
-        "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
+        "test_finding_s9_a_second_push_changes_the_comment_of_the_bot_and_no_other_with_the_marker",
         "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
     ),
     "Text that acts": (
@@ -311,7 +312,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Other keys": (
         "cli/commands/test_init_update_images.py::"
-        "test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing",
+        "test_a_release_of_a_vendor_becomes_a_pull_request_once_it_has_the_right_signature",
         "artifacts/test_signatures_keys.py::test_only_the_allowed_keys_may_sign",
     ),
     "Older versions": (
@@ -321,7 +322,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_images_updates.py::"
         "test_text_of_a_vendor_never_reaches_a_commit_or_a_pull_request_as_more_than_data",
         "cli/commands/test_init_update_images.py::"
-        "test_the_second_job_pushes_proposals_and_opens_a_pull_request_for_each_that_is_ready",
+        "test_the_second_job_pushes_proposals_and_opens_one_pull_request_for_each_once_it_is_ready",
     ),
     "Access to the repository": (
         "cli/commands/test_init_update_images.py::test_no_token_is_in_the_environment_or_in_the_clone_of_the_first_job",

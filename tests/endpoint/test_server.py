@@ -409,14 +409,17 @@ def answers(url: str) -> int:
     return get(url + ENTRY).status_code
 
 
-def test_a_killed_worker_is_started_again(tree: Site) -> None:
+def test_a_killed_worker_is_started_again_and_all_processes_end_by_a_signal(tree: Site) -> None:
     with served(tree.root, "--workers", "2", "--spool", str(tree.spool)) as (url, process):
         assert answers(url) == 200
         first = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
         for pid in first:
             os.kill(pid, signal.SIGKILL)
         assert answers(url) == 200, "who connects meanwhile waits"
-        eventually(lambda: len(pids := workers_of(process.pid)) == 2 and not set(first) & set(pids))
+        pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and not set(first) & set(pids) and pids)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+        assert all(map(is_gone, (*first, *pids)))
 
 
 def test_a_worker_ends_with_its_parent_in_every_case(tree: Site) -> None:
@@ -426,15 +429,6 @@ def test_a_worker_ends_with_its_parent_in_every_case(tree: Site) -> None:
         process.kill()
         process.wait()
         eventually(lambda: all(map(is_gone, pids)))
-
-
-def test_all_processes_end_by_a_signal(tree: Site) -> None:
-    with served(tree.root, "--workers", "2") as (url, process):
-        assert answers(url) == 200
-        pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
-        assert all(map(is_gone, pids))
 
 
 def test_several_processes_change_at_one_transition_and_use_a_publication_at_the_next_request(tree: Site) -> None:

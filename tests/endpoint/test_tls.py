@@ -305,7 +305,6 @@ def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
 # At the start
 
 
-@pytest.mark.parametrize("command", ["serve", "run"])
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -318,7 +317,7 @@ def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
     ],
 )
 def test_an_unusable_certificate_is_rejected_at_the_start(
-    pair: Pair, authority: Authority, tmp_path: Path, command: str, how: str, why: str
+    pair: Pair, authority: Authority, tmp_path: Path, how: str, why: str
 ) -> None:
     options = ["--operators-listen", "127.0.0.1:0", *pair.options]
     if how == "a certificate alone":
@@ -329,11 +328,9 @@ def test_an_unusable_certificate_is_rejected_at_the_start(
         break_it(how, pair, authority)
     (tmp_path / "output").mkdir()
     places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
-    if command == "run":
-        places += ["--state", str(tmp_path / "state"), str(tmp_path / "repository")]
-    done = captured(command, *places, *options)
-    assert done.returncode == 64
-    assert why.format(folder=tmp_path) in done.stderr
+    for command in (["serve"], ["run", "--state", str(tmp_path / "state"), str(tmp_path / "repository")]):
+        done = captured(*command, *places, *options)
+        assert (done.returncode, why.format(folder=tmp_path) in done.stderr) == (64, True), done
 
 
 # Refused connections

@@ -170,23 +170,18 @@ def with_reference(remote: Remote, reference: str) -> Remote:
     return Remote(url=remote.url, credentials=remote.credentials, ca_bundle=remote.ca_bundle, reference=reference)
 
 
-def test_every_protocol_fetches_new_commits(served: Remote, work: Work, state: Path) -> None:
+def test_every_protocol_fetches_new_commits_and_tags(served: Remote, work: Work, state: Path) -> None:
     source = Source(served, state)
     first = source.fetch()
     assert (first, text(source, first)) == (work.head, "first")
+    work.git("tag", "--annotate", "--message=x", "v1.0.0")
+    work.git("tag", "v1.1.0-rc.1")
     second = work.commit({"fleet.yaml": "second"})
     assert source.latest() == first
     assert source.fetch() == source.fetch() == second
     assert text(source, second) == "second"
     assert not source.is_rewind(first, second)
-
-
-def test_every_protocol_fetches_tags_and_commits(served: Remote, work: Work, state: Path) -> None:
-    first = work.head
-    work.git("tag", "--annotate", "--message=x", "v1.0.0")
-    work.git("tag", "v1.1.0-rc.1")
-    work.commit({"fleet.yaml": "second"})
-    assert Source(with_reference(served, "^1"), state).fetch() == first
+    assert Source(with_reference(served, "^1"), state / "by tag").fetch() == first
     assert Source(with_reference(served, first), state / "other").fetch() == first, "an ancestor of a branch"
 
 
@@ -240,7 +235,7 @@ def test_the_configuration_of_the_user_and_proxies_are_ignored(work: Work, tmp_p
 # Servers that refuse
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "credentials", "error", "message"),
     [
         pytest.param("/private/fleet", None, SourceRefused, "requires credentials; configure them", id="none set"),
@@ -263,6 +258,7 @@ def test_the_configuration_of_the_user_and_proxies_are_ignored(work: Work, tmp_p
 def test_a_rejection_by_an_https_server_is_reported(
     https: HttpsServer, state: Path, path: str, credentials: Password | None, error: type[Exception], message: str
 ) -> None:
+    https.requests.clear()
     url = f"{https.url}{path}"
     source = Source(Remote(url=url, credentials=credentials, ca_bundle=https.certificate), state)
     with pytest.raises(error, match=message) as caught:
@@ -286,7 +282,7 @@ def test_a_bundle_without_certificates_is_a_usage_error(tmp_path: Path, state: P
             Source(Remote(url="https://127.0.0.1:1/fleet", ca_bundle=bundle), state).fetch()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("known", "message"),
     [
         pytest.param("[127.0.0.1]:{port} {ed25519}", None, id="one key"),
@@ -316,7 +312,7 @@ def test_a_host_must_have_a_known_key(
             source.fetch()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "passphrase", "path", "error", "message"),
     [
         pytest.param("stranger", "", "", SourceRefused, "refuses the credentials", id="wrong key"),
@@ -399,21 +395,22 @@ def test_an_unreachable_server_may_come_back(url: str, state: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["hangs", "hangs up"])
-@pytest.mark.parametrize("passes", [1, 10, 300, 700, 3000, 20_000])
-def test_an_incomplete_response_changes_nothing(work: Work, state: Path, passes: int, then: str) -> None:
-    noise = os.urandom(30_000).hex()
+def test_an_incomplete_response_changes_nothing(work: Work, state: Path, then: str) -> None:
     with git_daemon(work.path.parent) as url:
         source = Source(Remote(url=f"{url}/fleet"), state)
-        first = source.fetch()
-        source.accept(first)
-        second = work.commit({"fleet.yaml": "second", "noise": noise})
-        with Relay(url, passes=passes, then=then) as relay:
-            cut = Source(Remote(url=f"{relay.url}/fleet", timeout_s=0.3), state)
-            with pytest.raises(SourceError) as caught:
-                cut.fetch()
-            assert not isinstance(caught.value, CorruptClone)
-        assert (source.latest(), source.accepted(), text(source, first)) == (first, first, "first")
-        assert (source.fetch(), text(source, second)) == (second, "second")
+        first = accepted = source.fetch()
+        source.accept(accepted)
+        for passes in (1, 10, 300, 700, 3000, 20_000):
+            before = text(source, first)
+            second = work.commit({"fleet.yaml": f"{passes}", "noise": os.urandom(30_000).hex()})
+            with Relay(url, passes=passes, then=then) as relay:
+                cut = Source(Remote(url=f"{relay.url}/fleet", timeout_s=0.3), state)
+                with pytest.raises(SourceError) as caught:
+                    cut.fetch()
+                assert not isinstance(caught.value, CorruptClone), passes
+            assert (source.latest(), source.accepted(), text(source, first)) == (first, accepted, before), passes
+            assert (source.fetch(), text(source, second)) == (second, f"{passes}"), passes
+            first = second
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first fetch", "later fetch"])

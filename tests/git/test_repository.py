@@ -331,30 +331,30 @@ def understood(*arguments: object) -> Done:
     return done
 
 
-@pytest.mark.parametrize("fault", MALFORMED)
-def test_a_malformed_commit_and_those_after_it_are_followed(tmp_path: Path, origin: Work, fault: str) -> None:
+def test_malformed_commits_and_those_after_them_are_followed(tmp_path: Path, origin: Work) -> None:
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     (tmp_path / "state").mkdir()
     follow(source)
-    malformed = commit_malformed(origin, MALFORMED[fault])
-    assert follow(source) == malformed
-    after = commit_by_git(origin, {"images/new.yaml": image("new-1")})
-    assert follow(source) == after
+    for number, (fault, malformed) in enumerate(MALFORMED.items()):
+        assert commit_malformed(origin, malformed) == follow(source), fault
+        commit_by_git(origin, {f"images/{number}.yaml": image(f"new-{number}")})
+        assert follow(source) == origin.head, fault
     (tmp_path / "late").mkdir()
-    assert follow(Source(Remote(url=str(origin.path)), tmp_path / "late")) == after
+    assert follow(Source(Remote(url=str(origin.path)), tmp_path / "late")) == origin.head
 
 
-@pytest.mark.parametrize("fault", ["badDateOverflow", "missingAuthor", "missingEmail", "nulInHeader", "notUtf8"])
-def test_history_explain_and_diff_read_over_a_malformed_commit(origin: Work, fault: str) -> None:
-    before = origin.head
-    malformed = commit_malformed(origin, MALFORMED[fault])
-    commit_by_git(origin, {"images/new.yaml": image("new-1")}, "Add an image")
-    shown = json.loads(understood("history", "fra1-web01", "--path", origin.path, "-o", "json").out)
-    assert before in json.dumps(shown)
-    explained = understood("explain", "fra1-web01", "--path", origin.path, "-o", "json").json
-    assert before[:9] in json.dumps(explained)
-    for base in (before, malformed, malformed[:12], "HEAD~1", "HEAD^"):
-        assert typed("diff", f"{base}..HEAD", "--path", origin.path).code == 0
+def test_history_explain_and_diff_read_over_a_malformed_commit(origin: Work) -> None:
+    first = origin.head
+    for fault in ("badDateOverflow", "missingAuthor", "missingEmail", "nulInHeader", "notUtf8"):
+        before = origin.head
+        malformed = commit_malformed(origin, MALFORMED[fault])
+        commit_by_git(origin, {f"images/{fault}.yaml": image(f"new-{fault.lower()}")}, "Add an image")
+        shown = json.loads(understood("history", "fra1-web01", "--path", origin.path, "-o", "json").out)
+        assert first in json.dumps(shown), fault
+        explained = understood("explain", "fra1-web01", "--path", origin.path, "-o", "json").json
+        assert first[:9] in json.dumps(explained), fault
+        for base in (before, malformed, malformed[:12], "HEAD~1", "HEAD^"):
+            assert typed("diff", f"{base}..HEAD", "--path", origin.path).code == 0, (fault, base)
 
 
 def test_a_malformed_commit_merges(origin: Work) -> None:
@@ -366,19 +366,19 @@ def test_a_malformed_commit_merges(origin: Work) -> None:
     assert typed("diff", "main...side", "--path", origin.path).code == 0
 
 
-@pytest.mark.parametrize("fault", ["missingEmail", "missingEmailOfCommitter", "missingBoth", "badDateOverflow"])
-def test_a_fetch_works_while_a_malformed_commit_is_among_the_newest(tmp_path: Path, origin: Work, fault: str) -> None:
+def test_a_fetch_works_while_a_malformed_commit_is_among_the_newest(tmp_path: Path, origin: Work) -> None:
     """libgit2 parses the newest commits of the clone to negotiate with a server."""
     (tmp_path / "state").mkdir()
     with git_daemon(tmp_path) as url:
         source = Source(Remote(url=f"{url}/fleet"), tmp_path / "state")
         follow(source)
-        commit_malformed(origin, MALFORMED[fault])
-        follow(source)
-        assert follow(source) == origin.head  # there is no new commit
-        assert follow(source) != commit_by_git(origin, {"images/new.yaml": image("new-1")})
-        assert follow(source) == origin.head
-        assert not (tmp_path / "state" / "repository.whole").exists()
+        for fault in ("missingEmail", "missingEmailOfCommitter", "missingBoth", "badDateOverflow"):
+            commit_malformed(origin, MALFORMED[fault])
+            follow(source)
+            assert follow(source) == origin.head, fault  # there is no new commit
+            commit_by_git(origin, {f"images/{fault}.yaml": image(f"new-{fault.lower()}")})
+            assert follow(source) == origin.head, fault
+            assert not (tmp_path / "state" / "repository.whole").exists(), fault
 
 
 def test_a_commit_without_a_tree_is_rejected_and_the_next_one_is_followed(tmp_path: Path, origin: Work) -> None:

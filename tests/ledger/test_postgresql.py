@@ -527,16 +527,23 @@ def moved(state: Path, to: str) -> str:
     return done.output
 
 
-def test_a_ledger_that_is_moved_there_and_back_continues_as_the_same(
+def test_a_ledger_that_is_moved_there_and_back_continues_as_the_same_and_its_former_file_is_rejected(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     written(path)
     before = summarize_ledger(path)
-    told = moved(tmp_path, postgres_server.address().url)
+    with open_ledger(path) as of_before:
+        told = moved(tmp_path, postgres_server.address().url)
+        with pytest.raises(LedgerLeft, match="was moved to postgresql://"):
+            put(of_before, instance_tables.write_facts, accepted="by a process that has had it open")
     assert "Copied and compared" in told
     assert f"The old ledger is now {path}.copied-1" in told
     assert not path.exists()
+    (other := tmp_path / "other").mkdir()
+    shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
+    with pytest.raises(LedgerLeft, match=r"was moved to postgresql://.*gitboot ledger copy --state STATE --to URL"):
+        open_ledger(other / "ledger.sqlite")
     found = summarize_ledger(path)
     assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
     with open_ledger(path) as ledger:
@@ -565,8 +572,11 @@ def two(path: Path, tmp_path: Path) -> Path:
     return state
 
 
-def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
+def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host_and_no_endpoint(
+    path: Path, two: Path, tmp_path: Path
+) -> None:
     written(path)
+    address = present(read_address(path))
     assert "run the same `gitboot ledger copy` command on each of them" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
@@ -578,14 +588,6 @@ def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host(path: Path
         assert find_exit_code(done.exception) is Exit.USAGE
     assert "was moved to" in copy_fails(two, "file")
     assert not (two / "ledger.sqlite").exists()
-
-
-def test_an_endpoint_reports_at_its_start_that_the_ledger_was_moved_or_is_unreachable(
-    path: Path, tmp_path: Path
-) -> None:
-    written(path)
-    address = present(read_address(path))
-    moved(tmp_path, "file")
     (tmp_path / "tree").mkdir()
     places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
     for url, type, said in (
@@ -604,20 +606,6 @@ def test_an_endpoint_reports_at_its_start_that_the_ledger_was_moved_or_is_unreac
             serve.process.wait(120)
             reader.join()
             serve.errors.close()
-
-
-def test_a_file_that_was_moved_to_a_database_is_rejected_if_it_is_restored(
-    postgres_server: PostgresServer, tmp_path: Path
-) -> None:
-    written(path := tmp_path / "ledger.sqlite")
-    with open_ledger(path) as before:
-        moved(tmp_path, postgres_server.address().url)
-        with pytest.raises(LedgerLeft, match="was moved to postgresql://"):
-            put(before, instance_tables.write_facts, accepted="by a process that has had it open")
-    (other := tmp_path / "other").mkdir()
-    shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
-    with pytest.raises(LedgerLeft, match=r"was moved to postgresql://.*gitboot ledger copy --state STATE --to URL"):
-        open_ledger(other / "ledger.sqlite")
 
 
 def test_the_same_command_moves_the_configuration_of_another_host(

@@ -36,6 +36,7 @@ from gitboot.publish.mirror_comparison import (
 )
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, find_content_type, find_path_kind
+from tests.helpers.cases import for_each
 from tests.helpers.documentation import mirror_file, page_script
 from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, planned
 from tests.helpers.fleets import SEED, fleet, policy, server
@@ -191,61 +192,63 @@ def change(path: Path, content: bytes | None, seconds: int = 0) -> None:
     os.utime(path, (at, at))
 
 
-@pytest.mark.parametrize("path", [ENTRY, FIRST])
-def test_a_file_that_was_not_copied_is_missing(mirror: CopyServer, copy: Path, verify: Verify, path: str) -> None:
-    (copy / path[1:]).unlink()
-    assert verify(mirror.url, "--read-entries") == (8, {path: "Missing"})
-
-
-@pytest.mark.parametrize(
-    ("path", "content", "seconds", "fault"),
+@for_each(
+    ("entry", "first", "faults"),
     [
-        pytest.param(ENTRY, BEFORE_TEXT, -(10**9), "Stale", id="an earlier boot script"),
-        pytest.param(ENTRY, None, -60, "Undated", id="a boot script with an earlier time"),
-        pytest.param(FIRST, BEFORE_TEXT, -(10**9), "Stale", id="an earlier script"),
-        pytest.param(ENTRY, OTHER_TEXT, 0, "Wrong", id="another boot script"),
-        pytest.param(FIRST, OTHER_TEXT, 0, "Wrong", id="another script"),
-        pytest.param(ENTRY, None, 60, "Undated", id="a boot script without its time"),
-        pytest.param(FIRST, None, 60, None, id="a script without its time, which proves nothing anyway"),
-        pytest.param(FIRST, None, -60, None, id="a script that was the same before"),
+        ((BEFORE_TEXT, -(10**9)), (BEFORE_TEXT, -(10**9)), ["Stale", "Stale"]),
+        ((None, -60), (None, -60), ["Undated", None]),  # the script was the same before
+        ((OTHER_TEXT, 0), (OTHER_TEXT, 0), ["Wrong", "Wrong"]),
+        ((None, 60), (None, 60), ["Undated", None]),  # the time of the script proves nothing anyway
+        (None, None, ["Missing", "Missing"]),
     ],
 )
-def test_each_fault_of_a_file_has_its_own_name(
+def test_each_fault_of_a_boot_script_and_of_another_script_has_its_own_name(
     mirror: CopyServer,
     copy: Path,
+    output: Path,
     verify: Verify,
-    path: str,
-    content: bytes | None,
-    seconds: int,
-    fault: str | None,
+    entry: tuple[bytes | None, int] | None,
+    first: tuple[bytes | None, int] | None,
+    faults: list[str | None],
 ) -> None:
-    change(copy / path[1:], content, seconds)
-    assert verify(mirror.url, "--read-entries") == ((8, {path: fault}) if fault is not None else (0, {}))
+    for path, changed in ((ENTRY, entry), (FIRST, first)):
+        shutil.copy2(output / f"boot{path}", copy / path[1:])
+        if changed is None:
+            (copy / path[1:]).unlink()
+        else:
+            change(copy / path[1:], *changed)
+    found = {path: fault for path, fault in zip((ENTRY, FIRST), faults, strict=True) if fault is not None}
+    assert verify(mirror.url, "--read-entries") == (8, found)
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "fault"),
+@for_each(
+    ("headers", "faults"),
     [
-        pytest.param(FIRST, {"Content-Type": "application/octet-stream"}, "Mistyped", id="another type"),
-        pytest.param(FIRST, {"Content-Type": None}, "Mistyped", id="no type"),
-        pytest.param(FIRST, {"Content-Type": "TEXT/plain"}, None, id="without a charset"),
-        pytest.param(FIRST, {"Content-Length": None}, "Unsized", id="no size"),
-        pytest.param(FIRST, {"Content-Encoding": "gzip"}, "Wrong", id="compressed"),
-        pytest.param(FIRST, {"Cache-Control": None}, "Cacheable", id="a script that may be cached"),
-        pytest.param(FIRST, {"Cache-Control": "max-age=300"}, "Cacheable", id="a script that is cached"),
-        pytest.param(FIRST, {"Cache-Control": "no-cache"}, None, id="a script that is revalidated"),
-        pytest.param(NOBODY, {"Cache-Control": None}, "Cacheable", id="an absence that may be cached"),
-        pytest.param(ENTRY, {"Cache-Control": None}, "Cacheable", id="a boot script that may be cached"),
-        pytest.param(ENTRY, {"Cache-Control": "public, max-age=60"}, "Cacheable", id="a boot script that is cached"),
-        pytest.param(ENTRY, {"Cache-Control": "No-Cache, private"}, None, id="a boot script that is revalidated"),
-        pytest.param(ENTRY, {"Last-Modified": None}, "Undated", id="a boot script without a time"),
+        (
+            {
+                FIRST: {"Content-Type": "application/octet-stream"},
+                ENTRY: {"Cache-Control": None},
+                NOBODY: {"Cache-Control": None},
+            },
+            {FIRST: "Mistyped", ENTRY: "Cacheable", NOBODY: "Cacheable"},
+        ),
+        (
+            {FIRST: {"Content-Type": None}, ENTRY: {"Cache-Control": "public, max-age=60"}},
+            {FIRST: "Mistyped", ENTRY: "Cacheable"},
+        ),
+        ({FIRST: {"Content-Length": None}, ENTRY: {"Last-Modified": None}}, {FIRST: "Unsized", ENTRY: "Undated"}),
+        ({FIRST: {"Content-Encoding": "gzip"}}, {FIRST: "Wrong"}),
+        ({FIRST: {"Cache-Control": None}}, {FIRST: "Cacheable"}),
+        ({FIRST: {"Cache-Control": "max-age=300"}}, {FIRST: "Cacheable"}),
+        ({FIRST: {"Content-Type": "TEXT/plain"}, ENTRY: {"Cache-Control": "No-Cache, private"}}, {}),
+        ({FIRST: {"Cache-Control": "no-cache"}}, {}),
     ],
 )
 def test_headers_for_firmware_loaders_and_proxies_are_checked(
-    mirror: CopyServer, verify: Verify, path: str, headers: Mapping[str, str | None], fault: str | None
+    mirror: CopyServer, verify: Verify, headers: dict[str, Mapping[str, str | None]], faults: dict[str, str]
 ) -> None:
-    mirror.headers[path] = headers
-    assert verify(mirror.url, "--read-entries") == ((8, {path: fault}) if fault is not None else (0, {}))
+    mirror.headers = headers
+    assert verify(mirror.url, "--read-entries") == (8 if faults else 0, faults)
 
 
 def test_a_redirect_is_not_followed(mirror: CopyServer, verify: Verify) -> None:
@@ -264,11 +267,13 @@ def test_a_server_with_a_response_for_every_path_is_a_finding(mirror: CopyServer
     assert (found[FIRST], found[ENTRY]) == ("Wrong", "Wrong")
 
 
-@pytest.mark.parametrize("body", [b"<h1>Not found</h1>", b"#\nreboot\n"])
-def test_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, verify: Verify, body: bytes) -> None:
-    mirror.otherwise = (404, body)
-    code, found = verify(mirror.url)
-    assert (code, found[NOBODY]) == (8, "Wrong")
+def test_p3_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, output: Path, verify: Verify) -> None:
+    xml = b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>"  # of a bucket
+    for body in (b"<h1>Not found</h1>", b"#\nreboot\n", xml):
+        mirror.otherwise = (404, body)
+        assert verify(mirror.url) == (8, {NOBODY: "Wrong"}), body
+    (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
+    assert finding["message"] == "the 404 response has a body other than #, which GRUB executes as its configuration"
 
 
 def place_shim(copy: Path, architecture: str = "x64") -> None:
@@ -318,15 +323,6 @@ def test_an_absent_grub_script_with_a_body_is_a_finding() -> None:
     found = check_absence("grub.cfg-01-52-54-00-00-00-01", answer, "why")
     assert found is not None and found.fault is MirrorFault.WRONG
     assert check_absence("ipxe/1.ipxe", answer, "why") is None
-
-
-def test_p3_a_bucket_that_answers_with_xml_has_the_finding_for_grub_only(
-    mirror: CopyServer, output: Path, verify: Verify
-) -> None:
-    mirror.otherwise = (404, b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>")
-    assert verify(mirror.url) == (8, {NOBODY: "Wrong"})
-    (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
-    assert finding["message"] == "the 404 response has a body other than #, which GRUB executes as its configuration"
 
 
 def test_removed_files_must_be_absent(mirror: CopyServer, copy: Path, verify: Verify) -> None:

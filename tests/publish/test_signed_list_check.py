@@ -29,6 +29,7 @@ from gitboot.render.endpoint_files import ListedFile as ListedFile
 from gitboot.render.endpoint_files import build_shared_listing, listing_name, render_listing
 from gitboot.render.paths import File
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
+from tests.helpers.cases import for_each
 from tests.helpers.endpoints import ENTRY, MAC, Site, planned
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.forked_commands import captured
@@ -185,7 +186,7 @@ def test_missing_and_additional_files_are_found_in_a_folder_and_by_http(
     assert code == 8 and len(found) == 6, "the digest of a path with a token stands for it"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "headers", "fault"),
     [
         (FIRST, {"Content-Type": "application/octet-stream"}, "Mistyped"),
@@ -201,7 +202,7 @@ def test_missing_and_additional_files_are_found_in_a_folder_and_by_http(
 def test_headers_that_a_loader_or_a_proxy_may_misuse_are_found(
     mirror: CopyServer, verify: Verify, path: str, headers: dict[str, str | None], fault: str
 ) -> None:
-    mirror.headers[path] = headers
+    mirror.headers = {path: headers}
     assert verify(mirror.url, "--read-entries")[:2] == (8, {path: fault})
 
 

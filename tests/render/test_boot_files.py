@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -114,45 +115,57 @@ def test_a_copy_serves_a_one_time_boot_until_its_log_is_read_if_the_fleet_accept
         assert eventually(lambda: "Fetched" in str(instance.get("/api/v1/servers/web01").json()))
 
 
-@pytest.mark.parametrize(
-    ("agent", "logs_agents", "is_installed", "is_used_up"),
-    [
-        pytest.param("GRUB 2.06", True, True, True, id="a loader"),
-        pytest.param("GRUB 2.06", False, False, True, id="a loader, and the nginx.conf of an earlier version"),
-        pytest.param("", True, False, True, id="a client without a name"),
-        pytest.param("my-loader 1", True, False, True, id="a client that gitboot does not know"),
-        pytest.param("curl/8.5.0", True, False, False, id="a tool"),
-    ],
-)
-def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(
-    tmp_path: Path, agent: str, logs_agents: bool, is_installed: bool, is_used_up: bool
-) -> None:
-    repository = pushed(tmp_path, "serving: {oneTimeBoots: Copies}")
-    output, spool, serve = tmp_path / "output", tmp_path / "state/spool", tmp_path / "serve"
-    for folder in (tmp_path / "nginx", serve):
+# By server: what fetches its boot, whether the mirror logs user agents, and what becomes of the boot.
+FETCHES: Final[dict[str, tuple[str, bool, bool, bool]]] = {
+    "web01": ("GRUB 2.06", True, True, True),
+    "web02": ("GRUB 2.06", False, False, True),  # the nginx.conf of an earlier version
+    "web03": ("", True, False, True),
+    "web04": ("my-loader 1", True, False, True),
+    "web05": ("curl/8.5.0", True, False, False),
+}
+
+
+def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    servers = (server(name, spec="provision: 1") for name in FETCHES)
+    settings = fleet(f"{BASE_URL}, serving: {{oneTimeBoots: Copies}}")
+    repository.push({"fleet.yaml": "---\n".join((settings, *servers, *POOL))})
+    output, spool, earlier = tmp_path / "output", tmp_path / "state/spool", tmp_path / "earlier"
+    for folder in (tmp_path / "nginx", tmp_path / "nginx-earlier", earlier):
         folder.mkdir()
     with running(repository.bare, tmp_path, records="fresh") as instance:
         configuration, field = (output / "ops/serve/nginx.conf").read_text(), ',"agent":"$http_user_agent"'
         assert field in configuration
-        (serve / "nginx.conf").write_text(configuration if logs_agents else configuration.replace(field, ""))
-        with nginx(output / "boot", serve, tmp_path / "nginx") as mirror:
-            assert IMAGE in get(f"{mirror.url}{ENTRIES[1]}", headers={"user-agent": agent}).text
+        (earlier / "nginx.conf").write_text(configuration.replace(field, ""))
+        with (
+            nginx(output / "boot", output / "ops/serve", tmp_path / "nginx") as with_agents,
+            nginx(output / "boot", earlier, tmp_path / "nginx-earlier") as without_agents,
+        ):
+            for name, (agent, logs_agents, *_) in FETCHES.items():
+                url = (with_agents if logs_agents else without_agents).url
+                path = f"/v1/boot/{mac_of(name).replace(':', '-')}/grub.cfg"
+                assert IMAGE in get(f"{url}{path}", headers={"user-agent": agent}).text, name
 
-            def read() -> bool:
-                done = captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json")
-                return bool(json.loads(done.stdout)["read"])
+            lines = Counter[Path]()
 
-            assert eventually(read)
+            def read(log: Path) -> int:
+                done = captured("read-access-logs", log, "--spool", spool, "-o", "json")
+                lines[log] += json.loads(done.stdout)["read"]
+                return lines[log]
 
-        def offered_later() -> bool:
+            assert eventually(lambda: (read(with_agents.log), read(without_agents.log)) == (4, 1))
+
+        def is_offered_later(name: str) -> bool:
             later = format_instant(datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=2))
-            done = captured("boot-script", "web01", "--tree", output, "--at", later)
+            done = captured("boot-script", name, "--tree", output, "--at", later)
             assert done.returncode == 0, done.stderr
             return IMAGE in done.stdout
 
         assert captured("reconcile", "--state", tmp_path / "state").returncode == 0
-        assert eventually(lambda: offered_later() is not is_used_up)
-        assert ("Fetched" in str(instance.get("/api/v1/servers/web01").json())) is is_installed
+        used_up = {name: is_used_up for name, (*_, is_used_up) in FETCHES.items()}
+        assert eventually(lambda: {name: not is_offered_later(name) for name in FETCHES} == used_up)
+        for name, (_, _, is_installed, _) in FETCHES.items():
+            assert ("Fetched" in str(instance.get(f"/api/v1/servers/{name}").json())) is is_installed, name
 
 
 # A maintenance
@@ -205,10 +218,8 @@ def test_finding_m1_a_maintenance_ends_on_every_copy_even_without_its_publisher(
     assert (inside, after, alone) == ({"memtest"}, {"live"}, {"live"})
 
 
-@pytest.mark.parametrize("endpoint", ["up", "refused", "503"])
-def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_start_it_again(
-    tmp_path: Path, endpoint: str
-) -> None:
+def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_start_it_again(tmp_path: Path) -> None:
+    """Its endpoint serves, does not exist, or answers 503."""
     now, port = datetime.now(UTC).replace(microsecond=0), free_port()
     ends = now + timedelta(days=1)
     window = " ".join(f"{each.replace(tzinfo=None).isoformat()}" for each in (now - timedelta(hours=1), ends))
@@ -222,21 +233,24 @@ def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_sta
     ):
         eventually(lambda: "memtest" in get(f"{instance.url}{ENTRIES[0]}").text)
     left = Site(tmp_path / "output")
-    left.now = now
-    found: list[set[str | None]] = []
-    with ExitStack() as stack:
-        urls = stack.enter_context(mirrors(left.root, tmp_path / "copies"))
-        if endpoint == "up":
-            stack.enter_context(left.serve(f"127.0.0.1:{port}", records=False))
-        elif endpoint == "503":  # nginx before a tree that is not there
-            for folder in ("empty", "down"):
-                (tmp_path / folder).mkdir()
-            stack.enter_context(nginx(tmp_path / "empty", left.root / "ops/serve", tmp_path / "down", port=port))
-            assert get(f"http://127.0.0.1:{port}{ENTRIES[0]}").status_code == 503
-        for left.now in (now, ends, ends + timedelta(days=1), now):  # the last: the clock was set back
-            found.append({boots(url, path) for url in urls for path in ALL_LOADERS})
-    inside = "memtest" if endpoint == "up" else "live"
-    assert found == [{inside}, {"live"}, {"live"}, {"live"}]
+    for folder in ("empty", "down"):
+        (tmp_path / folder).mkdir()
+    with mirrors(left.root, tmp_path / "copies") as urls:
+        for endpoint in ("up", "refused", "503"):
+            left.now = now
+            found: list[set[str | None]] = []
+            with ExitStack() as stack:
+                if endpoint == "up":
+                    stack.enter_context(left.serve(f"127.0.0.1:{port}", records=False))
+                elif endpoint == "503":  # nginx before a tree that is not there
+                    stack.enter_context(
+                        nginx(tmp_path / "empty", left.root / "ops/serve", tmp_path / "down", port=port)
+                    )
+                    assert get(f"http://127.0.0.1:{port}{ENTRIES[0]}").status_code == 503
+                for left.now in (now, ends, ends + timedelta(days=1), now):  # the last: the clock was set back
+                    found.append({boots(url, path) for url in urls for path in ALL_LOADERS})
+            inside = "memtest" if endpoint == "up" else "live"
+            assert found == [{inside}, {"live"}, {"live"}, {"live"}], endpoint
 
 
 def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:

@@ -15,8 +15,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.model.scalars import byte_orders
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.boot_script_parts import EFI_LOADERS, UNKNOWN_COMMENT, render_disk_boot
-from gitboot.render.grub import render_first_configuration
-from gitboot.render.ipxe import render_by_serial, render_first_script
+from gitboot.render.ipxe import render_by_serial
 from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide, decide_all
 from gitboot.resolve.plan_at_time import make_plan
@@ -67,13 +66,6 @@ def render_boot_scripts(
             if re.search(expression, path):
                 found[loader] = files[path].content.decode()
     return found
-
-
-def test_without_a_setting_each_loader_boots_the_local_disk_in_the_usual_way() -> None:
-    found = render_boot_scripts("")
-    assert "iseq ${platform} efi && exit 1" in found["ipxe"] and "sanboot" in found["ipxe"]
-    assert "/EFI/$loader.efi" in found["grub"]
-    assert "localboot 0" in found["pxelinux"]
 
 
 def test_exit_returns_to_the_firmware_at_once() -> None:
@@ -166,11 +158,6 @@ def test_a_fleet_may_use_both_loaders() -> None:
     assert reserved["client-classes"] == ["gitboot_loader_grub"]
 
 
-def test_a_fleet_with_one_loader_has_no_loader_option_for_dhcp() -> None:
-    found = configuration(with_dhcp([described("b", [{"mac": "52:54:00:00:00:02"}])]))
-    assert "gitboot_loader" not in "".join(found.values())
-
-
 NOON = at("20T12:00")
 FLEET = fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]")
 BY_SERIAL = "boot/ipxe/serial/"
@@ -238,19 +225,6 @@ def test_a_placeholder_or_invalid_serial_number_finds_no_server(serial: str) -> 
     assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
 
 
-WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader supports it
-
-
-def test_a_machine_is_looked_up_by_its_most_specific_identity_first() -> None:
-    asked = [line.split()[3] for line in render_first_script().splitlines() if line.startswith("imgfetch")]
-    assert asked == [
-        f"v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO}",
-        f"ipxe/${{uuid}}{WHO}",
-        f"ipxe/serial/${{serial:uristring}}{WHO}",
-        f"unknown.ipxe{WHO}&mac=${{netX/mac:hexhyp}}",
-    ]
-
-
 EVERY_LOOKUP = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid], unknownServers: {profile: repair}"
 
 
@@ -282,25 +256,6 @@ def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: Ge
         assert found == {True} or (decision.restrict and found == {False}), host.server
 
 
-@pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
-def test_a_machine_without_a_plan_has_a_script_for_the_local_disk_by_each_lookup(lifecycle: str) -> None:
-    files = tree(decided(fleet(EVERY_LOOKUP), server("web01", "role: web", f"lifecycle: {lifecycle}"), *SEED[2:]))
-    mac = mac_of("web01").replace(":", "-")
-    for path in (f"v1/boot/{mac}/grub.cfg", f"grub.cfg-01-{mac}", f"grub.cfg-{uuid_of('web01')}"):
-        text = files[f"boot/{path}"].content.decode()
-        assert "boots its local disk" in text and "memtest" not in text and "\nexit" not in text.partition("if [")[0]
-
-
-def test_an_interface_that_may_not_boot_has_only_a_script_for_the_local_disk() -> None:
-    nics = "interfaces: [{mac: '52:54:00:00:00:01'}, {mac: '52:54:00:00:00:02', boot: false}]"
-    described = f"uuid: {uuid_of('web01')}, architecture: x86_64, firmware: UEFI, {nics}"
-    files = tree(decided(fleet(EVERY_LOOKUP), document("Server", "web01", described, "role: web"), *SEED[2:]))
-    assert "boots flatcar-1" in files["boot/grub.cfg-01-52-54-00-00-00-01"].content.decode()
-    for path in ("boot/grub.cfg-01-52-54-00-00-00-02", "boot/pxelinux.cfg/01-52-54-00-00-00-02"):
-        assert files[path].content.decode().startswith("# web01: the Server document has boot: false")
-    assert "boot/v1/boot/52-54-00-00-00-02/grub.cfg" not in files
-
-
 def test_unknown_machines_boot_the_profile_by_the_architecture_of_grub() -> None:
     arm = image("memtest-7", "writesDisk: false").replace("x86_64: {", "aarch64: {")
     seed = (SEED[0], SEED[1], SEED[2], arm, *SEED[4:])
@@ -309,31 +264,6 @@ def test_unknown_machines_boot_the_profile_by_the_architecture_of_grub() -> None
     assert condition == 'if [ "$grub_cpu" = arm64 ]; then'
     assert "linux$efi '(http,boot.test)/assets/memtest-7/kernel'" in body
     assert "x86_64" not in text
-
-
-def test_without_a_profile_an_unknown_machine_only_boots_its_disk() -> None:
-    assert "linux$efi" not in render_fleet_files(decided(*SEED))["boot/unknown.grub.cfg"].content.decode()
-    hidden = render_fleet_files(decided(fleet("baseURL: 'http://boot.test', unknownServers: NotFound"), *SEED[1:]))
-    assert "boot/unknown.grub.cfg" not in hidden
-
-
-def test_the_shared_configuration_boots_unknown_machines_only_after_every_lookup_of_a_known_one() -> None:
-    lines = [line.strip() for line in render_first_configuration(by_uuid=True).splitlines()]
-    asked = [line for line in lines if line.startswith("configfile")]
-    assert [each.partition("$tree/")[2].rstrip('"') for each in asked] == [
-        "v1/boot/$m1-$m2-$m3-$m4-$m5-$m6/grub.cfg",
-        "grub.cfg-01-$m1-$m2-$m3-$m4-$m5-$m6",
-        "grub.cfg-$uuid",
-        "unknown.grub.cfg$who",
-    ]
-    assert lines.index("done", lines.index(asked[2])) < lines.index(asked[3])
-
-
-def test_a_uki_is_chainloaded_and_needs_no_dialect() -> None:
-    documents = (fleet(), SEED[1], image("flatcar-1", "", "uki"), profile("web", "flatcar-1"), policy("web"))
-    text = tree(decided(*documents))[f"boot/grub.cfg-01-{mac_of('web01').replace(':', '-')}"].content.decode()
-    assert "chainloader '(http,boot.test)/assets/flatcar-1/uki'" in text
-    assert "$efi" not in text
 
 
 def test_the_local_disk_is_tried_by_each_shim_before_any_grub_and_by_the_fallback_path_last() -> None:
@@ -595,21 +525,6 @@ def pxelinux_lines(base: str = "http://boot.test", *, artifacts: str = "kernel, 
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-def test_a_kernel_is_booted_by_its_url_with_its_initrd_and_arguments() -> None:
-    assert pxelinux_lines(spec="kernelArguments: ['console=ttyS0,115200', 'note=two words']") == [
-        "say gitboot: web01 boots flatcar-1 (Network)",
-        "default gitboot",
-        "prompt 0",
-        "onerror disk",
-        "label gitboot",
-        "  linux http://boot.test/assets/flatcar-1/kernel",
-        "  initrd http://boot.test/assets/flatcar-1/initrd",
-        '  append console=ttyS0,115200 note="two words"',
-        "label disk",
-        "  localboot 0",
-    ]
-
-
 @pytest.mark.parametrize(
     ("base", "artifacts", "reason"),
     [
@@ -699,11 +614,6 @@ def test_ipxe_verifies_a_uki() -> None:
         f"${{gitboot-verify}} uki {ASSETS}/uki.sig || goto failed",
         "boot || goto failed",
     ]
-
-
-@pytest.mark.parametrize("artifacts", ["kernel, initrd", "uki"])
-def test_without_signatures_ipxe_verifies_nothing(artifacts: str) -> None:
-    assert "verify" not in "".join(ipxe_lines(image("flatcar-1", "", artifacts)))
 
 
 def test_a_signature_changes_the_digest_of_the_plan() -> None:

@@ -21,7 +21,6 @@ from gitboot.render.boot_files import render_fleet_files
 from gitboot.render.dhcp import LOADERS, LONGEST_PROXY_URL
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import hypothesis_strategies
-from tests.helpers.cases import for_each
 from tests.helpers.documentation import code_block, inline_code
 from tests.helpers.fleets import uuid_of
 
@@ -277,42 +276,6 @@ def kea_class(found: dict[str, str], name: str, version: int = 4) -> dict[str, A
     return next(each for each in elements(found[f"kea-dhcp{version}-classes.json"]) if each["name"] == name)
 
 
-@for_each(
-    ("name", "types", "file"),
-    [
-        ("gitboot_bios", [0], "loaders/undionly.kpxe"),
-        ("gitboot_uefi_x86_64", [7, 9], "loaders/snponly-x86_64.efi"),
-        ("gitboot_uefi_aarch64", [11], "loaders/ipxe-aarch64.efi"),
-        ("gitboot_http_x86_64", [16], "http://192.0.2.1/assets/loaders/snponly-x86_64.efi"),
-        ("gitboot_http_aarch64", [19], "http://192.0.2.1/assets/loaders/ipxe-aarch64.efi"),
-        ("gitboot_http_bios", [20], "http://192.0.2.1/assets/loaders/undionly.kpxe"),
-    ],
-)
-def test_each_architecture_gets_its_loader(name: str, types: list[int], file: str) -> None:
-    found = configuration(decided([]))
-    made = kea_class(found, name)
-    assert made["boot-file-name"] == file
-    assert [int(number, 16) for number in re.findall("== 0x([0-9a-f]{4})", made["test"])] == types
-    assert made["test"].startswith("not member('gitboot_ipxe') and ")
-    lines = found["dnsmasq.conf"].splitlines()
-    for number in types:
-        assert f"dhcp-match=set:{name},option:client-arch,{number}" in lines
-    [boot] = [line for line in lines if line.startswith("dhcp-boot") and f"tag:{name}," in line]
-    assert boot.startswith("dhcp-boot=tag:!gitboot_ipxe,")
-    assert file in boot
-
-
-def test_only_http_clients_get_option_60_and_the_vendor_class_of_http() -> None:
-    found = configuration(decided([]))
-    for version, is_it in ((4, {"data": "HTTPClient"}), (6, {"data": "00000157" + "000a" + b"HTTPClient".hex()})):
-        for each in elements(found[f"kea-dhcp{version}-classes.json"]):
-            told = any(option.items() >= is_it.items() for option in each.get("option-data", ()))
-            assert told is ("_http_" in each["name"]), each
-    forced = [line for line in found["dnsmasq.conf"].splitlines() if "-force=" in line and "HTTPClient" in line]
-    assert len(forced) == 5  # BIOS has no IPv6
-    assert all("tag:gitboot_http_" in line for line in forced)
-
-
 def test_ipxe_gets_the_first_script_and_no_loader_so_that_it_does_not_loop() -> None:
     found = configuration(decided([], sites=SITES))
     for version in (4, 6):
@@ -371,22 +334,6 @@ def test_tftp_uses_the_host_of_the_base_url_if_that_is_an_address() -> None:
     assert url == "tftp://[2001:db8::1]/loaders/snponly-x86_64.efi"
 
 
-def test_a_machine_is_in_the_classes_of_its_site_or_of_none() -> None:
-    for each in elements(configuration(decided([], sites=SITES))["kea-dhcp4-classes.json"]):
-        if "boot-file-name" in each:
-            name = each["name"]
-            sited = next((site["name"] for site in SITES if f"_site_{site['name']}_" in name), None)
-            at = f"member('gitboot_site') and member('gitboot_site_{sited}')" if sited else "not member('gitboot_site')"
-            assert each["test"].startswith(f"{at} and "), name
-
-
-def test_a_class_is_used_only_after_its_definition() -> None:
-    defined = {"KNOWN"}
-    for each in elements(configuration(decided([], sites=SITES))["kea-dhcp4-classes.json"]):
-        assert set(re.findall(r"member\('([^']+)'\)", each.get("test", ""))) <= defined, each["name"]
-        defined.add(each["name"])
-
-
 def test_a_url_that_does_not_fit_in_the_header_field_is_only_an_option() -> None:
     made = kea_class(configuration(decided([], baseURL="http://boot.test/" + "a" * 120)), "gitboot_http_x86_64")
     assert "boot-file-name" not in made
@@ -422,27 +369,6 @@ def proxy(servers: Iterable[hypothesis_strategies.Document] = (), **fleet: Any) 
     """Return the lines of the configuration of a proxy."""
     outputs = fleet.pop("outputs", ["ipxe", "grub", "dhcp-proxy"])
     return configuration(decided(servers, outputs=outputs, **fleet))["dnsmasq-proxy.conf"].splitlines()
-
-
-@for_each(
-    ("architecture", "file"),
-    [
-        (0, "loaders/undionly.kpxe"),
-        (7, "loaders/snponly-x86_64.efi"),
-        (9, "loaders/snponly-x86_64.efi"),
-        (11, "loaders/ipxe-aarch64.efi"),
-    ],
-)
-def test_a_proxy_names_a_file_for_each_architecture_that_loads_by_tftp(architecture: int, file: str) -> None:
-    assert f"pxe-service=tag:!gitboot_ipxe,{architecture},gitboot,{file},192.0.2.1" in proxy()
-
-
-def test_a_proxy_gives_http_clients_a_url_and_ipxe_the_first_script_with_a_server() -> None:
-    lines = proxy()
-    loader = '"http://192.0.2.1/assets/loaders/snponly-x86_64.efi"'
-    assert f"dhcp-boot=tag:!gitboot_ipxe,tag:gitboot_http_x86_64,{loader}" in lines
-    assert 'dhcp-boot=tag:gitboot_ipxe,"http://192.0.2.1/boot.ipxe",,192.0.2.1' in lines
-    assert "dhcp-pxe-vendor=PXEClient,HTTPClient" in lines
 
 
 def test_a_proxy_at_a_host_name_gives_ipxe_on_bios_a_service_because_it_needs_a_server() -> None:

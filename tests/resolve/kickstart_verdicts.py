@@ -28,6 +28,15 @@ def judge(release: str, text: str) -> str | None:
     return None
 
 
+def judge_by_any(text: str) -> str | None:
+    """The error of the oldest release, or null as soon as one accepts the document: to make a release is slow."""
+    error = None
+    for release in reversed(RELEASES):
+        if (error := judge(release, text)) is None:
+            break
+    return error
+
+
 def list_options() -> dict[str, list[str]]:
     """The options of each command in any of the releases."""
     from pykickstart.version import makeVersion
@@ -42,10 +51,7 @@ def list_options() -> dict[str, list[str]]:
 
 def main() -> None:
     warnings.simplefilter("ignore")  # about commands that a release has deprecated
-    verdicts = []
-    for text in json.load(sys.stdin):
-        found = [judge(release, text) for release in RELEASES]
-        verdicts.append(None if None in found else found[-1])
+    verdicts = [judge_by_any(text) for text in json.load(sys.stdin)]
     sys.stdout.write(json.dumps([verdicts, list_options()]))
 
 

@@ -44,12 +44,6 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         yield rack
 
 
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
 def get(rack: Rack, *more: object) -> Done:
     return rack.typed("bmc", "get", "--credentials", rack.credentials, *more)
 
@@ -359,30 +353,23 @@ def test_resolve_works_without_an_instance_and_the_next_reconcile_sets_the_overr
     assert (rack.blades["web01"].times_set, rack.blades["web01"].stands) == (1, True)
 
 
-def test_another_machine_is_accepted_by_the_command_that_get_prints(rack: Rack) -> None:
-    web = rack.add("web01", provision=1)
+def test_another_machine_is_accepted_and_a_foreign_override_replaced_by_the_commands_that_get_prints(
+    rack: Rack,
+) -> None:
+    web, other = rack.add("web01", provision=1), rack.add("web02", provision=1)
     web.machine.uuid, web.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    other.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
     rack.push()
-    rack.once(*rack.spooling, records="fresh")
-    (shown,) = get(rack, "-o", "json").json["items"]
-    assert shown["why"].startswith("AnotherMachine: the BMC reports UUID")
-    assert "gitboot bmc resolve web01 --same" in shown["hint"]
+    rack.once(*LOOSE, *rack.spooling, records="fresh")
+    another, foreign = get(rack, "-o", "json").json["items"]
+    assert another["why"].startswith("AnotherMachine: the BMC reports UUID")
+    assert "gitboot bmc resolve web01 --same" in another["hint"]
+    assert foreign["why"].startswith("ForeignOverride: the BMC shows Continuous Hdd")
+    assert "gitboot bmc resolve web02 --replace" in foreign["hint"]
     assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: accepted the machine")
-    rack.once(*rack.spooling)
-    assert (web.times_set, web.stands) == (1, True)
-
-
-def test_a_foreign_override_is_replaced_by_the_command_that_get_prints(rack: Rack) -> None:
-    web = rack.add("web01", provision=1)
-    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
-    rack.push()
-    rack.once(*rack.spooling, records="fresh")
-    (shown,) = get(rack, "-o", "json").json["items"]
-    assert shown["why"].startswith("ForeignOverride: the BMC shows Continuous Hdd")
-    assert "gitboot bmc resolve web01 --replace" in shown["hint"]
-    rack.said("bmc", "resolve", "web01", "--replace", "--reason", "left by the old installer")
-    rack.once(*rack.spooling)
-    assert web.override == ("Once", "Pxe")
+    rack.said("bmc", "resolve", "web02", "--replace", "--reason", "left by the old installer")
+    rack.once(*LOOSE, *rack.spooling)
+    assert (web.times_set, web.stands, other.override) == (1, True, ("Once", "Pxe"))
 
 
 def test_replace_does_not_allow_an_install_boot_that_the_instance_withholds(rack: Rack) -> None:
@@ -452,10 +439,16 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
             "bmc get --credentials /does/not/exist",
             "the directory /does/not/exist does not exist; create it with NAME/username",
         ),
+        ("bmc power on --reason x", "pass the names of servers, or select servers by their labels"),
+        ("bmc power reset wbe01 --reason x", "did you mean web01?"),
+        ("bmc power reset web01", "Missing option '--reason'"),
+        ("bmc power on web01 --force --reason x", "No such option"),
+        ("bmc power reset -l role=nobody --reason x", "no server has the labels role=nobody"),
     ],
 )
 def test_a_command_that_cannot_be_done_fails_with_a_hint(night: Rack, command: str, said: str) -> None:
-    done = night.typed(*command.split())
+    more = ("--credentials", night.credentials) if "power" in command else ()
+    done = night.typed(*command.split(), *more)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert said in done.err and "Traceback" not in done.err
 
@@ -574,20 +567,13 @@ def power(rack: Rack, *command: object) -> Done:
 
 
 def resets(rack: Rack) -> list[int]:
+    """Let each machine run, and return how often it was reset."""
+    for blade in rack.blades.values():
+        blade.machine.advance(blade.machine.post_s * 2)
     return [blade.machine.resets for blade in rack.blades.values()]
 
 
-def test_one_machine_is_reset_once_and_the_ledger_has_the_reason(pair: Rack) -> None:
-    before = resets(pair)
-    done = power(pair, "reset", "web01", "--force", "--reason", "INC-7 hangs")
-    assert (done.code, "sent ForceRestart" in done.out) == (0, True), done
-    assert resets(pair) == [before[0] + 1, before[1]]
-    said = pair.said("events")
-    asked, done_so = "power reset by hand: web01 (INC-7 hangs)", "web01 was sent ForceRestart (INC-7 hangs)"
-    assert asked in said and done_so in said and said.index(asked) < said.index(done_so)
-
-
-def test_several_servers_are_listed_first_and_need_yes_without_a_terminal(pair: Rack) -> None:
+def test_machines_are_reset_and_switched_on_once_by_hand_and_several_need_yes_without_a_terminal(pair: Rack) -> None:
     before = resets(pair)
     command = ("reset", "-l", "role!=db", "--force", "--reason", "kernel")
     done = power(pair, *command)
@@ -599,10 +585,13 @@ def test_several_servers_are_listed_first_and_need_yes_without_a_terminal(pair: 
     assert (dry.code, [item["sent"] for item in dry.json["items"]]) == (0, [False, False])
     assert resets(pair) == before and "by hand" not in pair.said("events")
     assert power(pair, *command, "--yes").code == 0
-    assert resets(pair) == [count + 1 for count in before]
-
-
-def test_a_server_that_is_off_is_switched_on_and_one_that_is_on_is_left_alone(pair: Rack) -> None:
+    assert resets(pair) == (before := [count + 1 for count in before])
+    done = power(pair, "reset", "web01", "--force", "--reason", "INC-7 hangs")
+    assert (done.code, "sent ForceRestart" in done.out) == (0, True), done
+    assert resets(pair) == [before[0] + 1, before[1]]
+    said = pair.said("events")
+    asked, done_so = "power reset by hand: web01 (INC-7 hangs)", "web01 was sent ForceRestart (INC-7 hangs)"
+    assert asked in said and done_so in said and said.index(asked) < said.index(done_so)
     pair.blades["web02"].machine.reset("ForceOff")
     before = resets(pair)
     shown = {item["server"]: item["power"] for item in power(pair, "get", "-o", "json").json["items"]}
@@ -616,49 +605,26 @@ def test_a_server_that_is_off_is_switched_on_and_one_that_is_on_is_left_alone(pa
     assert "power on by hand: web02 (cold)" in pair.said("events")
 
 
-def test_a_bmc_that_reports_another_machine_gets_no_reset(pair: Rack) -> None:
-    web = pair.blades["web01"].machine
+def test_another_machine_gets_no_reset_and_after_a_lost_response_or_an_error_nothing_is_sent_again(pair: Rack) -> None:
+    web, bmc = pair.blades["web01"].machine, pair.blades["web01"].bmc
+    own, before = (web.uuid, web.serial), resets(pair)
     web.uuid, web.serial = uuid_of("another"), "CZ29200XYZ"
-    before = resets(pair)
     done = power(pair, "reset", "web01", "--force", "--reason", "x")
     assert (done.code, "AnotherMachine" in done.out) == (Exit.PARTIAL, True)
     assert resets(pair) == before and "by hand" not in pair.said("events")
-
-
-def test_a_lost_response_is_reported_and_nothing_is_sent_again(pair: Rack) -> None:
-    pair.blades["web01"].bmc.fault(Drop(applied=True), on="POST", times=1)
-    before = resets(pair)
+    web.uuid, web.serial = own
+    bmc.fault(Drop(applied=True), on="POST", times=1)
     done = power(pair, "reset", "web01", "--force", "--reason", "x", "-o", "json")
     (item,) = done.json["items"]
     assert (done.code, item["sent"]) == (Exit.PARTIAL, None)
     assert "The BMC may have executed ForceRestart. Check the machine before you try again" in item["why"]
-    assert resets(pair)[0] == before[0] + 1
+    assert resets(pair) == (before := [before[0] + 1, before[1]])
     assert "web01 may have been switched: " in pair.said("events")
-
-
-def test_errors_of_one_bmc_are_reported_and_the_other_machines_are_reset(pair: Rack) -> None:
-    pair.blades["web01"].bmc.fault(Status(status=503), on="POST", times=9)
-    before = resets(pair)
+    bmc.fault(Status(status=503), on="POST", times=9)
     done = power(pair, "reset", "web01", "web02", "--force", "--yes", "--reason", "x", "-o", "json")
     assert (done.code, [item["sent"] for item in done.json["items"]]) == (Exit.PARTIAL, [False, True])
-    assert resets(pair) == [before[0], before[1] + 1]
-    pair.blades["web01"].bmc.fault(Drop(applied=False), on="GET", times=9)
+    assert resets(pair) == [before[0], before[1] + 1], "the other machine is reset"
+    bmc.fault(Drop(applied=False), on="GET", times=9)
     shown = power(pair, "get")
     assert (shown.code, "2 BMCs: 1 on, 1 not read" in shown.out) == (Exit.PARTIAL, True), shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("on --reason x", "pass the names of servers, or select servers by their labels"),
-        ("reset wbe01 --reason x", "did you mean web01?"),
-        ("reset web01", "Missing option '--reason'"),
-        ("on web01 --force --reason x", "No such option"),
-        ("reset -l role=nobody --reason x", "no server has the labels role=nobody"),
-    ],
-)
-def test_a_power_command_that_cannot_be_done_fails_with_a_hint(pair: Rack, command: str, said: str) -> None:
-    done = power(pair, *command.split())
-    assert (done.code, done.out) == (Exit.USAGE, "")
-    assert said in done.err and "Traceback" not in done.err

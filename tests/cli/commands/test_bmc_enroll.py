@@ -159,21 +159,19 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
     assert shown[-1] == "3 BMCs: 3 with no plan"
 
 
-def test_without_confirmation_no_bmc_gets_a_request_and_nothing_is_written(site: Site) -> None:
+def test_without_confirmation_nothing_is_sent_or_written_and_a_dry_run_prints_fingerprints_for_a_later_command(
+    site: Site,
+) -> None:
     done = site.enroll(site.list, "--state", site.state)
     assert done.code == Exit.USAGE and "add --yes to confirm" in done.err
     assert "gitboot has sent no credentials yet" in done.out
     for name in NAMES:
         assert f"{site.bmcs[name].url} {site.fingerprints[name]}  # new" in done.out.splitlines()
     eventually(lambda: [bmc.connections for bmc in site.bmcs.values()] == [1, 1, 1])  # the handshakes
-    assert site.requests() == 0
-    assert not (site.credentials / "rack" / "access.toml").exists()
-    assert not (site.work / "servers").exists() and not site.state.exists()
-
-
-def test_a_dry_run_prints_a_file_of_fingerprints_that_a_later_command_takes(site: Site) -> None:
     shown = site.enroll(site.list, "--dry-run")
     assert (shown.code, site.requests()) == (Exit.FINE, 0), shown
+    assert not (site.credentials / "rack" / "access.toml").exists()
+    assert not (site.work / "servers").exists() and not site.state.exists()
     (checked := site.folder / "fingerprints").write_text(shown.out)
     done = site.enroll(site.list, "--fingerprints", checked, "--yes")
     assert done.code == Exit.FINE and "Send the user name" not in done.out
@@ -235,7 +233,10 @@ def test_a_bmc_whose_certificate_is_not_in_the_file_of_fingerprints_is_not_read(
 
 
 def test_a_changed_certificate_is_refused_until_a_person_states_the_new_one(site: Site) -> None:
-    assert site.enroll(site.list, "--yes").code == Exit.FINE
+    silent = f"127.0.0.1:{free_port()}"
+    done = site.enroll(site.list, silent, "--yes")  # the others are enrolled
+    assert (done.code, f"# https://{silent}: no TLS service" in done.out) == (Exit.PARTIAL, True), done
+    assert len(list((site.work / "servers").iterdir())) == 3
     before = site.fingerprints["web02"]
     site.renew_certificate("web02")
     refused = site.enroll(site.bmcs["web02"].url, "--yes")
@@ -306,15 +307,6 @@ def test_an_access_file_keeps_its_comments_and_settings(site: Site) -> None:
     assert settings["password-command"] == ["pass", "x"]
 
 
-def test_networks_that_would_exclude_bmcs_of_the_fleet_are_not_written(site: Site) -> None:
-    bmc = "bmc: {address: 'https://10.9.0.1', credentials: rack}"
-    (site.work / "old.yaml").write_text(server_document("old01", spec=f"lifecycle: Parked, {bmc}"))
-    done = site.enroll(site.list, "--yes")
-    assert done.code == Exit.USAGE and "would exclude https://10.9.0.1" in _one_line(done.err)
-    assert not (site.credentials / "rack" / "access.toml").exists()
-    assert not (site.work / "servers").exists()
-
-
 def test_only_a_new_ledger_begins_and_its_servers_are_adopted(site: Site) -> None:
     """A server with provision 1 stands in the fleet: the new ledger records it as installed."""
     (site.work / "old.yaml").write_text(server_document("old01", spec="provision: 1, policy: web"))
@@ -354,13 +346,6 @@ def test_a_running_fleet_accepts_enrolled_bmcs_without_an_approval(site: Site) -
     assert [each["server"] for each in _records(site)] == ["old01", *NAMES]
 
 
-def test_a_fleet_in_a_bare_repository_gets_no_documents(site: Site) -> None:
-    bare = _push(site)
-    done = typed("bmc", "enroll", site.list, "--credentials", site.credentials, "--as", "rack", "--path", bare, "--yes")
-    assert done.code == Exit.USAGE and "use a directory or a Git work tree" in done.err
-    assert site.requests() == 0
-
-
 def test_a_fleet_in_a_folder_of_a_work_tree_gets_documents_there(site: Site) -> None:
     _push(site)
     folder = site.folder / "git" / "work" / "lab"
@@ -373,18 +358,30 @@ def test_a_fleet_in_a_folder_of_a_work_tree_gets_documents_there(site: Site) -> 
     assert f"ledger: {ledger_in(site.state)}" in (folder / "fleet.yaml").read_text()
 
 
-def test_an_address_without_a_bmc_is_named_and_the_other_bmcs_are_enrolled(site: Site) -> None:
-    silent = f"127.0.0.1:{free_port()}"
-    done = site.enroll(site.list, silent, "--yes")
-    assert (done.code, f"# https://{silent}: no TLS service" in done.out) == (Exit.PARTIAL, True), done
-    assert len(list((site.work / "servers").iterdir())) == 3
+def test_nothing_is_written_with_wrong_files_or_a_wrong_password_or_if_the_fleet_contradicts(site: Site) -> None:
+    (file := site.folder / "file").write_bytes(b"\xff\n")
+    for given in ((file,), (site.list, "--fingerprints", file)):
+        done = site.enroll(*given)
+        assert done.code == Exit.USAGE and f"{file} cannot be read: 'utf-8' codec" in _one_line(done.err), done
+    places = ("--credentials", site.credentials, "--as", "rack", "--path", _push(site))
+    done = typed("bmc", "enroll", site.list, *places, "--yes")
+    assert done.code == Exit.USAGE and "use a directory or a Git work tree" in done.err
+    assert site.requests() == 0
 
+    password = site.credentials / "rack" / "password"
+    right = password.read_text()
+    password.write_text("wrong\n")
+    done = site.enroll(site.list, "--yes", "--state", site.state)
+    assert done.code == Exit.PARTIAL and "rejects the user name or password" in _one_line(done.out)
+    password.write_text(right)
+    bmc = "bmc: {address: 'https://10.9.0.1', credentials: rack}"
+    (site.work / "old.yaml").write_text(server_document("old01", spec=f"lifecycle: Parked, {bmc}"))
+    done = site.enroll(site.list, "--yes")
+    assert done.code == Exit.USAGE and "would exclude https://10.9.0.1" in _one_line(done.err)
+    assert not (site.work / "servers").exists()
 
-def test_documents_that_contradict_the_fleet_are_not_left_behind(site: Site) -> None:
-    """Another server has the MAC address of web03."""
-    (site.work / "old.yaml").write_text(
-        server_document("old01", spec="lifecycle: Parked").replace(mac_of("old01"), mac_of("web03"))
-    )
+    contradicts = server_document("old01", spec="lifecycle: Parked").replace(mac_of("old01"), mac_of("web03"))
+    (site.work / "old.yaml").write_text(contradicts)
     done = site.enroll(site.list, "--yes", "--state", site.state)
     assert done.code == Exit.INVALID and mac_of("web03") in done.err
     assert list((site.work / "servers").iterdir()) == [] and not site.state.exists()
@@ -412,20 +409,6 @@ def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
     done = site.enroll(site.list, "--yes", "--state", site.state)
     assert done.code == Exit.FINE and "the Fleet names the ledger" in done.err
     assert (site.work / "fleet.yaml").read_text() == before and not site.state.exists()
-
-
-@pytest.mark.parametrize("option", [(), ("--fingerprints",)], ids=["the list", "the fingerprints"])
-def test_a_file_that_is_not_text_is_a_usage_error(site: Site, option: tuple[str, ...]) -> None:
-    (file := site.folder / "file").write_bytes(b"\xff\n")
-    done = site.enroll(*(site.list, *option) if option else (), file)
-    assert done.code == Exit.USAGE and f"{file} cannot be read: 'utf-8' codec" in _one_line(done.err), done
-
-
-def test_a_wrong_password_enrols_nothing(site: Site) -> None:
-    (site.credentials / "rack" / "password").write_text("wrong\n")
-    done = site.enroll(site.list, "--yes", "--state", site.state)
-    assert done.code == Exit.PARTIAL and "rejects the user name or password" in _one_line(done.out)
-    assert not (site.work / "servers").exists() and not site.state.exists()
 
 
 def test_a_certificate_that_changes_after_the_confirmation_gets_no_credentials(authority: Authority) -> None:

@@ -19,13 +19,9 @@ from tests.helpers.instance_with_bmcs import Rack, typed, until_condition
 from tests.helpers.running_instance import eventually
 
 
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
-def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one(rack: Rack) -> None:
+def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one_for_uncommitted_changes_too(
+    rack: Rack,
+) -> None:
     web = rack.add("web01", provision=1)
     accepted = rack.push()
     with rack.running(records="adopt") as instance:
@@ -50,14 +46,6 @@ def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one(rac
         held_digest = found["attempted"]["held"]["digest"]
         assert f"Gitboot-Ack: {held_digest} maxReinstalls" in done.out  # the instance has the same digest
     assert fetch_accepted_commit(str(rack.output)) == accepted  # whether it runs or not
-
-
-def test_uncommitted_changes_are_compared_with_the_accepted_commit(rack: Rack) -> None:
-    web = rack.add("web01", provision=1)
-    rack.push()
-    rack.once(records="adopt")
-    web.provision = 2
-    rack.push("Reinstall web01")
     done = typed("diff", "--accepted", rack.output, "WORKTREE", rack.repository.work)
     assert done.code == 64  # it is no BASE
     (rack.repository.work / "more.txt").write_text("")
@@ -65,10 +53,14 @@ def test_uncommitted_changes_are_compared_with_the_accepted_commit(rack: Rack) -
     assert (done.code, "maxReinstalls" in done.out) == (4, True)
 
 
-def test_a_mirror_provides_the_accepted_commit(rack: Rack) -> None:
+def test_a_mirror_provides_the_accepted_commit_which_the_clone_must_have(rack: Rack, tmp_path: Path) -> None:
     rack.add("web01")
     accepted = rack.push()
     rack.once(records="adopt")
+    other = Work(tmp_path / "other")
+    other.commit({"fleet.yaml": "x"})
+    done = typed("diff", "main", other.path, "--accepted", rack.output)
+    assert (done.code, f"has no commit {accepted}" in done.err) == (64, True)
     with file_server(rack.output) as url:
         assert fetch_accepted_commit(url) == accepted
         (rack.output / "ops" / "manifest.json").unlink()
@@ -105,27 +97,12 @@ def test_an_invalid_place_of_the_accepted_commit_is_rejected(where: str, said: s
     assert "secret" not in str(raised.value)
 
 
-def test_diff_without_a_base_is_a_usage_error() -> None:
-    done = typed("diff")
-    assert (done.code, "--accepted" in done.err) == (64, True)
-
-
 def test_an_instance_without_an_accepted_commit_is_an_error(rack: Rack) -> None:
     rack.repository.push({"fleet.yaml": "nonsense"})
     with rack.running(ready=False) as instance:
         eventually(lambda: instance.status()["attempted"]["commit"])
         with pytest.raises(UsageError, match="has no accepted commit"):
             fetch_accepted_commit(instance.url)
-
-
-def test_an_accepted_commit_that_the_clone_lacks_is_an_error(rack: Rack, tmp_path: Path) -> None:
-    rack.add("web01")
-    accepted = rack.push()
-    rack.once(records="adopt")
-    other = Work(tmp_path / "other")
-    other.commit({"fleet.yaml": "x"})
-    done = typed("diff", "main", other.path, "--accepted", rack.output)
-    assert (done.code, f"has no commit {accepted}" in done.err) == (64, True)
 
 
 COMMIT = "c" * 40

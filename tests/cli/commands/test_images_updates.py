@@ -137,42 +137,40 @@ def test_a_new_release_becomes_one_commit_that_adds_the_image_and_begins_the_rol
     assert checked.code == 0, checked
 
 
-def test_a_second_run_makes_no_commit_and_downloads_nothing(site: Site) -> None:
+def test_a_later_run_and_one_in_another_clone_make_no_other_commit_until_a_newer_release_supersedes_it(
+    site: Site, tmp_path: Path
+) -> None:
+    site.git("clone", "--quiet", str(site.path), str(tmp_path / "other"), at=tmp_path)
     first, asked = site.update_one(), site.vendor.web.asked.copy()
     again = site.update_one()
     assert (first["new"], first["ready"], again["new"], again["ready"]) == (True, True, False, True)
     for name in ("branch", "commit", "title", "body", "message", "outcome"):
         assert again[name] == first[name], name
-    assert site.vendor.web.asked - asked == {("GET", "/stable.json"): 1}
-
-
-def test_the_same_run_in_another_clone_makes_the_same_commit(site: Site, tmp_path: Path) -> None:
-    site.git("clone", "--quiet", str(site.path), str(tmp_path / "other"), at=tmp_path)
-    commit = site.update_one()["commit"]
+    assert site.vendor.web.asked - asked == {("GET", "/stable.json"): 1}, "nothing else is downloaded"
     options = ("--path", tmp_path / "other", "--image-keys", site.vendor.keys, "-o", "json")
-    assert typed("update-images", *options).json["streams"][0]["commit"] == commit
+    assert typed("update-images", *options).json["streams"][0]["commit"] == first["commit"]
+    site.vendor.publish("1.10.0", "2026-11-10T00:00:00Z")
+    site.vendor.publish("1.9.0", "2026-11-09T00:00:00Z")
+    site.vendor.publish("1.11.0-beta.1", "2026-11-11T00:00:00Z")
+    found = site.update_one()
+    assert (found["image"], found["supersedes"]) == ("someos-1.10.0", [BRANCH])
+    assert f"    it supersedes the branch {BRANCH}\n" in site.update().out
+    assert site.branches() == ["gitboot/update-stable-someos-1.1.0", "gitboot/update-stable-someos-1.10.0"]
 
 
-def test_a_dry_run_prints_the_document_and_writes_nothing(site: Site) -> None:
+def test_a_dry_run_writes_nothing_and_a_bundle_has_the_new_branches_and_the_results_as_json(
+    site: Site, tmp_path: Path
+) -> None:
     done = site.update("--dry-run")
-    assert done.code == 0
-    assert f"gitboot would commit on the branch {BRANCH}" in done.out
+    assert (done.code, f"gitboot would commit on the branch {BRANCH}" in done.out) == (0, True)
     assert "kind: BootImage\nmetadata:\n  name: someos-1.1.0\n" in done.out
-    assert site.branches() == []
-    found = site.update_one("--dry-run")
-    assert (found["commit"], found["ready"], found["outcome"]) == (None, False, "Proposed")
-
-
-def test_without_a_folder_for_the_bundle_nothing_is_committed(site: Site, tmp_path: Path) -> None:
+    dry = site.update_one("--dry-run")
+    assert (dry["commit"], dry["ready"], dry["outcome"]) == (None, False, "Proposed")
     done = site.update("--bundle", tmp_path / "missing" / "updates.bundle")
-    assert (done.code, site.branches()) == (Exit.USAGE, []), done
-    assert "missing is not a directory" in done.err
+    assert (done.code, "missing is not a directory" in done.err, site.branches()) == (Exit.USAGE, True, []), done
 
-
-def test_a_bundle_has_the_new_branches_and_its_json_has_the_results(site: Site, tmp_path: Path) -> None:
-    clone = tmp_path / "job"
+    clone, bundle = tmp_path / "job", tmp_path / "updates.bundle"
     site.git("clone", "--quiet", str(site.path), str(clone), at=tmp_path)
-    bundle = tmp_path / "updates.bundle"
     assert site.update("--bundle", bundle).code == 0
     listed = json.loads(bundle.with_name("updates.bundle.json").read_text())
     (found,) = listed["streams"]
@@ -187,20 +185,8 @@ def test_a_bundle_has_the_new_branches_and_its_json_has_the_results(site: Site, 
     assert json.loads(bundle.with_name("updates.bundle.json").read_text())["streams"][0]["new"] is False
 
 
-def test_only_the_newest_release_is_proposed_and_older_proposals_are_named(site: Site) -> None:
-    site.update()
-    site.vendor.publish("1.10.0", "2026-11-10T00:00:00Z")
-    site.vendor.publish("1.9.0", "2026-11-09T00:00:00Z")
-    site.vendor.publish("1.11.0-beta.1", "2026-11-11T00:00:00Z")
-    found = site.update_one()
-    assert (found["image"], found["supersedes"]) == ("someos-1.10.0", [BRANCH])
-    assert f"    it supersedes the branch {BRANCH}\n" in site.update().out
-    assert site.branches() == ["gitboot/update-stable-someos-1.1.0", "gitboot/update-stable-someos-1.10.0"]
-
-
-@pytest.mark.parametrize(
-    ("follow", "outcome", "text"),
-    [
+def test_a_stream_bounds_the_releases_that_it_follows(site: Site) -> None:
+    for follow, outcome, text in (
         ("belowVersion: '1.1'", "Current", "no release that matches spec.follow is newer than someos-1.0.0"),
         (
             "minimumVersion: '2'",
@@ -208,17 +194,15 @@ def test_only_the_newest_release_is_proposed_and_older_proposals_are_named(site:
             "no release matches the limits of spec.follow; the newest release is 1.1.0",
         ),
         ("minimumAge: 20d", "Waits", "the release 1.1.0 is public for 19 days, but minimumAge is 20d"),
-        ("minimumAge: 19d", "Proposed", "someos-1.1.0 is the newest release that matches spec.follow"),
         ("channel: stabel", "Failed", "has no channel 'stabel'; did you mean stable?"),
-    ],
-)
-def test_a_stream_bounds_the_releases_that_it_follows(site: Site, follow: str, outcome: str, text: str) -> None:
-    site.follow(follow)
-    done = site.update("-o", "json")
-    (found,) = done.json["streams"]
-    assert (found["outcome"], text in found["why"]) == (outcome, True), found["why"]
-    assert site.branches() == ([BRANCH] if outcome == "Proposed" else [])
-    assert done.code == (Exit.USAGE if outcome == "Failed" else 0)
+        ("minimumAge: 19d", "Proposed", "someos-1.1.0 is the newest release that matches spec.follow"),
+    ):
+        site.follow(follow)
+        done = site.update("-o", "json")
+        (found,) = done.json["streams"]
+        assert (found["outcome"], text in found["why"]) == (outcome, True), found["why"]
+        assert site.branches() == ([BRANCH] if outcome == "Proposed" else []), follow
+        assert done.code == (Exit.USAGE if outcome == "Failed" else 0), follow
 
 
 def test_a_release_that_is_too_young_does_not_hide_an_older_one(site: Site) -> None:

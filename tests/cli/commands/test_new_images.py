@@ -9,6 +9,7 @@ import pytest
 
 from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import IRONCORE, digest_of, registry
+from tests.helpers.cases import for_each
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import Person, gpg_people
 from tests.helpers.image_vendors import ImageVendor, image_vendor
@@ -174,7 +175,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
     assert typed("validate", path).code == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "code", "text"),
     [
         (("someso",), Exit.USAGE, "did you mean someos?"),

@@ -239,8 +239,8 @@ def many(count: int, spec: str) -> Files:
 
 
 def test_the_comment_of_a_large_change_is_cut_and_states_what_it_omits() -> None:
-    old = {**FLEET, **many(600, "provision: 1")}
-    shown = as_markdown(reviewed(many(600, "provision: 2, kernelArguments: ['note={number}']"), old))
+    old = {**FLEET, **many(200, "provision: 1")}
+    shown = as_markdown(reviewed(many(200, "provision: 2, kernelArguments: ['note={number}']"), old))
     assert 50_000 < len(shown.encode()) <= LIMIT
     assert re.search(r"^and [\d,]+ more groups: see the command below$", shown, re.MULTILINE)
     assert re.search(r"^and [\d,]+ more server groups$", shown, re.MULTILINE)
