@@ -150,10 +150,9 @@ def place(
             outcome = Placed(path=loader.path, outcome=Placement.MISSING, message=found)
         else:
             content, source = found
-            is_new = _write_file(loader.path, out, tftp, content)
             outcome = Placed(
                 path=loader.path,
-                outcome=Placement.PLACED if is_new else Placement.UNCHANGED,
+                outcome=Placement.PLACED if _write_file(loader.path, out, tftp, content) else Placement.UNCHANGED,
                 message=source,
                 sha256=sha256(content).hexdigest(),
             )

@@ -466,8 +466,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
 
     def allows(self, reference: OciReference) -> bool:
         # gitboot matches host and repository separately, so that a * in the host cannot match a part of the repository.
-        is_host = fnmatchcase(reference.host.lower(), self.host)
-        return is_host and fnmatchcase(reference.repository, self.repository)
+        return fnmatchcase(reference.host.lower(), self.host) and fnmatchcase(reference.repository, self.repository)
 
 
 def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedRegistry]) -> str:
@@ -509,8 +508,7 @@ def resolve(
         for each, manifest in manifests.items():
             if architecture in (None, each):
                 at = reference.at(manifest.sha256)
-                layers = parse_manifest(registries.manifest(at)[1], str(at)).layers
-                architectures[each] = _artifacts(layers or (), at)
+                architectures[each] = _artifacts(parse_manifest(registries.manifest(at)[1], str(at)).layers or (), at)
     return Resolved(image=reference.at(digest), architectures={str(each): has for each, has in architectures.items()})
 
 

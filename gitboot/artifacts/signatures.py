@@ -285,8 +285,7 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
     if [lines[at].rstrip() for at in frame] != [_BEGIN_MESSAGE, _BEGIN_SIGNATURE, _END_SIGNATURE]:
         raise UntrustedSignature("not a complete clear-signed OpenPGP message")
     begin, middle, end = frame
-    headers = takewhile(lambda line: line.strip(), lines[begin + 1 : middle])
-    if not all(line.startswith(b"Hash: ") for line in headers):
+    if not all(line.startswith(b"Hash: ") for line in takewhile(lambda line: line.strip(), lines[begin + 1 : middle])):
         raise UntrustedSignature("clear-signed with headers that gitboot does not support")
     return b"\n".join(lines[begin:middle]) + b"\n", b"\n".join(lines[middle : end + 1]) + b"\n"
 
@@ -299,8 +298,7 @@ def _armour(packet: bytes) -> bytes:
         for _ in range(8):
             checksum = (checksum << 1) ^ (0x1864CFB if checksum & 0x800000 else 0)
     lines = [encoded[at : at + 64] for at in range(0, len(encoded), 64)]
-    ending = [b"=" + b64encode(checksum.to_bytes(3)), _END_SIGNATURE, b""]
-    return b"\n".join([_BEGIN_SIGNATURE, b"", *lines, *ending])
+    return b"\n".join([_BEGIN_SIGNATURE, b"", *lines, b"=" + b64encode(checksum.to_bytes(3)), _END_SIGNATURE, b""])
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
@@ -624,8 +622,7 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
         elif tagged := _TAGGED.fullmatch(line):
             found.append(ListedFile(tagged[1].lower(), tagged[3].lower(), tagged[2]))
         elif plain := _PLAIN.fullmatch(line):
-            algorithm = section or _ALGORITHMS.get(len(plain[1]), "")
-            found.append(ListedFile(algorithm, plain[1].lower(), plain[2] or ""))
+            found.append(ListedFile(section or _ALGORITHMS.get(len(plain[1]), ""), plain[1].lower(), plain[2] or ""))
         elif released := _RELEASED.fullmatch(line):
             found.append(ListedFile(field, released[1].lower(), released[3], int(released[2])))
     return tuple(each for each in found if _ALGORITHMS.get(len(each.digest)) == each.algorithm)

@@ -204,8 +204,7 @@ class SourceReader:
         spec = self._spec
         if spec.described_by is not None:
             url = self._fill_url(spec.described_by.url, values)
-            content = self._read(url, MAX_BYTES[spec.described_by.format])
-            return url, parse_files(spec.described_by.format, content, url)
+            return url, parse_files(spec.described_by.format, self._read(url, MAX_BYTES[spec.described_by.format]), url)
         if all(file.name is None for _, file in spec.files.list_files()):
             return "", {}
         index, entries = self.list_entries(architecture)
@@ -442,8 +441,7 @@ def describe_release(
         hint = f"use {' or '.join(source.spec.architectures)}"
         raise UsageError(f"the image source {source.metadata.name} has no images for {missing[0]}; {hint}")
     if source.spec.releases.format is IndexFormat.OCI_TAGS:
-        described = _describe_tag(source, release, registries)
-        files = tuple(each for each in described.files if each.architecture in wanted)
+        files = tuple(each for each in _describe_tag(source, release, registries).files if each.architecture in wanted)
         for architecture in wanted:
             if not any(each.architecture == architecture for each in files):
                 cause = f"the image has no files for {architecture}"

@@ -150,9 +150,8 @@ def build_image(
         with closing(check), _convert_errors(draft.title):
             signers = _find_signers(draft, check, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
-    image = draft.read(origins)
     return BuiltImage(
-        image=image,
+        image=draft.read(origins),  # this also validates the document
         text=draft.render(origins),
         files=tuple(
             BuiltFile(at=at, url=file.url, sha256=facts.sha256, size=facts.size, provenance=origins[at])

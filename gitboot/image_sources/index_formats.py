@@ -188,8 +188,7 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
     found: dict[str, dict[str, str]] = {}
     for each in read_checksum_list(content):
         if name := (each.name.strip() or bare_name).removeprefix("./"):
-            known = found.setdefault(name, {})
-            if known.setdefault(each.algorithm, each.digest) != each.digest:
+            if found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
                 raise _malformed(url, f"the list has two digests for {_quote(name)}")
     if not found:
         raise _malformed(url, "the file is not a list of SHA-256 or SHA-512 digests")
@@ -263,8 +262,7 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
                     sha256=_read_sha256(_need(described, str, query.url, "sha256"), query.url),
                     signature=_read_url(signature, query.url) if signature is not None else None,
                 )
-    published = parse_time(_get(stream, str, "metadata", "last-modified"))
-    yield IndexEntry(version=version, published=published, files=files)
+    yield IndexEntry(version=version, published=parse_time(_get(stream, str, "metadata", "last-modified")), files=files)
 
 
 def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
@@ -427,8 +425,7 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
             name, _, value = map(str.strip, line.partition("="))
             algorithm, _, digest = map(str.strip, value.partition(":"))
             if algorithm == "sha256":
-                sha256 = _read_sha256(digest, url)
-                files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=sha256)
+                files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=_read_sha256(digest, url))
     if not is_treeinfo:
         raise _malformed(url, "the file is not a .treeinfo file, because it has no section [checksums]")
     return files

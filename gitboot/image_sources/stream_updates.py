@@ -224,8 +224,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         and (own_newest is None or _release_key(each.version) > _release_key(own_newest))
     ]
     if not newer:
-        within = [each.version for each in releases if followed.is_within_bounds(each.version)]
-        if not within:
+        if not any(followed.is_within_bounds(each.version) for each in releases):
             why = f"no release matches the limits of spec.follow; the newest release is {printable(newest.version)}"
         elif own_newest is not None and own_newest != followed.current.spec.version:
             why = f"the fleet already has the image {own_newest}, but the stream does not use it: start a rollout"
@@ -400,8 +399,7 @@ class StreamUpdater:
     def _update(self, followed: FollowedStream, start: StreamUpdate) -> StreamUpdate:
         choice = find_unfinished_rollout(followed)
         if choice is None:
-            releases = self._sources.list_releases(followed.source, followed.channel)
-            choice = choose_release(followed, releases, self._now)
+            choice = choose_release(followed, self._sources.list_releases(followed.source, followed.channel), self._now)
         if (release := choice.release) is None:
             return structs.replace(start, outcome=choice.outcome, why=choice.why)
         image = find_image_name(release.source, release.version)

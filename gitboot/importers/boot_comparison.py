@@ -112,10 +112,9 @@ def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile 
 
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
     """Omit arguments that differ in each request, and user data URLs, because gitboot compares the data itself."""
-    named = ((each.partition("=")[0], each) for each in arguments)
     return [
         each
-        for name, each in named
+        for name, each in ((each.partition("=")[0], each) for each in arguments)
         if name not in _REQUEST_ARGUMENTS and (name not in USER_DATA_ARGUMENTS or "://" not in each)
     ]
 
@@ -132,8 +131,7 @@ def _normalize_path(url: str | None, base: str) -> str | None:
     parts, root = urlsplit(url), urlsplit(base)
     if parts.netloc != root.netloc:
         return url
-    path = parts.path.removeprefix(root.path.rstrip("/")).lstrip("/")
-    return path.removeprefix("assets/").removeprefix("cobbler/")
+    return parts.path.removeprefix(root.path.rstrip("/")).lstrip("/").removeprefix("assets/").removeprefix("cobbler/")
 
 
 def _is_same_text(old: str | None, new: str | None) -> bool:

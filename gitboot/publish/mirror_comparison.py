@@ -162,8 +162,7 @@ def _check_files(
     on_progress: Callable[[int], None],
 ) -> Iterator[tuple[MirrorFile, CheckedFile]]:
     def look(file: MirrorFile) -> CheckedFile:
-        sizes = {each.size_bytes for each in file.versions}
-        return check_answer(file, mirror.read(file.path, sizes or {0}))
+        return check_answer(file, mirror.read(file.path, {each.size_bytes for each in file.versions} or {0}))
 
     for batch in batches(files, _BATCH):
         for file, judged in zip(batch, pool.map(look, batch), strict=True):
@@ -634,8 +633,7 @@ def may_be_cached(cache_control: str) -> bool:
 
     Without a directive in Cache-Control, a cache may apply its own rules.
     """
-    directives = {each.strip().lower() for each in cache_control.split(",")}
-    return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
+    return {each.strip().lower() for each in cache_control.split(",")}.isdisjoint({"no-store", "no-cache", "max-age=0"})
 
 
 # Paths that are not published

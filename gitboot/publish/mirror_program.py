@@ -189,8 +189,7 @@ def _format_time(at: datetime) -> str:
 def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
     """Write a file atomically: sync its content to disk, and then rename it into place."""
     temporary = _temporary(path)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fchmod(file.fileno(), mode)
@@ -320,8 +319,7 @@ class Mirror:
         """
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
-        others = (path for path in paths_in(self._folder) if not self._is_kept(path))
-        return next(others, None)
+        return next((path for path in paths_in(self._folder) if not self._is_kept(path)), None)
 
     def read_tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
         """Read the tree in a folder, and verify its list. Raises `ListProblem`."""

@@ -182,8 +182,7 @@ def repair(
     repairs: dict[str, RepairAction] = {}
     for left in reversed(range(_TRIES)):
         try:
-            attempt = _Attempt(store, root, clock, parallel)
-            return attempt.repair(paths, repairs, on_start, on_progress)
+            return _Attempt(store, root, clock, parallel).repair(paths, repairs, on_start, on_progress)
         except Overtaken as overtaken:
             if not left:
                 so_far = f" (repaired so far: {format_count(len(repairs), 'file')})" if repairs else ""

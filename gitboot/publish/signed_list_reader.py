@@ -124,8 +124,7 @@ def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     point, s = _decode_point(key), int.from_bytes(signature[32:], "little")
     if point is None or s >= _ORDER or _is_small_order(point):
         return False
-    digest = hashlib.sha512(signature[:32] + key + message).digest()
-    k = int.from_bytes(digest, "little") % _ORDER
+    k = int.from_bytes(hashlib.sha512(signature[:32] + key + message).digest(), "little") % _ORDER
     negative = (_FIELD - point[0], point[1], point[2], _FIELD - point[3])
     terms = (None, _BASE, negative, _add(_BASE, negative))
     found = _NEUTRAL  # compute s * base - k * key, bit by bit
@@ -586,8 +585,7 @@ def _read_verified_list(
     root = reading.find_root(keys) if keys else None
     timestamp = _parse_metadata(TIMESTAMP, data, "timestamp")
     if keys and root is None:
-        message = "the list is not signed, so gitboot cannot verify who published it"
-        raise ListProblem(UNSIGNED, TIMESTAMP, message)
+        raise ListProblem(UNSIGNED, TIMESTAMP, "the list is not signed, so gitboot cannot verify who published it")
     expiring = [(timestamp.signed["expires"], TIMESTAMP)]
     try:
         if root is not None:

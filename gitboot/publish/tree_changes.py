@@ -342,8 +342,7 @@ class _Decision:
         """
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
-        retired = set(self.changes.retired)
-        left = self._find_unused(over) - retired
+        left = self._find_unused(over) - set(self.changes.retired)
         self.changes.expired = sorted(path for path in left if self._disk.has_file(path))
 
     # The index
@@ -483,8 +482,7 @@ def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[
 
 
 def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    now = {**before, **changes}
-    return {name: digest for name, digest in now.items() if digest is not None}
+    return {name: digest for name, digest in {**before, **changes}.items() if digest is not None}
 
 
 _SERVERS: Final = "ops/servers"

@@ -292,8 +292,7 @@ class OlderTree(Struct, frozen=True, kw_only=True):
 
 def read_older(disk: Disk) -> OlderTree | None:
     """Read a tree of gitboot 0.1.0, or return None for other trees. Replaced parts of its manifest are ignored."""
-    head = _parse_older(disk.read(MANIFEST))
-    match head:
+    match _parse_older(disk.read(MANIFEST)):
         case {
             "version": 1,
             "commit": str(commit),

@@ -402,8 +402,7 @@ def _render_plan(
     if is_once and plan is not None and plan.boot is not None:
         # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
         # user data shows that the firmware has booted.
-        is_shown = not plan.boot.direct or plan.boot.asks_by_uuid
-        if not is_shown and (machine is None or machine.bmc is None):
+        if plan.boot.direct and not plan.boot.asks_by_uuid and (machine is None or machine.bmc is None):
             files.pop(HTTP_BOOT.build_path(decision.uuid), None)
     in_tree = select_copy_files(decision, plan, stop, files, policy_files)
     return _Rendering(

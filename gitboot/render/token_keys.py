@@ -69,8 +69,7 @@ def _build_name(token: Digest, key: bytes | None) -> Digest:
     """
     if key is None:
         return token
-    made = hmac.digest(key, token.encode(), "sha256").hex()
-    return Digest(token[:_END] + made[_END:-_END] + token[-_END:])
+    return Digest(token[:_END] + hmac.digest(key, token.encode(), "sha256").hex()[_END:-_END] + token[-_END:])
 
 
 class _Naming:

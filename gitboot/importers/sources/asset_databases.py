@@ -92,8 +92,7 @@ def _read_device(
             mac, about = read_mac(text, f"interface {name}:")
             remarks += about
             if mac:
-                lag = str(get_nested(each, "lag", "id"))
-                found = (*_list_netbox_addresses(each, addresses), *of_lags.get(lag, ()))
+                found = (*_list_netbox_addresses(each, addresses), *of_lags.get(str(get_nested(each, "lag", "id")), ()))
                 nics.append(ImportedNic(mac=mac, name=name, addresses=found))
     labels = {
         key: build_document_name(slug)

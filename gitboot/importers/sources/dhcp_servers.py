@@ -222,8 +222,7 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
         if piece.startswith("#"):
             continue
         if piece == "{":
-            is_host = len(words) == 2 and words[0].lower() == "host"
-            hosts.append((words[1].strip('"'), []) if is_host else None)
+            hosts.append((words[1].strip('"'), []) if len(words) == 2 and words[0].lower() == "host" else None)
             words = []
         elif piece == "}":
             if hosts and (host := hosts.pop()) is not None:

@@ -144,8 +144,7 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
         rejected += about
         addresses = list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask"))
         if mac:
-            device_name = as_text(get_nested(device, "device"))
-            nics.append(ImportedNic(mac=mac, name=device_name, addresses=addresses))
+            nics.append(ImportedNic(mac=mac, name=as_text(get_nested(device, "device")), addresses=addresses))
     found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
     images = {
         label: next(filter(None, (as_text(each.get(key)) for each in found)), None)

@@ -146,8 +146,7 @@ _Read = tuple[ImportedMachine, ImportedBoot | None]
 
 def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
     spec = as_mapping(get_nested(each, "spec"))
-    version = (as_text(each.get("apiVersion")) or "").rpartition("/")[2]
-    if version == "v1alpha2" or spec.get("networkInterfaces"):
+    if (as_text(each.get("apiVersion")) or "").rpartition("/")[2] == "v1alpha2" or spec.get("networkInterfaces"):
         return _read_hardware_v1alpha2(name, each, spec)
     interfaces = as_mappings(spec.get("interfaces"))
     hosts = [as_mapping(interface.get("dhcp")) for interface in interfaces]
@@ -307,8 +306,7 @@ def _read_netboot(
             )
         if kernel:
             translated, remarks = translate_arguments(arguments)
-            boot = ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks)
-            return boot, ()
+            return ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks), ()
     return None, tuple(remark_lost(f"the boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
 
 

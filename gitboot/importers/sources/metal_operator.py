@@ -402,8 +402,7 @@ def _read_bmc(
 
 
 def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
-    found = objects.find("ServerBootConfiguration", owner)
-    return as_text(get_nested(found, "spec", "serverRef", "name"))
+    return as_text(get_nested(objects.find("ServerBootConfiguration", owner), "spec", "serverRef", "name"))
 
 
 def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) -> Iterator[ImportedMachine]:

@@ -188,8 +188,7 @@ class Follower:
                         self._possibly_overdue_since = None
                         self._following = structs.replace(self._following, overdue_since=None)
             held = self._holding
-            shard = partial(self._target.shard, held.head)
-            step = plan_next_step(self._tree, glance, held, shard, self._target.most)
+            step = plan_next_step(self._tree, glance, held, partial(self._target.shard, held.head), self._target.most)
             if step is None:
                 break
             self._holding = None  # if `apply` fails, the next attempt reads the target again

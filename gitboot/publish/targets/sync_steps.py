@@ -245,12 +245,11 @@ class FollowedTree:
             return None
         for node, digest in head.nodes.items():
             if self._nodes.get(node, ("",))[0] != digest:
-                leaves = parse_digests(self._read_part(node_path(node), digest))
                 self._nodes[node] = (
                     digest,
                     {
                         server: state
-                        for leaf, expected in leaves.items()
+                        for leaf, expected in parse_digests(self._read_part(node_path(node), digest)).items()
                         for server, state in parse_digests(self._read_part(leaf_path(node, leaf), expected)).items()
                     },
                 )
