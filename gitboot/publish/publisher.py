@@ -38,9 +38,8 @@ from gitboot.publish.tree_reader import (
     is_empty_tree,
 )
 from gitboot.render.endpoint_files import Pair, render_shards
-from gitboot.render.page import render_data_script
+from gitboot.render.page import NO_UPDATES, FileUpdates, render_data_script
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage
-from gitboot.render.plan_and_record_files import NO_UPDATES, FileUpdates
 from gitboot.status.work_progress import ReportProgress, ignore_progress, iterate_with_progress
 
 

@@ -47,11 +47,11 @@ from gitboot.render.endpoint_files import (
     state_path,
     update_shard,
 )
-from gitboot.render.paths import BOOT, File, Files, is_content, is_page_or_record_file
-from gitboot.render.plan_and_record_files import (
+from gitboot.render.page import (
     NO_UPDATES,
     FileUpdates,
 )
+from gitboot.render.paths import BOOT, File, Files, is_content, is_page_or_record_file
 from gitboot.text import format_names
 
 # unused content stays for this time, because a machine that is booting may still fetch it

@@ -42,6 +42,9 @@ from gitboot.render.page import (
     FORMAT,
     PAGE_CONTENT_TYPES,
     SCRIPT,
+    FileUpdates,
+    build_document,
+    build_summary,
     list_plan_changes,
     page_shard,
     read_page_file,
@@ -73,7 +76,6 @@ from gitboot.render.paths import (
     is_content,
     is_immutable,
 )
-from gitboot.render.plan_and_record_files import FileUpdates, build_document, build_summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.install_attempts import disk_boot_token, install_progress, install_step

@@ -41,8 +41,8 @@ from gitboot.publish.targets.sync_steps import (
     plan_next_step,
 )
 from gitboot.render.endpoint_files import DiskWrite, ListedFile, PathVersion, PublishedServer
+from gitboot.render.page import NO_UPDATES
 from gitboot.render.paths import File, Role, find_content_type, find_delivery
-from gitboot.render.plan_and_record_files import NO_UPDATES
 from gitboot.status.instance_status import TargetStatus
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import eventually
