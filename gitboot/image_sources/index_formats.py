@@ -187,9 +187,9 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
         raise _malformed(url, f"the list has more than {_MOST_LINES:,} lines")
     found: dict[str, dict[str, str]] = {}
     for each in read_checksum_list(content):
-        if name := (each.name.strip() or bare_name).removeprefix("./"):
-            if found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
-                raise _malformed(url, f"the list has two digests for {_quote(name)}")
+        name = (each.name.strip() or bare_name).removeprefix("./")
+        if name and found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
+            raise _malformed(url, f"the list has two digests for {_quote(name)}")
     if not found:
         raise _malformed(url, "the file is not a list of SHA-256 or SHA-512 digests")
     return {

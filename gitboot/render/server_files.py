@@ -401,11 +401,11 @@ def _render_plan(
         policy_files = _render_named_files(decisions, served, unplanned, names)
     writes = plan is not None and plan.writes_disk
     is_once = plan is not None and plan.key is not None and writes
-    if is_once and plan is not None and plan.boot is not None:
-        # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
-        # user data shows that the firmware has booted.
-        if plan.boot.direct and not plan.boot.asks_by_uuid and (machine is None or machine.bmc is None):
-            files.pop(HTTP_BOOT.build_path(decision.uuid), None)
+    # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
+    # user data shows that the firmware has booted.
+    boot = plan.boot if plan is not None and is_once and (machine is None or machine.bmc is None) else None
+    if boot is not None and boot.direct and not boot.asks_by_uuid:
+        files.pop(HTTP_BOOT.build_path(decision.uuid), None)
     in_tree = select_copy_files(decision, plan, stop, files, policy_files)
     return _Rendering(
         since=since,
