@@ -49,10 +49,6 @@ PENDING: Final = "pending"  # the folder for documents that a person must comple
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
 
 
-# the kinds of remarks that the import writes as comments into documents
-_NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)
-
-
 class ImportedDocument(Struct, frozen=True, kw_only=True):
     """The document that the import created for a machine or a boot, and the remarks on it."""
 
@@ -84,9 +80,7 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
         items.append(item)
         if not item.pending:
             ready[boot.name] = name
-    architectures = {boot.name: boot.architecture for boot in inventory.boots}
-    machines = (_complete_architecture(machine, architectures) for machine in inventory.machines)
-    named = _assign_names((machine.name, machine) for machine in machines)
+    named = _assign_names((machine.name, machine) for machine in _complete_architectures(inventory))
     for name, machine in _resolve_conflicts(named, supplement).items():
         item, texts = _render_server(name, machine, ready)
         files |= texts
@@ -121,12 +115,14 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 # Servers
 
 
-def _complete_architecture(machine: ImportedMachine, architectures: Mapping[str, str | None]) -> ImportedMachine:
-    found = architectures.get(machine.boot or "")
-    if machine.architecture is not None or found is None:
-        return machine
-    remark = remark_guessed(f"architecture: {found}, taken from its boot {machine.boot}")
-    return structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
+def _complete_architectures(inventory: ImportedInventory) -> Iterator[ImportedMachine]:
+    architectures = {boot.name: boot.architecture for boot in inventory.boots}
+    for machine in inventory.machines:
+        if machine.architecture is None and (found := architectures.get(machine.boot or "")) is not None:
+            remark = remark_guessed(f"architecture: {found}, taken from its boot {machine.boot}")
+            yield structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
+        else:
+            yield machine
 
 
 def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
@@ -226,7 +222,6 @@ def _render_server(
             labels[parse_label_key(key)] = parse_label_value(value)
         except Malformed as error:
             remarks.append(remark_lost(f"label {key}: {error.message}"))
-    some_boot = any(nic.boot for nic in machine.nics)
     spec: dict[str, Any] = {
         "uuid": machine.uuid,
         "serial": machine.serial,
@@ -239,7 +234,7 @@ def _render_server(
                     "name": nic.name,
                     "mac": str(nic.mac).replace("-", ":"),
                     "addresses": list(nic.addresses),
-                    "boot": None if nic.boot or not some_boot else False,
+                    "boot": None if nic.boot or not any(each.boot for each in machine.nics) else False,
                 }
             )
             for nic in machine.nics
@@ -253,8 +248,8 @@ def _render_server(
     pending = machine.uuid is None or not machine.nics or bool(unsupported)
     item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
     comment = (
-        "The old system manages this server. Remove lifecycle to let gitboot manage it, and set "
-        "provision: 1 to install it."
+        "The old system manages this server. Remove lifecycle to let gitboot manage it, and set provision: 1 to "
+        "install it."
     )
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
 
@@ -277,9 +272,14 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
         parse_bmc_address(bmc.address)
     except Malformed:
         return None, [remark_lost(f"the BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
-    system = bmc.system if bmc.system and bmc.system.startswith("/") else None
-    tls = {} if bmc.verify else {"verify": False}
-    return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
+    return _drop_empty(
+        {
+            "address": bmc.address,
+            "system": bmc.system if bmc.system and bmc.system.startswith("/") else None,
+            "credentials": bmc.credentials,
+            "tls": {} if bmc.verify else {"verify": False},
+        }
+    ), [
         remark_missing(f"user and password of its BMC: store them in the directory of credentials as {bmc.credentials}")
     ]
 
@@ -360,13 +360,14 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
             missing_parts.append(remark_missing(f"the sha256 of {url}: pass the output of `sha256sum` with --sums"))
         return _drop_empty({"url": url, "sha256": digest})
 
-    artifacts = {
-        "kernel": artifact(boot.kernel),
-        "initrds": [each for each in map(artifact, boot.initrds) if each],
-        "rootfs": artifact(boot.rootfs),
-        "uki": artifact(boot.uki),
-    }
-    return _drop_empty(artifacts), missing_parts
+    return _drop_empty(
+        {
+            "kernel": artifact(boot.kernel),
+            "initrds": [each for each in map(artifact, boot.initrds) if each],
+            "rootfs": artifact(boot.rootfs),
+            "uki": artifact(boot.uki),
+        }
+    ), missing_parts
 
 
 def _guess_version(boot: ImportedBoot) -> str:
@@ -408,10 +409,15 @@ def _sort_remarks(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
 
 
 def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    up = "../.." if item.pending else ".."
-    noted = [each for each in item.remarks if each.kind in _NOTED]
-    head = [comment, *(f"{each.kind}: {printable(each.text)}" for each in noted)]
-    head.insert(1, f"yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json")
+    head = [
+        comment,
+        f"yaml-language-server: $schema={'../..' if item.pending else '..'}/.gitboot/schemas/{item.kind}.json",
+        *(
+            f"{each.kind}: {printable(each.text)}"
+            for each in item.remarks
+            if each.kind in (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)
+        ),
+    ]
     return render_document(head, item.kind, item.name, _drop_empty(spec), labels=labels)
 
 
@@ -451,18 +457,17 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
             "kernelArguments": list(like.spec.kernel_arguments),
             "vars": dict(sorted(like.spec.vars.items())),
         }
-    head = [comment, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
+    head = [
+        comment,
+        "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
+        "Parked until you decide what the server is for. Then remove lifecycle. To allow its installation, set "
+        "provision: 1.",
+    ]
     if new.uuid is None:
         head.append("Its UUID is missing: until you add it, gitboot does not install the server or contact its BMC.")
     return render_document(
         head, "Server", name, _drop_empty(spec), labels=like.metadata.labels if like is not None else {}
     )
-
-
-_PARKED: Final = (
-    "Parked until you decide what the server is for. Then remove lifecycle. To allow its "
-    "installation, set provision: 1."
-)
 
 
 def summarize(fleet: ImportedFleet) -> str:
@@ -477,17 +482,14 @@ def summarize(fleet: ImportedFleet) -> str:
 
 def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
     """Return the text of import-report.md. ``edited_files`` are files with changes that the import did not replace."""
-    return "\n".join(_render_report_lines(system, fleet, edited_files)) + "\n"
-
-
-def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collection[str]) -> Iterator[str]:
-    yield from (f"# Imported from {system}", "", f"{summarize(fleet)}.", "")
-    yield "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC."
-    yield f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,"
-    yield "or complete a document and move it out of the folder."
-    without_uuid = sum(_NO_UUID in item.remarks for item in fleet.items)
-    if without_uuid:
-        yield from (
+    lines = [
+        *(f"# Imported from {system}", "", f"{summarize(fleet)}.", ""),
+        "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC.",
+        f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,",
+        "or complete a document and move it out of the folder.",
+    ]
+    if without_uuid := sum(_NO_UUID in item.remarks for item in fleet.items):
+        lines += (
             "",
             f"{format_count(without_uuid, 'server')} without a UUID. Two commands print UUIDs with MAC addresses:",
             "",
@@ -498,25 +500,17 @@ def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collec
             "Then import again with `--uuids FILE`.",
         )
     if edited_files:
-        yield from (
-            "",
-            "## Files that you changed, and that the import did not replace",
-            "",
-            *(f"- `{path}`" for path in sorted(edited_files)),
-        )
+        lines += ("", "## Files that you changed, and that the import did not replace", "")
+        lines += (f"- `{path}`" for path in sorted(edited_files))
     if fleet.remarks:
-        yield from ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))
+        lines += ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))
     for kind, title in (("Server", "Servers"), ("BootProfile", "What they boot")):
         found = [item for item in fleet.items if item.kind == kind]
-        if found:
-            yield from ("", f"## {title}")
+        lines += ("", f"## {title}") if found else ()
         for item in found:
-            yield from (
-                "",
-                f"### {item.name}{' (pending)' if item.pending else ''}",
-                "",
-                *map(_render_remark, item.remarks),
-            )
+            pending = " (pending)" if item.pending else ""
+            lines += ("", f"### {item.name}{pending}", "", *map(_render_remark, item.remarks))
+    return "\n".join(lines) + "\n"
 
 
 def _render_remark(remark: ImportRemark) -> str:

@@ -213,9 +213,8 @@ _USERINFO: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 
 def is_secret(argument: str) -> bool:
     """Return whether a kernel argument, a URL or a ``name=value`` text seems to contain a secret."""
-    name, equals, value = argument.partition("=")
-    is_named_so = equals and value and _SECRET.search(name)
-    return bool(is_named_so or _USERINFO.search(argument) or is_secret_argument(argument))
+    name, _, value = argument.partition("=")
+    return bool((value and _SECRET.search(name)) or _USERINFO.search(argument) or is_secret_argument(argument))
 
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
@@ -223,9 +222,9 @@ def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[Imp
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
-    text = "kernel argument {} is a secret and was left out: move it to the secrets of the user data"
     return tuple(each for each in all_arguments if each not in secret), tuple(
-        remark_lost(text.format(name)) for name in names
+        remark_lost(f"kernel argument {name} is a secret and was left out: move it to the secrets of the user data")
+        for name in names
     )
 
 
@@ -360,6 +359,29 @@ class ImportedNic(Struct, frozen=True, kw_only=True):
     boot: bool = True
 
 
+class NicReader:
+    """The interfaces that a source lists for one machine, and remarks on invalid MAC addresses."""
+
+    def __init__(self) -> None:
+        self.nics: list[ImportedNic] = []
+        self.remarks: list[ImportRemark] = []
+
+    def add(
+        self,
+        mac: object,
+        subject: str = "the",
+        *,
+        name: str | None = None,
+        addresses: tuple[str, ...] = (),
+        boot: bool = True,
+    ) -> None:
+        """Add an interface if it has a valid MAC address. ``subject`` names the interface in a remark."""
+        found, rejected = read_mac(mac, subject)
+        self.remarks += rejected
+        if found is not None:
+            self.nics.append(ImportedNic(mac=found, name=name, addresses=addresses, boot=boot))
+
+
 class ImportedBmc(Struct, frozen=True, kw_only=True):
     """A BMC that supports Redfish or IPMI. The import never reads the user and the password of a BMC."""
 
@@ -440,7 +462,7 @@ class Supplement(Struct, frozen=True, kw_only=True):
 
         If the URL ends with several listed paths, the longest path applies.
         """
-        path = url.partition("assets:")[2] if url.startswith("assets:") else urlsplit(url).path
+        path = url.removeprefix("assets:") if url.startswith("assets:") else urlsplit(url).path
         parts = path.strip("/").split("/")
         endings = ("/".join(parts[first:]) for first in range(len(parts)))
         return next((self.sums[each] for each in endings if each in self.sums), None)

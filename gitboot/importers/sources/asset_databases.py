@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from msgspec import structs
+
 from gitboot.importers.inventory import (
     ImportedBmc,
     ImportedBoot,
@@ -13,6 +15,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -37,6 +40,7 @@ from gitboot.importers.inventory import (
     translate_arguments,
 )
 from gitboot.model.scalars import build_document_name
+from gitboot.model.server import Firmware
 
 _Row = Mapping[str, Any]
 
@@ -77,8 +81,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
 def _read_device(
     device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
-    nics, remarks = list[ImportedNic](), list[ImportRemark]()
-    lags = {str(get_nested(each, "lag", "id")) for each in interfaces}
+    reader, lags = NicReader(), {str(get_nested(each, "lag", "id")) for each in interfaces}
     of_lags = {
         str(each.get("id")): _list_netbox_addresses(each, addresses)
         for each in interfaces
@@ -88,12 +91,11 @@ def _read_device(
         name = as_text(each.get("name"))
         if each.get("mgmt_only") or str(each.get("id")) in of_lags:
             continue
-        for text in _list_netbox_macs(each):
-            mac, about = read_mac(text, f"interface {name}:")
-            remarks += about
-            if mac:
-                found = (*_list_netbox_addresses(each, addresses), *of_lags.get(str(get_nested(each, "lag", "id")), ()))
-                nics.append(ImportedNic(mac=mac, name=name, addresses=found))
+        found = (*_list_netbox_addresses(each, addresses), *of_lags.get(str(get_nested(each, "lag", "id")), ()))
+        # NetBox 4.2 returns a list of objects, one of which is the primary one.
+        macs = [as_text(row.get("mac_address")) for row in (each, *as_mappings(each.get("mac_addresses")))]
+        for text in dict.fromkeys(filter(None, macs)):
+            reader.add(text, f"interface {name}:", name=name, addresses=found)
     labels = {
         key: build_document_name(slug)
         for key in ("site", "rack", "role")
@@ -105,25 +107,18 @@ def _read_device(
         name=str(device["name"]),
         serial=as_text(device.get("serial")),
         uuid=uuid,
-        nics=tuple(nics),
+        nics=tuple(reader.nics),
         labels=labels,
         remarks=(
             remark_kept(f"device {device['name']}, but not its boot, which the source does not contain"),
-            *remarks,
+            *reader.remarks,
             *of_uuid,
             *remark_if(
-                not nics and not remarks,
+                not reader.nics and not reader.remarks,
                 remark_missing("the MAC addresses: export the interfaces together with the devices"),
             ),
         ),
     )
-
-
-def _list_netbox_macs(interface: _Row) -> list[str]:
-    # NetBox 4.2 returns a list of objects, one of which is the primary one.
-    found = [as_text(interface.get("mac_address"))]
-    found += [as_text(each.get("mac_address")) for each in as_mappings(interface.get("mac_addresses"))]
-    return list(dict.fromkeys(filter(None, found)))
 
 
 def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[str, Any]]]) -> tuple[str, ...]:
@@ -226,13 +221,11 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
             remarks.append(remark_lost(f"{kind} {as_text(each.get('name'))} with {', '.join(own)}"))
             continue
         for target in targets:
-            nic = names[target]
-            names[target] = ImportedNic(mac=nic.mac, name=nic.name, addresses=(*nic.addresses, *own), boot=nic.boot)
-        interfaces_of_bond = ", ".join(targets)
-        remarks.append(remark_guessed(f"addresses of {kind} {as_text(each.get('name'))} are on {interfaces_of_bond}"))
+            names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *own))
+        remarks.append(remark_guessed(f"addresses of {kind} {as_text(each.get('name'))} are on {', '.join(targets)}"))
     nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
     if not any(nic.boot for nic in nics):
-        nics = tuple(ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics)
+        nics = tuple(structs.replace(nic, boot=True) for nic in nics)
     return nics, remarks
 
 
@@ -254,15 +247,14 @@ def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBm
         about = f" at {address.rpartition('@')[2]}" if address else ""
         return None, (remark_lost(f"the BMC{about}, whose power type is {kind}: add the BMC by hand"),)
     if address is None:
-        command = "`maas PROFILE machines power-parameters`"
         return None, (
             remark_missing(
-                f"the address of its BMC ({kind}): put the output of {command} into the same directory as the machines"
+                f"the address of its BMC ({kind}): put the output of `maas PROFILE machines power-parameters` into the "
+                "same directory as the machines"
             ),
         )
     host = address.rpartition("@")[2]
-    if "://" not in host:
-        host = f"{kind}://{host}"
+    host = host if "://" in host else f"{kind}://{host}"
     node = as_text(power.get("node_id"))
     return parse_bmc(host, f"{build_document_name(name)}-bmc", system=f"/redfish/v1/Systems/{node}" if node else None)
 
@@ -311,7 +303,9 @@ def _read_foreman_host(
     nics, bmc, remarks = _read_foreman_interfaces(name, host)
     uuid, of_uuid = read_uuid(next((facts[key] for key in _UUID_FACTS if as_text(facts.get(key))), None))
     loader = as_text(host.get("pxe_loader")) or ""
-    firmware = "uefi" if "UEFI" in loader else "bios" if "BIOS" in loader else None
+    parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
+    values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
+    arguments, of_arguments = translate_arguments((values.get("kernelcmd") or "").split())
     labels = {
         key: build_document_name(value)
         for key in ("hostgroup", "location", "organization")
@@ -322,18 +316,18 @@ def _read_foreman_host(
         uuid=uuid,
         serial=next((as_text(facts[key]) for key in _SERIAL_FACTS if as_text(facts.get(key))), None),
         architecture=parse_architecture(host.get("architecture_name")),
-        firmware=parse_firmware(firmware),
+        firmware=Firmware.UEFI if "UEFI" in loader else Firmware.BIOS if "BIOS" in loader else None,
         secure_boot=True if "UEFI SecureBoot" in loader else None,
         nics=nics,
         bmc=bmc,
         labels=labels,
         boot=boot.name if boot else None,
-        arguments=_list_foreman_arguments(host)[0],
+        arguments=arguments,
         remarks=(
             remark_kept(f"host {name}"),
             *remarks,
             *of_uuid,
-            *_list_foreman_arguments(host)[1],
+            *of_arguments,
             *reasons,
             *remark_if(
                 as_text(host.get("compute_resource_name")),
@@ -346,7 +340,8 @@ def _read_foreman_host(
 def _read_foreman_interfaces(
     name: str, host: _Row
 ) -> tuple[tuple[ImportedNic, ...], ImportedBmc | None, list[ImportRemark]]:
-    nics, bmc, remarks = list[ImportedNic](), None, list[ImportRemark]()
+    bmc, reader = None, NicReader()
+    remarks = reader.remarks
     rows = as_mappings(host.get("interfaces")) or [{**host, "identifier": None, "type": "interface"}]
     of_bonds: dict[str, tuple[str, ...]] = {}
     has_boot = any(row.get("provision") for row in rows)
@@ -367,36 +362,30 @@ def _read_foreman_interfaces(
             about = f" with {', '.join(found)}" if found else ""
             remarks.append(remark_lost(f"interface {shown} is virtual{about}"))
             continue
-        mac, rejected = read_mac(as_text(row.get("mac")), f"interface {shown}:")
-        remarks += rejected
-        if mac:
-            addresses = (*found, *of_bonds.get(as_text(row.get("identifier")) or "", ()))
-            boots = not has_boot or bool(row.get("provision"))
-            nics.append(ImportedNic(mac=mac, name=as_text(row.get("identifier")), addresses=addresses, boot=boots))
+        reader.add(
+            as_text(row.get("mac")),
+            f"interface {shown}:",
+            name=as_text(row.get("identifier")),
+            addresses=(*found, *of_bonds.get(as_text(row.get("identifier")) or "", ())),
+            boot=not has_boot or bool(row.get("provision")),
+        )
     if not as_mappings(host.get("interfaces")):
         remarks.append(
             remark_lost("the other interfaces and its BMC, which a list does not contain: export /api/v2/hosts/NAME")
         )
-    if nics and not any(nic.boot for nic in nics):
-        nics = [ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics]
-    return tuple(nics), bmc, remarks
+    if not any(nic.boot for nic in reader.nics):
+        reader.nics = [structs.replace(nic, boot=True) for nic in reader.nics]
+    return tuple(reader.nics), bmc, remarks
 
 
 def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     host, provider = as_text(row.get("ip")) or as_text(row.get("ip6")), as_text(row.get("provider")) or "IPMI"
-    schemes = {"ipmi": "ipmi", "redfish": "redfish"}
     if host is None:
         return None, (remark_missing(f"the address of its BMC ({provider})"),)
-    if provider.lower() not in schemes:
+    if provider.lower() not in ("ipmi", "redfish"):
         return None, (remark_lost(f"the BMC {host} ({provider}): add the BMC by hand"),)
     host = f"[{host}]" if ":" in host else host
-    return parse_bmc(f"{schemes[provider.lower()]}://{host}", f"{build_document_name(name)}-bmc")
-
-
-def _list_foreman_arguments(host: _Row) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
-    values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
-    return translate_arguments((values.get("kernelcmd") or "").split())
+    return parse_bmc(f"{provider.lower()}://{host}", f"{build_document_name(name)}-bmc")
 
 
 def _read_foreman_boot(
@@ -416,10 +405,10 @@ def _read_foreman_boot(
         return None, [remark_lost(f"the boot was not imported, because the host has no {missing}")]
     if medium is None or system is None:
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
-        about = f"{system_name} from medium {medium_name}"
         return None, [
             remark_missing(
-                f"the boot, {about}: put the responses of /api/v2/{what} into the same directory as the hosts"
+                f"the boot, {system_name} from medium {medium_name}: put the responses of /api/v2/{what} into the same "
+                "directory as the hosts"
             )
         ]
     architecture = parse_architecture(host.get("architecture_name"))
@@ -430,7 +419,7 @@ def _read_foreman_boot(
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
     kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)
-    boot = ImportedBoot(
+    return ImportedBoot(
         name=f"{system_name} {medium_name} {architecture or 'x86_64'}",
         kernel=kernel,
         initrds=(initrd,),
@@ -439,22 +428,20 @@ def _read_foreman_boot(
             remark_kept(f"{system_name} from medium {medium_name}"),
             remark_lost("the arguments and the user data of its provisioning template"),
         ),
-    )
-    return boot, []
+    ), []
 
 
 def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:
     """Return the paths of the kernel and the initrd below a medium, as in Foreman's operating system models."""
     family, name = as_text(system.get("family")), (as_text(system.get("name")) or "").lower()
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture)
-    release = as_text(system.get("release_name")) or ""
     version = [int(each) for each in re.findall(r"\d+", f"{system.get('major')} {system.get('minor')}")]
     if family == "Redhat":
         return "images/pxeboot/vmlinuz", "images/pxeboot/initrd.img"
     if family == "Debian" and "ubuntu" in name and version[:1] >= [20] and not [20, 0] <= version[:2] <= [20, 2]:
         return "casper/vmlinuz", "casper/initrd"
     if family == "Debian":
-        guess = "ubuntu" if "ubuntu" in name else "debian"
+        release, guess = as_text(system.get("release_name")) or "", "ubuntu" if "ubuntu" in name else "debian"
         images = "legacy-images" if guess == "ubuntu" and version[:1] >= [20] else "images"
         folder = f"dists/{release}/main/installer-{arch}/current/{images}/netboot/{guess}-installer/{arch}"
         return f"{folder}/linux", f"{folder}/initrd.gz"

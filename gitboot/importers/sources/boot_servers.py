@@ -17,6 +17,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -397,13 +398,10 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
         _parse_mapping(node.get("driver_info")),
         _get_node_name(node),
     )
-    nics, rejected = [], list[ImportRemark]()
+    reader = NicReader()
     for port in ports:
-        mac, about = read_mac(as_text(port["address"]), "the port:")
-        rejected += about
-        if mac:
-            boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
-            nics.append(ImportedNic(mac=mac, name=as_text(port.get("name")), boot=boots))
+        boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
+        reader.add(as_text(port["address"]), "the port:", name=as_text(port.get("name")), boot=boots)
     address, host, number = (as_text(driver.get(key)) for key in ("redfish_address", "ipmi_address", "ipmi_port"))
     if address:
         address = address if "://" in address else f"redfish://{address}"
@@ -425,21 +423,21 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
         architecture=parse_architecture(properties.get("cpu_arch")),
         firmware=parse_firmware(capabilities.get("boot_mode")),
         secure_boot=True if capabilities.get("secure_boot", "").lower() == "true" else None,
-        nics=tuple(sorted(nics, key=lambda nic: nic.mac)),
+        nics=tuple(sorted(reader.nics, key=lambda nic: nic.mac)),
         bmc=bmc,
         labels={key: value for key in ("profile",) if (value := capabilities.get(key))}
         | ({"resource-class": str(node["resource_class"])} if node.get("resource_class") else {}),
         boot=name if has_boot else None,
         remarks=(
             remark_kept(f"node {name} ({node.get('uuid')})"),
-            *rejected,
+            *reader.remarks,
             *of_uuid,
             *remark_if(
                 not has_boot and not image,
                 remark_lost("the boot was not imported, because the instance does not have a kernel or an image"),
             ),
             *remark_if(
-                not nics and not rejected,
+                not reader.nics and not reader.remarks,
                 remark_missing("the ports: export them with `openstack baremetal port list --long -f json`"),
             ),
             *remark_if(

@@ -15,6 +15,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -106,21 +107,18 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
 
     ``*NOIP*`` instead of a name means that the interface has no fixed address (xCAT, table mac).
     """
-    address, nics, remarks = parse_address(node.get("ip")), list[ImportedNic](), list[ImportRemark]()
+    address, reader = parse_address(node.get("ip")), NicReader()
     for part in filter(None, (each.strip() for each in node.get("mac", "").split("|"))):
         text, _, host = part.partition("!")
-        mac, about = read_mac(text)
-        remarks += about
         is_own = not host or host.partition(".")[0] == name.partition(".")[0]
-        if host and not is_own:
-            remarks.append(
+        reader.add(text, addresses=(address,) if address and is_own else ())
+        if not is_own:
+            reader.remarks.append(
                 remark_kept(f"interface {text} has no fixed address" if host == "*NOIP*" else f"{text} is {host}")
             )
-        if mac:
-            nics.append(ImportedNic(mac=mac, addresses=(address,) if address and is_own else ()))
-    if address and not any(nic.addresses for nic in nics):
-        remarks.append(remark_lost(f"the address {address}, because no interface with it is known"))
-    return tuple(nics), remarks
+    if address and not any(nic.addresses for nic in reader.nics):
+        reader.remarks.append(remark_lost(f"the address {address}, because no interface with it is known"))
+    return tuple(reader.nics), reader.remarks
 
 
 # Warewulf
@@ -138,13 +136,14 @@ def read_warewulf(files: Texts) -> ImportedInventory:
 
 
 def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
-    nics, rejected = list[ImportedNic](), list[ImportRemark]()
+    reader = NicReader()
     for key, device in sorted(as_mapping(get_nested(node, "network devices")).items()):
-        mac, about = read_mac(as_text(get_nested(device, "hwaddr")), f"network device {key}:")
-        rejected += about
-        addresses = list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask"))
-        if mac:
-            nics.append(ImportedNic(mac=mac, name=as_text(get_nested(device, "device")), addresses=addresses))
+        reader.add(
+            as_text(get_nested(device, "hwaddr")),
+            f"network device {key}:",
+            name=as_text(get_nested(device, "device")),
+            addresses=list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
+        )
     found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
     images = {
         label: next(filter(None, (as_text(each.get(key)) for each in found)), None)
@@ -154,9 +153,9 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
     bmc, more = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
     remarks = (
         remark_kept(f"node {name}"),
-        *rejected,
+        *reader.remarks,
         *remark_if(
-            not nics and not rejected,
+            not reader.nics and not reader.remarks,
             remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
         ),
         *(
@@ -166,7 +165,7 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
         ),
         *more,
     )
-    return ImportedMachine(name=name, nics=tuple(nics), bmc=bmc, remarks=remarks)
+    return ImportedMachine(name=name, nics=tuple(reader.nics), bmc=bmc, remarks=remarks)
 
 
 # OpenCHAMI
@@ -264,9 +263,8 @@ def _read_config(row: Mapping[str, Any]) -> _Config:
         mac, about = read_mac(as_text(each), "boot parameters:")
         macs |= {mac} if mac else set()
         remarks += about
-    name = as_text(get_nested(row, "metadata", "name")) or ""
     return _Config(
-        name=name,
+        name=as_text(get_nested(row, "metadata", "name")) or "",
         row=spec,
         hosts=_as_texts(spec.get("hosts")),
         macs=frozenset(macs),

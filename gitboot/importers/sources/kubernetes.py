@@ -17,6 +17,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -101,11 +102,10 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
         objects.get_kind("Secret"),
         remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
     )
-    counts = Counter({kind: len(each) for kind, each in objects.by_kind.items() if kind not in (*read_kinds, "Secret")})
-    for kind, number in sorted(counts.items()):
+    for kind in sorted(objects.by_kind.keys() - {*read_kinds, "Secret"}):
         names = sorted(key[1] for key in objects.get_kind(kind))
-        more = ", …" if number > _MAX_NAMES else ""
-        yield remark_lost(f"{kind} {', '.join(names[:_MAX_NAMES])}{more}: the import does not read this kind")
+        shown = [*names[:_MAX_NAMES], "…"] if len(names) > _MAX_NAMES else names
+        yield remark_lost(f"{kind} {', '.join(shown)}: the import does not read this kind")
 
 
 _MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
@@ -149,21 +149,14 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
     if (as_text(each.get("apiVersion")) or "").rpartition("/")[2] == "v1alpha2" or spec.get("networkInterfaces"):
         return _read_hardware_v1alpha2(name, each, spec)
     interfaces = as_mappings(spec.get("interfaces"))
-    hosts = [as_mapping(interface.get("dhcp")) for interface in interfaces]
-    nics, remarks = list[ImportedNic](), list[ImportRemark]()
+    hosts, reader = [as_mapping(interface.get("dhcp")) for interface in interfaces], NicReader()
     for interface, dhcp in zip(interfaces, hosts, strict=True):
-        mac, about = read_mac(as_text(dhcp.get("mac")))
-        remarks += about
-        addresses = list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask"))
-        if mac:
-            nics.append(
-                ImportedNic(
-                    mac=mac,
-                    name=as_text(dhcp.get("iface_name")),
-                    addresses=addresses,
-                    boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
-                )
-            )
+        reader.add(
+            as_text(dhcp.get("mac")),
+            name=as_text(dhcp.get("iface_name")),
+            addresses=list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask")),
+            boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
+        )
     uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), None)
     machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(each))
     bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
@@ -177,11 +170,11 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
             name=name,
             architecture=architecture,
             firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi or "")),
-            nics=tuple(nics),
+            nics=tuple(reader.nics),
             bmc=bmc,
             labels=read_labels(each),
             remarks=(
-                *remarks,
+                *reader.remarks,
                 *of_bmc,
                 *remark_if(
                     get_nested(spec, "bmcRef", "name") and not machine,
@@ -219,26 +212,21 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
 
 def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
     """Read v1alpha2 Hardware, which lists its interfaces by MAC address and contains the BMC itself."""
-    nics, remarks, netboots = list[ImportedNic](), list[ImportRemark](), list[Object]()
-    for text, interface in sorted(as_mapping(spec.get("networkInterfaces")).items()):
-        mac, about = read_mac(text)
-        remarks += about
-        netboots.append(as_mapping(get_nested(interface, "netboot")))
-        if mac:
-            families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
-            found = tuple(
-                address
-                for ip in families
-                if as_text(ip.get("address"))
-                for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
-            )
-            boots = str(get_nested(interface, "netboot", "disabled")) != "true"
-            nics.append(ImportedNic(mac=mac, addresses=found, boot=boots))
+    reader, interfaces = NicReader(), sorted(as_mapping(spec.get("networkInterfaces")).items())
+    for text, interface in interfaces:
+        families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
+        found = tuple(
+            address
+            for ip in families
+            if as_text(ip.get("address"))
+            for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
+        )
+        reader.add(text, addresses=found, boot=str(get_nested(interface, "netboot", "disabled")) != "true")
     bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(get_nested(spec, "bmc", "connection")), "credentialsRef")
     instance = as_mapping(spec.get("instance"))
     osie = as_mapping(instance.get("osie"))
-    boot, of_boot = _read_netboot(name, [(netboot, osie) for netboot in netboots or [{}]])
-    data = [key for key in ("userdata", "vendordata", "networkConfig", "metadata") if instance.get(key)]
+    netboots = [as_mapping(get_nested(interface, "netboot")) for _, interface in interfaces] or [{}]
+    boot, of_boot = _read_netboot(name, [(netboot, osie) for netboot in netboots])
     disabled = get_nested(each, "metadata", "annotations", "tinkerbell.org/disabled")
     return _build_hardware(
         ImportedMachine(
@@ -246,15 +234,19 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
             architecture=parse_architecture(spec.get("arch")),
             firmware=parse_firmware(get_nested(spec, "bmc", "bootMode")),
             secure_boot=parse_secure_boot(get_nested(spec, "bmc", "bootMode")),
-            nics=tuple(nics),
+            nics=tuple(reader.nics),
             bmc=bmc,
             labels=read_labels(each),
             remarks=(
-                *remarks,
+                *reader.remarks,
                 *of_bmc,
                 *of_boot,
                 *remark_if(disabled, remark_lost(f"the machine is disabled: {disabled}")),
-                *(remark_lost(_USER_DATA.format(key)) for key in data),
+                *(
+                    remark_lost(_USER_DATA.format(key))
+                    for key in ("userdata", "vendordata", "networkConfig", "metadata")
+                    if instance.get(key)
+                ),
                 *(
                     remark_lost(f"the variable {key}: write it as vars, unless it is a secret")
                     for key in sorted(as_mapping(instance.get("vars")))
@@ -362,7 +354,6 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         as_text(get_nested(spec, "bmc", "credentialsName")),
         verify=str(get_nested(spec, "bmc", "disableCertificateVerification")) != "true",
     )
-    data = [key for key in ("userData", "networkData", "metaData") if spec.get(key)]
     machine = ImportedMachine(
         name=name,
         serial=as_text(get_nested(seen, "systemVendor", "serialNumber")),
@@ -383,7 +374,8 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
             remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
             *(
                 remark_lost(f"the {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
-                for key in data
+                for key in ("userData", "networkData", "metaData")
+                if spec.get(key)
             ),
         ),
     )
