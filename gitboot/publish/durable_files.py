@@ -8,8 +8,8 @@ import grp
 import os
 import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import wraps
 from hashlib import sha256
@@ -43,6 +43,16 @@ def to_publish_error(path: Path, error: OSError) -> PublishError:
     """Convert an OSError at ``path`` to a `PublishError`, with a hint for common causes."""
     hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
     return PublishError(f"{path}: {error.strerror}{hint}")
+
+
+@contextmanager
+def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) -> Iterator[int]:
+    """Open a file or a folder, without following a symlink at ``path``, until the block ends. Raises OSError."""
+    fd = os.open(path, flags | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
@@ -271,16 +281,12 @@ class Disk:
     @_raise_with_path
     def _sync_one(self, path: str) -> None:
         folder, name = split(path)
-        if (parent := self.folders.find(folder)) is None:
-            return
-        try:
-            fd = os.open(name or ".", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=parent)
-        except FileNotFoundError:  # the folder became empty and was removed
-            return
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        if (parent := self.folders.find(folder)) is not None:
+            with (
+                suppress(FileNotFoundError),  # the folder became empty and was removed
+                open_descriptor(name or ".", os.O_RDONLY, folder=parent) as fd,
+            ):
+                os.fsync(fd)
 
 
 def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
@@ -316,12 +322,9 @@ def make_root(root: Path, modes: TreeModes) -> None:
 
 
 def _apply_folder_modes(folder: Path, modes: TreeModes, *, only_ours: bool = False) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         if not only_ours or _is_ours(os.fstat(fd)):
             modes.apply_to(fd, modes.folder)
-    finally:
-        os.close(fd)
 
 
 def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
@@ -420,10 +423,10 @@ class OpenFolders:
     def prune(self) -> None:
         """Remove the most recently used folder and its parents while they are empty. Top-level folders stay."""
         while len(self._open_folders) > 2:
-            name = self._open_folders[-1].path.rpartition("/")[2]
+            path = self._open_folders[-1].path
             self._leave()
             try:
-                os.rmdir(name, dir_fd=self._open_folders[-1].fd)
+                os.rmdir(split(path)[1], dir_fd=self._open_folders[-1].fd)
             except OSError as error:
                 # the folder is busy if it is a mount point
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
@@ -466,7 +469,6 @@ class OpenFolders:
 
 
 _OTHERS: Final = 0o007
-_ASSETS: Final = "boot/assets"  # operators put files there and set their permissions
 
 
 def build_restricted_modes(group: int | None = None) -> TreeModes:
@@ -489,10 +491,9 @@ def find_group_id(name: str) -> int:
                 f"--output-group {name}: this host has no group {name}; run getent group to list the groups"
             ) from None
     if os.geteuid() != 0 and found not in (os.getegid(), *os.getgroups()):
-        user = os.geteuid()
         raise UsageError(
-            f"--output-group {name}: the user {user} is not in that group, so gitboot may not give files to the group; "
-            f"run usermod --append --groups {name} USER, or set SupplementaryGroups={name} in the unit file"
+            f"--output-group {name}: the user {os.geteuid()} is not in that group, so gitboot may not give files to "
+            f"the group; run usermod --append --groups {name} USER, or set SupplementaryGroups={name} in the unit file"
         )
     return found
 
@@ -525,26 +526,19 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
             return
         for top in tops:
             for path, folders, files, fd in os.fwalk(top):
-                folders[:] = [name for name in folders if Path(path, name) != root / _ASSETS]
+                # operators put files into boot/assets, and set their permissions
+                folders[:] = [name for name in folders if Path(path, name) != root / "boot/assets"]
                 if Path(path) != top and _is_ours(os.fstat(fd)):
                     modes.apply_to(fd, modes.folder)
                 for name in files:
-                    _apply_file_modes(name, fd, modes)
+                    found = os.lstat(name, dir_fd=fd)
+                    if is_file(found) and _is_ours(found) and found.st_mode & 0o077:
+                        with open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder=fd) as file:
+                            modes.apply_to(file, modes.file)
         for folder in (*tops, *([root] if has_own_folder else [])):
             _apply_folder_modes(folder, modes, only_ours=True)
     except OSError as error:
         raise to_publish_error(root, error) from error
-
-
-def _apply_file_modes(name: str, folder: int, modes: TreeModes) -> None:
-    found = os.lstat(name, dir_fd=folder)
-    if not is_file(found) or not _is_ours(found) or not found.st_mode & 0o077:
-        return
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
-        modes.apply_to(fd, modes.file)
-    finally:
-        os.close(fd)
 
 
 def _is_ours(file_stat: os.stat_result) -> bool:

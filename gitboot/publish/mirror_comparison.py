@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
@@ -46,13 +46,10 @@ _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # the number of files that gitboot submits to the threads at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
-_UNPUBLISHED: Final = "the mirror serves a file that is not published"
-_OTHER_ARTIFACT: Final = "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
 _GONE: Final = (404, 410)
 _COMMENT: Final = sha256(b"#").hexdigest()  # of the body of a 404 (see gitboot.render.web_servers)
 _GRUB: Final = "grub.cfg"
 _SHIMS: Final = ("assets/loaders/shimx64.efi", "assets/loaders/shimaa64.efi")
-_LATER: Final = "the file is a version that is valid at another time"
 _EARLIER: Final = "an earlier publication had this file, and machines can still fetch it"
 
 
@@ -78,17 +75,16 @@ def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, Mir
         raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
     found = {}
     for path, listed in manifest.files.items():
-        if not path.startswith(BOOT):
-            continue
-        try:
-            modified = int((root / path).stat().st_mtime)
-        except FileNotFoundError:
-            continue  # a publication in progress has removed the file
-        version = FileVersion(None, listed.sha256, listed.size)
-        below = path.removeprefix(BOOT)
-        found[below] = MirrorFile(
-            path=below, right=(version,), versions=(version,), modified=modified, keeps_time=not as_target
-        )
+        if path.startswith(BOOT):
+            below, version = path.removeprefix(BOOT), FileVersion(None, listed.sha256, listed.size)
+            with suppress(FileNotFoundError):  # a publication in progress has removed the file
+                found[below] = MirrorFile(
+                    path=below,
+                    right=(version,),
+                    versions=(version,),
+                    modified=int((root / path).stat().st_mtime),
+                    keeps_time=not as_target,
+                )
     return found
 
 
@@ -141,8 +137,7 @@ def compare_files(
     if (now := look_again(bool(found))) is not None:
         changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
         found = [each for each in found if each.path not in changed]
-        changed |= now.keys() - files.keys()
-        newer = (now[path] for path in sorted(changed & now.keys()))
+        newer = [now[path] for path in sorted((changed | (now.keys() - files.keys())) & now.keys())]
         again = [file for file in newer if not file.is_evidence or mirror.reads(file.path)]
         found += [
             each.finding for _, each in _check_files(mirror, again, pool, lambda _: None) if each.finding is not None
@@ -241,13 +236,17 @@ class FolderMirror:
             else:
                 may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
             if not may_lie_there and not path.startswith(SIGNED):
-                yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
+                message = "the mirror serves a file that is not published"
+                yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
             elif (named := artifact_digest(path)) is not None:
                 answer = self.read(path)
                 if answer.trouble:
                     yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
                 elif answer.sha256 != named:
-                    yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=_OTHER_ARTIFACT)
+                    message = (
+                        "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
+                    )
+                    yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
 
 
 class WebMirror:
@@ -303,17 +302,16 @@ class WebMirror:
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
         stored, answer = self._fetch(path, MAX_TIMESTAMP_BYTES, "", {})
-        fault, remedy = MirrorFault.CACHED, "configure the cache to follow Cache-Control"
+        remedy = "configure the cache to follow Cache-Control"
         if answer.age_s > 0:
-            message = f"a cache stored this file {answer.age_s} s ago"
+            message = f"a cache stored this file {answer.age_s} s ago: {remedy}"
+            yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=message)
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
-            message = "a cache serves a different version of this file than the mirror behind the cache"
+            message = f"a cache serves a different version of this file than the mirror behind the cache: {remedy}"
+            yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=message)
         elif stored is not None and may_be_cached(answer.cache_control or ""):
-            fault, message = MirrorFault.CACHEABLE, "caches may store the list"
-            remedy = "configure the mirror to send Cache-Control: no-cache"
-        else:
-            return
-        yield MirrorFinding(path=path, fault=fault, message=f"{message}: {remedy}")
+            message = "caches may store the list: configure the mirror to send Cache-Control: no-cache"
+            yield MirrorFinding(path=path, fault=MirrorFault.CACHEABLE, message=message)
 
     def _fetch(
         self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
@@ -510,7 +508,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
         return CheckedFile(None, is_in_transition=file.right[0] is not None)
     present = [each for each in file.right if each is not None]
     if not present:
-        return CheckedFile(check_absence(file.path, answer, _LATER))
+        return CheckedFile(check_absence(file.path, answer, "the file is a version that is valid at another time"))
     version = next((each for each in present if each.sha256 == answer.sha256), present[0])
     if (found := next(_faults(file, version, answer), None)) is None:
         return CheckedFile(None, is_in_transition=version != file.right[0])
@@ -628,6 +626,12 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 
 
+def is_fetched_by_machines_only(path: str) -> bool:
+    """Return whether a GET of this path below boot/ may count as a fetch by a machine."""
+    kind = find_path_kind(BOOT + path)
+    return kind is not None and kind.role is not Role.OFFER
+
+
 def may_be_cached(cache_control: str) -> bool:
     """Return whether a cache may serve a stored copy without revalidation.
 
@@ -647,12 +651,6 @@ PRIVATE: Final = {
 SAMPLE_SIZE: Final = 100
 
 
-def is_fetched_by_machines_only(path: str) -> bool:
-    """Return whether a GET of this path below boot/ may count as a fetch by a machine."""
-    kind = find_path_kind(BOOT + path)
-    return kind is not None and kind.role is not Role.OFFER
-
-
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
     """Return paths below boot/ that an earlier publication may have left for the same machines.
 
@@ -667,11 +665,10 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
         name, _, identity = asked.identity.partition("/")
         identities.setdefault(name, set()).add(identity)
     may_be: set[str] = set()
-    for kind in TABLE:
-        if kind.needs_identity_only:
-            of_kind = sorted(identities.get(kind.kind, ()))
-            step = 1 if kind in used else max(1, len(of_kind) // SAMPLE_SIZE)
-            may_be.update(kind.build_path(identity).removeprefix(BOOT) for identity in of_kind[::step])
+    for kind in (each for each in TABLE if each.needs_identity_only):
+        of_kind = sorted(identities.get(kind.kind, ()))
+        step = 1 if kind in used else max(1, len(of_kind) // SAMPLE_SIZE)
+        may_be.update(kind.build_path(identity).removeprefix(BOOT) for identity in of_kind[::step])
     return tuple(sorted(may_be - known))
 
 

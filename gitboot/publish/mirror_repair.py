@@ -67,12 +67,11 @@ class MirrorStore:
     An instance may write to the mirror during a repair. Every method may raise `PublishError` and `HostUnreachable`.
     """
 
-    records: FileStore | None  # the store that contains the records of a target; None: the mirror is not a target
-
     def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
         """``name`` identifies the mirror in messages. ``below`` is the path of the folder that machines read."""
-        self.name, self.records = name, store
-        self._store, self._below = store, below
+        self.name, self._store, self._below = name, store, below
+        # the store that contains the records of a target; None: the mirror is not a target
+        self.records: FileStore | None = store
 
     def names(self) -> Collection[str]:
         return [path.removeprefix(self._below) for path in self._store.names(self._below)]
@@ -109,8 +108,7 @@ class FolderStore(MirrorStore):
         above = folder.resolve().parent
         may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
         is_boot = folder.resolve() == above / BOOT
-        self._above = TargetFolder(above) if is_boot and may_have_records else None
-        self.records = self._above
+        self.records = self._above = TargetFolder(above) if is_boot and may_have_records else None
 
     def close(self) -> None:
         self._files.close()
@@ -276,12 +274,13 @@ class _Attempt:
             store.remove_each(some)
         if different or gone:
             self._check()  # the files that were written last may be outdated
-        extra = (path for path in names & chosen if path not in files and path not in gone)
-        left = tuple(sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path)))
+        extra = (names & chosen).difference(files, gone)
         return RepairReport(
             files=len(wanted),
             repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
-            extra_paths=left,
+            extra_paths=tuple(
+                sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path))
+            ),
         )
 
     def _check(self) -> None:
@@ -401,8 +400,9 @@ class MirrorRecords:
         self._copied = found.content if found is not None and copied is not None else None
         if copied is not None:
             if copied.stamp.ledger != self._ledger:
-                belongs = f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to {self._ledger}"
-                raise ForeignTree(f"{belongs} ({_HINT})")
+                raise ForeignTree(
+                    f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to {self._ledger} ({_HINT})"
+                )
             return False
         if (held := self._target.observe(_HINT)) is None:
             return False
@@ -416,10 +416,10 @@ class MirrorRecords:
 
     def is_as_observed(self) -> bool:
         """Return whether no process has started or finished a write since `observe`."""
-        if self._copied is not None:
-            found = self._store.get(HEAD)
-            return found is not None and found.content == self._copied
-        return self._target.is_as_observed()
+        if self._copied is None:
+            return self._target.is_as_observed()
+        found = self._store.get(HEAD)
+        return found is not None and found.content == self._copied
 
 
 def _tree_head(data: bytes) -> Head | None:
@@ -433,7 +433,6 @@ PROGRAM: Final = "gitboot-mirror.py"
 KEY: Final = "root.pub"
 _NAME: Final = "gitboot-mirror"
 _INSTALLED: Final = f"/usr/local/lib/{_NAME}"  # the folder where the operator installs the program and the key
-_PLAIN: Final = re.compile(r"[A-Za-z0-9@:/._=+-]+")
 _SERVICE: Final = """\
 # Copies boot files to this mirror, verifies them, and ends maintenance windows on time. The timer starts it.
 [Unit]
@@ -524,7 +523,7 @@ def _quote_word(text: str) -> str:
 
     In a command line, the caller must also replace `$` by `$$`: systemd.service(5).
     """
-    if _PLAIN.fullmatch(text):
+    if re.fullmatch(r"[A-Za-z0-9@:/._=+-]+", text):
         return text
     if not text.isprintable():
         raise UsageError(f"{text!r} contains characters that are not allowed in a unit file")

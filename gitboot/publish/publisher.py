@@ -483,9 +483,7 @@ def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
         since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
-    if not since:
-        return {}
-    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)}
+    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)} if since else {}
     return {
         batch_path(at): encode_canonical(sorted(path for path, each in retired.items() if each == at))
         for at in sorted(since)

@@ -228,11 +228,10 @@ class _Decision:
             self._check_shared(wanted.changed_shared_files)
 
     def _check_server(self, server: str, files: Files, digest: str | None) -> None:
-        path = state_path(server)
-        now = files[path].sha256
+        now = files[state_path(server)].sha256
         self.changes.checked_files += len(files)
         self.changes.content[server] = tuple(filter(is_content, files))
-        self._identities[server] = parse_outline(files[path].content).identities
+        self._identities[server] = parse_outline(files[state_path(server)].content).identities
         if now != digest:
             self.changes.digests[server] = now
         if self._publication.complete and now == digest:
@@ -241,9 +240,9 @@ class _Decision:
             self._suspects |= differing
             return
         self._suspects |= files
-        indexed = self._note_before(server, digest)
-        if now == digest:  # the caller requested a complete check of this server
-            indexed = frozenset()
+        before = self._note_before(server, digest)
+        # if the digests are equal, the caller requested a complete check of this server
+        indexed = before if now != digest else frozenset()
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
@@ -642,8 +641,8 @@ def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) ->
 def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
     """Return the next time at which the content of a path with windows changes."""
     with_windows = (turns for turns in state.paths.values() if any(turn.in_window for turn in turns))
-    times = (turn.since for turns in with_windows for turn in turns)
-    return min((since for since in times if since is not None and since > at), default=None)
+    times = (turn.since for turns in with_windows for turn in turns if turn.since is not None)
+    return min((since for since in times if since > at), default=None)
 
 
 def _replace_files(

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from msgspec import structs
+
 from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.files import lock_file, open_lock
@@ -289,16 +291,17 @@ class RsyncStore:
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
         command += [each if each is not None else self._place() for each in arguments]
         environment = {name: os.environ[name] for name in ("HOME", "PATH", "USER", "LOGNAME") if name in os.environ}
-        environment["LC_ALL"] = "C"
-        if self._password is not None:
-            environment["RSYNC_PASSWORD"] = self._password[1]
-        given = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        environment |= {"LC_ALL": "C", **({"RSYNC_PASSWORD": self._password[1]} if self._password is not None else {})}
         with self._lock_folder() as lock:
             # If rsync still runs after the end of this process, it must keep the lock, because it could overwrite files
             # that the next process sends.
             try:
                 done = run_with_input(
-                    command, input_data=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,)
+                    command,
+                    input_data=b"".join(os.fsencode(path) + b"\0" for path in paths),
+                    environment=environment,
+                    patience_s=_COPY_S,
+                    pass_fds=(lock,),
                 )
             except FileNotFoundError:
                 raise PublishError(f"{address.name}: rsync is missing on this host (install it)") from None
@@ -316,34 +319,21 @@ class RsyncStore:
         if "change_dir" in words and "No such file" in words:
             words += " (create the folder)"
         words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
-        if process.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words):
-            return PublishError(f"{self._address.name}: {words}")
-        return HostUnreachable(f"{self._address.name}: {words}")
+        needs_a_person = process.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words)
+        return (PublishError if needs_a_person else HostUnreachable)(f"{self._address.name}: {words}")
 
     def _place(self) -> str:
-        address = self._address
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        user = self._password[0] if self._password is not None else address.user
-        at = f"{user}@{host}" if user else host
-        if address.is_daemon:
-            return f"rsync://{at}{f':{address.port}' if address.port is not None else ''}{address.path}/"
-        return f"{at}:{address.path}/"
+        address = self._address if self._password is None else structs.replace(self._address, user=self._password[0])
+        return f"{address.name}/" if address.is_daemon else f"{address.place}:{address.path}/"
 
     def _shell(self) -> str:
         """Return the ssh command, quoted as rsync(1) expects it for --rsh. ssh accepts only known host keys."""
         address = self._address
         options = ["ssh", "-F", "none", "-T", "-x", "-i", str(address.ssh_key)]
         options += ["-p", str(address.port)] if address.port is not None else []
-        for option in (
-            "BatchMode=yes",
-            "IdentitiesOnly=yes",
-            "StrictHostKeyChecking=yes",
-            f'UserKnownHostsFile="{address.known_hosts}"',
-            "GlobalKnownHostsFile=none",
-            f"ConnectTimeout={_CONNECT_S}",
-            f"ServerAliveInterval={_SILENCE_S // 4}",
-        ):
-            options += ["-o", option]
+        options += ["-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=yes"]
+        options += ["-o", f'UserKnownHostsFile="{address.known_hosts}"', "-o", "GlobalKnownHostsFile=none"]
+        options += ["-o", f"ConnectTimeout={_CONNECT_S}", "-o", f"ServerAliveInterval={_SILENCE_S // 4}"]
         return " ".join("'" + each.replace("'", "''") + "'" for each in options)
 
     @contextmanager

@@ -92,11 +92,12 @@ def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Ite
     """
     units = {server: unit for shard in shards for server, unit in shard.items()}
     doubted = frozenset(unlisted_paths)
-    is_known = head.gitboot == gitboot
     return Holding(
         head=head,
         states={
-            server: unit.state for server, unit in units.items() if is_known and doubted.isdisjoint(unit.files.keys())
+            server: unit.state
+            for server, unit in units.items()
+            if head.gitboot == gitboot and doubted.isdisjoint(unit.files.keys())
         },
         servers=frozenset(units),
         withheld=frozenset(server for server, unit in units.items() if unit.withheld),
@@ -104,43 +105,35 @@ def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Ite
     )
 
 
-_parse_head: Final = build_json_decoder(TargetHead)
-_parse_units: Final = build_json_decoder(dict[str, ServerFiles])
-_parse_unlisted: Final = build_json_decoder(frozenset[_Path])
+def _build_parser(kind: type[_T], fault: str) -> Callable[[bytes], _T]:
+    """Return a function that parses a record of a target. The function raises ValueError with the text ``fault``."""
+    decode = build_json_decoder(kind)
+
+    def parse(data: bytes) -> _T:
+        try:
+            return decode(data)
+        except (RecursionError, ValueError) as error:
+            raise ValueError(fault) from error
+
+    return parse
+
+
+parse_head: Final = _build_parser(TargetHead, "the file is not the head of a target in format 1")
+parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a shard of a target")
+# parses the list of the files at a target that are in no shard
+parse_unlisted: Final = _build_parser(frozenset[_Path], "not a list of paths")
 
 
 def render_head(head: TargetHead) -> bytes:
     return encode_canonical(msgspec.to_builtins(head)) + b"\n"
 
 
-def parse_head(data: bytes) -> TargetHead:
-    """Parse the head of a target. Raises ValueError."""
-    return _parse_or_explain(_parse_head, data, "the file is not the head of a target in format 1")
-
-
 def render_units(shard: Shard) -> bytes:
     return encode_canonical(msgspec.to_builtins(shard)) + b"\n"
 
 
-def parse_units(data: bytes) -> dict[str, ServerFiles]:
-    """Parse a shard of a target. Raises ValueError."""
-    return _parse_or_explain(_parse_units, data, "the file is not a shard of a target")
-
-
 def render_unlisted(paths: Iterable[str]) -> bytes:
     return encode_canonical(sorted(paths)) + b"\n"
-
-
-def parse_unlisted(data: bytes) -> frozenset[str]:
-    """Parse the list of the files at a target that are in no shard. Raises ValueError."""
-    return _parse_or_explain(_parse_unlisted, data, "not a list of paths")
-
-
-def _parse_or_explain(parse: Callable[[bytes], _T], data: bytes, fault: str) -> _T:
-    try:
-        return parse(data)
-    except (RecursionError, ValueError) as error:
-        raise ValueError(fault) from error
 
 
 ReadShard = Callable[[str], Shard]  # by number; empty if there is no such shard
@@ -257,8 +250,8 @@ class FollowedTree:
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
         if head.shared is not None:
-            listing = parse_listing(self._read_part(SHARED_LISTING, head.shared))
-            listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
+            listed = parse_listing(self._read_part(SHARED_LISTING, head.shared)).items()
+            listing = {path: each for path, each in listed if path.startswith(BOOT)}
             self._shared = {path: each.sha256 for path, each in listing.items()}
             states[SHARED] = compute_digest(render_listing(listing))
         if self._list:
@@ -393,8 +386,14 @@ def plan_next_step(
         for unit in shard.values()
         for path in unit.files.keys() & given_up
     }
-    stay = stand - taken_over
-    of_others = _list_files_of_servers(going.intersection(changed[most:]), {**shards}, read_shard)
+    waiting = going.intersection(changed[most:])
+    of_others = {
+        path
+        for number in sorted({find_shard_number(server) for server in waiting})
+        for server, unit in (shards[number] if number in shards else read_shard(number)).items()
+        if server in waiting
+        for path in unit.files
+    }
     placed = {
         path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in holding.unlisted
     }
@@ -416,7 +415,7 @@ def plan_next_step(
         shards=rendered,
         units=units,
         doubtful=holding.unlisted | placed.keys() | gone,
-        unlisted=frozenset(stay),
+        unlisted=frozenset(stand - taken_over),
     )
 
 
@@ -426,19 +425,15 @@ def find_outdated_servers(glance: TreeSummary, holding: Holding) -> set[str]:
     return differing | (holding.servers - glance.states.keys())
 
 
-def _list_files_of_servers(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
-    numbers = {find_shard_number(server) for server in servers}
-    found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
-    return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
-
-
 def apply_step(holding: Holding, step: TargetStep) -> Holding:
     """Return the target's content after a step."""
     there = {server: unit for server, unit in step.units.items() if unit is not None}
-    others = {server: state for server, state in holding.states.items() if server not in step.units}
     return Holding(
         head=step.head,
-        states={**others, **{server: unit.state for server, unit in there.items()}},
+        states={
+            **{server: state for server, state in holding.states.items() if server not in step.units},
+            **{server: unit.state for server, unit in there.items()},
+        },
         servers=(holding.servers - step.units.keys()) | there.keys(),
         withheld=(holding.withheld - step.units.keys()) | {server for server, unit in there.items() if unit.withheld},
         unlisted=step.unlisted,
@@ -476,8 +471,7 @@ class StoreTarget:
         store = self._open()
         head = self._claim(store)
         found = self._read_holding(store, head, store.get(UNLISTED))
-        kept = set(map(_shard_path, head.shards.values()))
-        store.remove(path for path in store.names(_SHARDS) if path not in kept)
+        store.remove(sorted({*store.names(_SHARDS)}.difference(map(_shard_path, head.shards.values()))))
         return found
 
     def observe(self, hint: str) -> Holding | None:
@@ -504,8 +498,8 @@ class StoreTarget:
         found: dict[str, StoredFile | None] = {}
         self._open().get_each((HEAD, UNLISTED), found.__setitem__)
         return all(
-            (before and before.content) == (now and now.content)
-            for before, now in ((self._last_head, found[HEAD]), (self._last_unlisted, found[UNLISTED]))
+            (before and before.content) == (found[path] and found[path].content)
+            for path, before in ((HEAD, self._last_head), (UNLISTED, self._last_unlisted))
         )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
@@ -546,8 +540,7 @@ class StoreTarget:
         self._write_head(store, step.head)
         if step.unlisted != step.doubtful:
             store.replace(UNLISTED, render_unlisted(step.unlisted))
-        kept = set(step.head.shards.values())
-        store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
+        store.remove(map(_shard_path, sorted({*before.head.shards.values()}.difference(step.head.shards.values()))))
 
     def _claim(self, store: FileStore) -> TargetHead:
         """Record in the head that this process is the writer, and return the head. If there is no head, create one."""
