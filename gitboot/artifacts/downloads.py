@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Event
-from typing import IO, Any, Final, Protocol, cast
+from typing import IO, Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
@@ -160,9 +160,8 @@ def _open_content(
             is_part = answer.status == 206
             first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
             if is_part and _parse_number(first) != offset:
-                given = first or "none"
                 raise HostUnreachable(
-                    f"gitboot requested the file from byte {offset}, but the server returned it from {given}"
+                    f"gitboot requested the file from byte {offset}, but the server returned it from {first or 'none'}"
                 )
             yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, CHUNK), b""))
             return
@@ -179,11 +178,8 @@ def _read_size(answer: AnswerStream) -> int | None:
 
 
 def _parse_number(text: str | None) -> int | None:
-    is_number = text is not None and text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS
-    return int(text) if text is not None and is_number else None
-
-
-_MOST_DIGITS: Final = 18  # a limit, because int rejects a text with thousands of digits
+    # The length has a limit, because int rejects a text with thousands of digits.
+    return int(text) if text is not None and re.fullmatch("[0-9]{1,18}", text) else None
 
 
 # Local folders
@@ -352,8 +348,9 @@ def _mirror(
     except (ArtifactMissing, HostUnreachable, UsageError, _ContentMismatch) as error:
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
     except OSError as error:
-        message = f"{target}: {error.strerror}"
-        return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=message)
+        return MirroredArtifact(
+            path=path, source=source, outcome=Mirroring.FAILED, message=f"{target}: {error.strerror}"
+        )
     return MirroredArtifact(path=path, source=source, outcome=Mirroring.FETCHED)
 
 
@@ -479,7 +476,7 @@ def read_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[b
             if name.endswith((".tar.gz", ".tgz")):
                 chunks = _decompress(chunks, _Gzip)
             elif name.endswith((".tar.xz", ".txz")):
-                chunks = _decompress(chunks, _new_xz)
+                chunks = _decompress(chunks, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
             yield from _read_tar(_Unpacked(chunks), path)
     except _Refused as error:
         raise ArtifactMissing(f"{archive}: {error}") from None
@@ -496,18 +493,6 @@ _DAMAGE: Final = (
 
 class _Refused(Exception):
     """gitboot refuses to unpack an archive. The message states why, without the URL of the archive."""
-
-
-class _Decompressor(Protocol):
-    """The methods and properties of lzma.LZMADecompressor that gitboot uses."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
 class _Gzip:
@@ -531,11 +516,7 @@ class _Gzip:
         return found
 
 
-def _new_xz() -> _Decompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
-
-
-def _decompress(chunks: Iterator[bytes], new: Callable[[], _Decompressor]) -> Iterator[bytes]:
+def _decompress(chunks: Iterator[bytes], new: Callable[[], _Gzip | lzma.LZMADecompressor]) -> Iterator[bytes]:
     """Yield the decompressed bytes of one or more compressed streams. There may be zeros between the streams."""
     packed = unpacked = 0
     decompressor, is_new = new(), True
@@ -659,9 +640,9 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
             found = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
             if found is None:
                 raise _Refused(f"the archive does not contain the file {path}")
-            mode = found.external_attr >> 16
-            is_stored = found.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-            if found.is_dir() or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)) or found.flag_bits & 1 or not is_stored:
+            is_file = not found.is_dir() and stat.S_IFMT(found.external_attr >> 16) in (0, stat.S_IFREG)
+            is_stored = found.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not found.flag_bits & 1
+            if not is_file or not is_stored:
                 raise _Refused(
                     f"{path} in the archive is not a regular file, or its encryption or compression is unsupported"
                 )

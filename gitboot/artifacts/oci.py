@@ -148,9 +148,8 @@ class Registries:
     def _request_token(self, at: str, reference: OciReference, challenge: Mapping[str, str], own: str | None) -> str:
         realm = challenge.get("realm", "")
         _check_realm(realm, at)
-        query = {"scope": f"repository:{reference.repository}:pull"}
-        if "service" in challenge:
-            query["service"] = challenge["service"]
+        service = {"service": challenge["service"]} if "service" in challenge else {}
+        query = {"scope": f"repository:{reference.repository}:pull", **service}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
         try:
             answer = self._client.request_json(
@@ -420,8 +419,12 @@ class OciReference(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"{text!r} is not an image in a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
             )
-        digest = Digest(found["digest"]) if found["digest"] is not None else None
-        return cls(host=found["host"], repository=found["repository"], tag=found["tag"], digest=digest)
+        return cls(
+            host=found["host"],
+            repository=found["repository"],
+            tag=found["tag"],
+            digest=Digest(found["digest"]) if found["digest"] is not None else None,
+        )
 
     def at(self, digest: Digest) -> OciReference:
         return structs.replace(self, tag=None, digest=digest)
@@ -435,9 +438,6 @@ class OciReference(Struct, frozen=True, kw_only=True):
         tag = f":{self.tag}" if self.tag is not None else ""
         digest = f"@sha256:{self.digest}" if self.digest is not None else ""
         return f"oci://{self.host}/{self.repository}{tag}{digest}"
-
-
-_PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?")
 
 
 class AllowedRegistry(Struct, frozen=True, kw_only=True):
@@ -456,13 +456,16 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
 
         Raises `UsageError`.
         """
-        found = _PATTERN.fullmatch(text)
+        found = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?", text)
         if found is None or "@" in found["host"]:
             raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY, with * for any characters")
         if set(found["host"]) <= set("*?."):
             raise UsageError(f"{text!r} would allow any registry: name the host or its domain")
-        scheme = (found["scheme"] or "https://").removesuffix("://")
-        return cls(scheme=scheme, host=found["host"].lower(), repository=found["repository"] or "*")
+        return cls(
+            scheme=(found["scheme"] or "https://").removesuffix("://"),
+            host=found["host"].lower(),
+            repository=found["repository"] or "*",
+        )
 
     def allows(self, reference: OciReference) -> bool:
         # gitboot matches host and repository separately, so that a * in the host cannot match a part of the repository.
@@ -503,9 +506,8 @@ def resolve(
             raise UsageError(f"{reference} is a single manifest without an architecture: add --architecture")
         architectures = {only: _artifacts(found.layers, reference)}
     else:
-        manifests = choose_manifests(found.manifests or (), cname, str(reference))
         architectures = {}
-        for each, manifest in manifests.items():
+        for each, manifest in choose_manifests(found.manifests or (), cname, str(reference)).items():
             if architecture in (None, each):
                 at = reference.at(manifest.sha256)
                 architectures[each] = _artifacts(parse_manifest(registries.manifest(at)[1], str(at)).layers or (), at)
@@ -533,12 +535,12 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
     @cache
     def hint(image: str) -> str:
         try:
-            lines = []
-            for architecture, artifacts in resolve(OciReference.parse(image), registries).architectures.items():
-                for role, artifact in artifacts.items():
-                    urls = [each["url"] for each in artifact] if isinstance(artifact, list) else [artifact["url"]]
-                    lines.append(f"{architecture}.{role} is {', '.join(urls)}")
-            return "; ".join(lines)
+            return "; ".join(
+                f"{architecture}.{role} is "
+                + ", ".join(each["url"] for each in (artifact if isinstance(artifact, list) else [artifact]))
+                for architecture, artifacts in resolve(OciReference.parse(image), registries).architectures.items()
+                for role, artifact in artifacts.items()
+            )
         except (HostUnreachable, OperatorError) as error:
             return (
                 f"`gitboot artifacts resolve {quote_words(image)}` prints the fields to write; lookup failed: {error}"

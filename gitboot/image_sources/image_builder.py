@@ -77,8 +77,7 @@ class ReleaseFinder(NamedTuple):
         self, source: ImageSource, release: Release, architectures: Collection[Architecture]
     ) -> ReleaseFiles:
         """Return the files of a release for these architectures, or for all architectures if the list is empty."""
-        options = {"registries": self.registries}
-        return describe_release(source, release, architectures, self.fetcher, self.keys, **options)
+        return describe_release(source, release, architectures, self.fetcher, self.keys, registries=self.registries)
 
 
 class BuiltFile(Struct, frozen=True, kw_only=True):
@@ -130,7 +129,7 @@ def build_image(
     `AssetError` if gitboot cannot store a download.
     """
     release = release_files.release
-    if not _VERSION.fullmatch(release.version):
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
         cause = f"the version {quote_value(release.version)} has characters that gitboot does not accept"
         raise MalformedIndex(
             release.index_url, cause, "a version may contain only letters, digits, and the characters . _ + ~ : -"
@@ -157,9 +156,6 @@ def build_image(
             for at, file, facts in draft.list_files()
         ),
     )
-
-
-_VERSION: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}")
 
 
 # Downloads
@@ -246,12 +242,10 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
         return _Facts(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
     most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     with _convert_errors(file.url):
-        if (member := split_member_url(file.url)) is None:
-            facts = downloads.measure(file.url, most_bytes)
-        else:
+        if (member := split_member_url(file.url)) is not None:
             archive = downloads.measure(member[0], LARGEST_ARTIFACT)
             _check_digests(member[0], archive, file.archive_sha256, file.archive_sha512, file.digest_url)
-            facts = downloads.measure(file.url, most_bytes)
+        facts = downloads.measure(file.url, most_bytes)
     _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
         raise IncompleteRelease(file.url, f"the file has {facts.size} bytes, but the index states {file.size}", _REPORT)
@@ -400,8 +394,9 @@ class _Document:
             else:
                 fields[str(file.role)] = artifact
         for architecture, checksums in self._files.checksums.items():
-            given = {field: value for field, value in to_yaml_value(checksums).items() if value is not False}
-            architectures.setdefault(str(architecture), {})["checksums"] = given
+            architectures.setdefault(str(architecture), {})["checksums"] = {
+                field: value for field, value in to_yaml_value(checksums).items() if value is not False
+            }
         default = ImageSettings()
         chosen = {
             "userData": (settings.user_data, default.user_data),

@@ -151,12 +151,11 @@ MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
 MAX_LIST_BYTES: Final = 8 << 20  # the maximum size of a digest list
 _MOST_ENTRIES: Final = 10_000
 _PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
-_LETTERS: Final = re.compile(r"[a-z]+")
 
 
 def is_prerelease(version: str) -> bool:
     """Return whether a version names a prerelease, such as 1.12.0-beta.0 or 3.25.0_rc1."""
-    return not _PRERELEASE.isdisjoint(_LETTERS.findall(version.lower()))
+    return not _PRERELEASE.isdisjoint(re.findall("[a-z]+", version.lower()))
 
 
 _VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.+~_-]{0,63}")
@@ -201,10 +200,8 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
 def find_listed(digests: Mapping[str, ListedDigest], file_url: str) -> ListedDigest | None:
     """Return the digests of the file at a URL. If the URL ends with several listed names, the longest name applies."""
     names = unquote(urlsplit(file_url).path).split("/")
-    for first in range(len(names)):
-        if (found := digests.get("/".join(names[first:]))) is not None:
-            return found
-    return None
+    endings = ("/".join(names[first:]) for first in range(len(names)))
+    return next((digests[each] for each in endings if each in digests), None)
 
 
 # JSON
@@ -461,7 +458,7 @@ def parse_time(text: str | None) -> datetime | None:
 
     A time without a UTC offset counts as UTC.
     """
-    if not text or len(text) > _LONGEST_TIME:
+    if not text or len(text) > 40:
         return None
     try:
         found = datetime.fromisoformat(text.strip().replace(" +", "+").replace(" Z", "Z"))
@@ -470,19 +467,14 @@ def parse_time(text: str | None) -> datetime | None:
         return None
 
 
-_LONGEST_TIME: Final = 40
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_MOST_BYTES: Final = 1 << 50
-
-
 def _read_sha256(text: str, url: str) -> Digest:
-    if not _SHA256.fullmatch(text):
+    if not re.fullmatch("[0-9a-f]{64}", text):
         raise _malformed(url, f"{_quote(text)} is not a SHA-256 digest")
     return Digest(text)
 
 
 def _read_size(size: int | None) -> int | None:
-    return size if size is not None and 0 <= size < _MOST_BYTES else None
+    return size if size is not None and 0 <= size < 1 << 50 else None
 
 
 def _read_url(text: str, url: str) -> str:
@@ -502,10 +494,7 @@ def _read_url(text: str, url: str) -> str:
 
 
 def _quote(text: str) -> str:
-    return f'"{printable(text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…")}"'
-
-
-_LONGEST_QUOTE: Final = 120
+    return f'"{printable(text if len(text) <= 120 else f"{text[:120]}…")}"'
 
 
 def _malformed(url: str, cause: str) -> MalformedIndex:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -141,28 +141,24 @@ def list_followed_streams(
         stream, follow = following[name], following[name].spec.follow
         assert follow is not None  # noqa: S101 - `following` has only such streams
         source = find_source(follow.source)
-        channel = follow.channel or next(iter(source.spec.channels), None)
-        others = (other for other in repository.streams.values() if other is not stream)
-        used = frozenset(image for each in others for image in _list_images(each))
+        others = [other.spec for other in repository.streams.values() if other is not stream]
         found.append(
             FollowedStream(
                 name=name,
                 stream=stream,
                 follow=follow,
                 source=source,
-                channel=channel,
+                channel=follow.channel or next(iter(source.spec.channels), None),
                 current=repository.images[stream.spec.current],
                 images=repository.images,
-                used=used,
+                used=frozenset(
+                    image
+                    for each in others
+                    for image in (each.current, *([each.rollout.image] if each.rollout is not None else []))
+                ),
             )
         )
     return tuple(found)
-
-
-def _list_images(stream: ImageStream) -> Iterable[str]:
-    yield stream.spec.current
-    if stream.spec.rollout is not None:
-        yield stream.spec.rollout.image
 
 
 # The choice of a release
@@ -201,12 +197,12 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     newest, in_fleet = releases[-1], followed.find_fleet_images()
     latest = max(in_fleet.values(), key=lambda image: _release_key(image.spec.version), default=None)
     if latest is not None and _release_key(newest.version) < _release_key(latest.spec.version):
-        cause = (
+        raise StaleIndex(
+            newest.index_url,
             f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} of the fleet has "
-            f"the newer version {latest.spec.version}"
+            f"the newer version {latest.spec.version}",
+            f"try again later. If that image belongs to another channel, set its annotation {CHANNEL}",
         )
-        hint = f"try again later. If that image belongs to another channel, set its annotation {CHANNEL}"
-        raise StaleIndex(newest.index_url, cause, hint)
     # An image that another stream with the same source uses does not block this stream: it may follow.
     own = [
         image.spec.version
@@ -275,10 +271,10 @@ def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> Ima
         kernel_arguments=spec.kernel_arguments,
     )
     channel = current.metadata.annotations.get(CHANNEL, followed.channel)
-    is_of_source = is_from_source(current, followed.follow.source, channel)
-    if not is_of_source or own == describe_settings(followed.source, spec.version, channel):
-        return from_source
-    return own
+    is_own = is_from_source(current, followed.follow.source, channel) and own != describe_settings(
+        followed.source, spec.version, channel
+    )
+    return own if is_own else from_source
 
 
 def check_provenance(followed: FollowedStream, image: BootImage) -> None:
@@ -292,10 +288,11 @@ def check_provenance(followed: FollowedStream, image: BootImage) -> None:
         if file.provenance is None or file.provenance.digest is not DigestOrigin.SIGNED
     ]
     if weak:
-        cause = (
-            f"ImageStream/{followed.name} requires signed files, but these files are not signed: {format_names(weak)}"
+        raise UntrustedRelease(
+            image.metadata.name,
+            f"ImageStream/{followed.name} requires signed files, but these files are not signed: {format_names(weak)}",
+            "use a source whose vendor signs its files",
         )
-        raise UntrustedRelease(image.metadata.name, cause, "use a source whose vendor signs its files")
 
 
 def build_files(
@@ -315,10 +312,7 @@ def build_files(
             f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: "
             "remove the empty spec.rollout"
         ) from None
-    files = {origin.path: changed}
-    if built is not None:
-        files[f"images/{built.name}.yaml"] = built.text.encode()
-    return files
+    return {origin.path: changed, **({f"images/{built.name}.yaml": built.text.encode()} if built is not None else {})}
 
 
 def format_message(followed: FollowedStream, release: Release, built: BuiltImage | None) -> tuple[str, str]:
@@ -486,13 +480,14 @@ class StreamUpdater:
     def _build(self, followed: FollowedStream, release: Release) -> BuiltImage:
         files = self._sources.describe_release(followed.source, release, followed.architectures)
         settings, labels = choose_settings(followed, files.settings), followed.current.metadata.labels
-        name = find_image_name(release.source, release.version)
-        data = (files, settings, labels)
+        name, data = find_image_name(release.source, release.version), (files, settings, labels)
         if name not in self._built:
-            built = build_image(
-                files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
+            self._built[name] = (
+                data,
+                build_image(
+                    files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
+                ),
             )
-            self._built[name] = data, built
         other, built = self._built[name]
         if other != data:
             raise UsageError(
