@@ -67,11 +67,10 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
 
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
-    found = {**files}
     # Without a token in the path, the one-time boot and its fallback fetch user data from the same paths. At these
     # paths, a copy contains the user data of the fallback.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
-    found |= data
+    found = {**files, **data}
     can_ask = all(files[path] == file for path, file in data.items())
     for path in files:
         kind = paths.find_path_kind(path)
@@ -86,8 +85,7 @@ def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files
 
 
 def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, policy_files: Files) -> dict[str, File]:
-    is_late = decision.copies.late_ends
-    boot = plan.boot
+    is_late, boot = decision.copies.late_ends, plan.boot
     finds_data = boot is not None and boot.user_data is not None and boot.may_ask_by_identity
     found: dict[str, File] = {}
     data = {
@@ -103,17 +101,13 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
                 own_file if own_file is not None and (policy_file is None or (finds_data and is_late)) else policy_file
             )
         elif kind is not None and (kind.role is Role.PREVIEW or kind is paths.HTTP_BOOT):
+            # the boot script of the loader queries the endpoint
             names_loader = kind is paths.HTTP_BOOT and boot is not None and boot.http_boot is HttpBoot.LOADER
-            chosen = (
-                own_file if is_late or (names_loader and own_file is not None) else policy_file
-            )  # the boot script of the loader queries the endpoint
+            chosen = own_file if is_late or (names_loader and own_file is not None) else policy_file
         elif kind is not None and kind.role is Role.BOOT_SCRIPT and own_file != policy_file:
-            can_ask = not (finds_data and data) and own_file is not None and policy_file is not None
-            asking_script = (
-                _render_asking_script(decision, kind, path, policy_file)
-                if can_ask and policy_file and _can_ask_endpoint(decision, kind)
-                else None
-            )
+            asking_script = None
+            if own_file and policy_file and not (finds_data and data) and _can_ask_endpoint(decision, kind):
+                asking_script = _render_asking_script(decision, kind, path, policy_file)
             chosen = asking_script or (own_file if is_late else policy_file)
         if chosen is not None:
             found[path] = chosen

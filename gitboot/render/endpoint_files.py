@@ -151,9 +151,9 @@ def _encode_version(version: PathVersion) -> dict[str, Any]:
     if version.in_window:
         facts["inWindow"] = True
     if version.writes is not None:
-        writes = version.writes._asdict()
-        in_copies = {"inCopies": True} if writes.pop("in_copies") else {}
-        facts["writes"] = {**writes, "needs": list(map(list, version.writes.needs)), **in_copies}
+        facts["writes"] = {**version.writes._asdict(), "needs": list(map(list, version.writes.needs))}
+        if facts["writes"].pop("in_copies"):
+            facts["writes"]["inCopies"] = True
     return facts
 
 
@@ -401,8 +401,10 @@ def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[
 
 def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
     """Return the listing of the boot files that do not belong to a server."""
-    lasting = {path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)}
-    return Listing(server=None, files=lasting)
+    return Listing(
+        server=None,
+        files={path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)},
+    )
 
 
 def render_listing(listing: Listing) -> bytes:

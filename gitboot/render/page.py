@@ -66,7 +66,16 @@ def render_server_data(
         **{key: value for key, value in summary.items() if key != "server"},
         "name": summary["server"],
         "bmc": {"address": bmc.address, "system": bmc.system} if bmc is not None else None,
-        "later": [_build_change(since, plan) for since, plan in list_plan_changes(now, later)],
+        "later": [
+            {
+                "from": format_instant(since),
+                "phase": plan.phase if plan else None,
+                "image": plan.boot.image if plan and plan.boot else None,
+                "by": (plan.maintenance or plan.policy) if plan else None,
+                "cause": plan.cause if plan else None,
+            }
+            for since, plan in list_plan_changes(now, later)
+        ],
         "shard": page_shard(summary["server"]),
         "lines": source.lines if source is not None else None,
         "document": document,
@@ -126,16 +135,6 @@ def _comparable_boot(plan: BootPlan | None) -> tuple[object, ...]:
     return (plan.phase, plan.maintenance, plan.boot) if plan is not None else ()
 
 
-def _build_change(since: datetime, plan: BootPlan | None) -> dict[str, Any]:
-    return {
-        "from": format_instant(since),
-        "phase": plan.phase if plan else None,
-        "image": plan.boot.image if plan and plan.boot else None,
-        "by": (plan.maintenance or plan.policy) if plan else None,
-        "cause": plan.cause if plan else None,
-    }
-
-
 Members = Mapping[str, frozenset[SystemUuid]]  # the machines with a record, by shard, without empty shards
 
 
@@ -169,15 +168,17 @@ def render_record_files(
     """
     shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
     return FileUpdates(
-        files={_build_path(each): _render_file(members[each], record) for each in shards if each in members},
+        files={
+            _build_path(shard): File(
+                encode_records({uuid: found for uuid in members[shard] if (found := record(uuid)) is not None}),
+                ContentType.JSON,
+            )
+            for shard in shards
+            if shard in members
+        },
         removed=frozenset(_build_path(each) for each in shards if each not in members),
         is_whole=changed is None,
     )
-
-
-def _render_file(machines: Iterable[SystemUuid], record: Callable[[SystemUuid], Record | None]) -> File:
-    known = {uuid: found for uuid in machines if (found := record(uuid)) is not None}
-    return File(encode_records(known), ContentType.JSON)
 
 
 def _build_path(shard: str) -> str:

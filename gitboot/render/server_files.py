@@ -113,7 +113,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
     @property
     def transition(self) -> datetime | None:
         """The next instant at which the plan changes by itself or gitboot must render the server again."""
-        dues = (self.later[0][0] if self.later else None, self.refresh_at)
+        dues = (*(since for since, _ in self.later[:1]), self.refresh_at)
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -134,9 +134,9 @@ class ServerState(Struct, frozen=True, kw_only=True):
     @property
     def tokens(self) -> frozenset[Digest]:
         """The tokens with which the machine fetches user data and sends reports, for its current and later plans."""
-        plans = (self.plan, *(planned for _, planned in self.later))
-        here = [(planned.token, planned.data) for planned in plans if planned is not None]
-        return frozenset(token for each in (*here, (self.decision.token,)) for token in each if token is not None)
+        plans = [each for each in (self.plan, *(planned for _, planned in self.later)) if each is not None]
+        tokens = (self.decision.token, *(each.token for each in plans), *(each.data for each in plans))
+        return frozenset(token for token in tokens if token is not None)
 
     def is_current(
         self,
@@ -171,10 +171,9 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
     @property
     def evidence_digests(self) -> dict[str, Digest]:
         """The plan digest or the report token for which a completed GET of a path is evidence, by path."""
-        found = {path: versions[0] for path, versions in self.published.paths.items()}
         return {
             path: Digest(version.digest)
-            for path, version in found.items()
+            for path, (version, *_) in self.published.paths.items()
             if version.since is None
             and version.digest is not None
             and version.role is not Role.OFFER
@@ -183,8 +182,6 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
             and self.files[path].sha256 == version.content
         }
 
-
-_STATE_FIELDS: Final = ServerState.__struct_fields__
 
 # The number of transitions that gitboot plans ahead. So an endpoint can begin and end the next windows even if the
 # instance is slow or does not run.
@@ -269,14 +266,13 @@ def _limit_open_end(
     opens, last = later[-1] if later else (None, now)
     if last is None or last.maintenance is None or last.boot is None:
         return later, None
-    until = at - (at - _EPOCH) % _QUARTER + _HOUR
+    until = at - (at - datetime.fromtimestamp(0, UTC)) % _QUARTER + _HOUR
     if opens is not None and opens >= until:  # an instance that runs at that time begins the window
         return later[:-1], opens - _HOUR + _QUARTER
     fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
     return [*later, (until, fallback)], until - _HOUR + _QUARTER
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR: Final = timedelta(hours=1)
 _QUARTER: Final = timedelta(minutes=15)
 
@@ -319,7 +315,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     stored_files = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
     idle_files = render_idle_files(decisions.outputs, decision, about.idle)
     end = _find_window_end(decisions, state, renderings, names)
-    stored_files |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
+    stored_files |= {path: file for path, file in end[1].items() if is_content(path)} if end is not None else {}
     files = {**stored_files, **renderings[0].in_tree, **idle_files}
     path_versions = _build_versions(renderings, idle_files)
     facts = {
@@ -337,7 +333,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     listing = Listing(
         server=decision.server,
         files=dict(sorted(listed.items())),
-        end=build_window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None,
+        end=build_window_end(end[0], renderings[0].in_tree, end[1]) if end is not None else None,
     )
     files[listing_path(decision.server)] = File(render_listing(listing), ContentType.JSON)
     if Output.PAGES in decisions.outputs:
@@ -354,7 +350,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
         paths=path_versions,
     )
     return RenderedState(
-        **{name: getattr(state, name) for name in _STATE_FIELDS},
+        **{name: getattr(state, name) for name in ServerState.__struct_fields__},
         files={**files, state_path(decision.server): File(endpoint_files.render_state(published), ContentType.JSON)},
         published=published,
     )
@@ -432,26 +428,21 @@ def _render_named_files(
     published name.
     """
     files = render_server_files(decisions, decision, plan)
-    kept_paths: frozenset[str] = frozenset()
     user_data = plan.user_data if plan is not None else None
-    if plan is not None and user_data is not None and plan.data is not None:
-        own = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
-        if not any(each.may_ask_by_identity for each in own):
-            kept_paths = frozenset(
-                path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA)
-            )
-    return names.rename_files(files, kept_paths)
-
-
-class _WindowEnd(NamedTuple):
-    since: datetime
-    after: Files  # the files of the server from this instant on
+    if plan is None or user_data is None or plan.data is None:
+        return names.rename_files(files)
+    own = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
+    if any(each.may_ask_by_identity for each in own):
+        return names.rename_files(files)
+    return names.rename_files(
+        files, frozenset(path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA))
+    )
 
 
 def _find_window_end(
     decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
-) -> _WindowEnd | None:
-    """Return the end of the window that is open now.
+) -> tuple[datetime, Files] | None:
+    """Return the end of the window that is open now, and the files of the server from this instant on.
 
     Return None if no window is open or if the window has no end. If another window follows immediately, use the files
     without a maintenance, because a copy without a publisher can end windows, but cannot begin them. A one-time boot
@@ -465,9 +456,9 @@ def _find_window_end(
         if then.since is None or (then.maintenance == now.maintenance and not stops_writing):
             continue
         if then.maintenance is None or then.plan is None:
-            return _WindowEnd(then.since, then.in_tree)
+            return then.since, then.in_tree
         instead = make_fallback_plan(server.decision, then.plan, server.stop, server.absent)
-        return _WindowEnd(then.since, _render_named_files(decisions, server.decision, instead, names))
+        return then.since, _render_named_files(decisions, server.decision, instead, names)
     return None
 
 
@@ -498,8 +489,8 @@ def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]
 
 def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVersion:
     file, planned = rendering.files.get(path), rendering.plan
-    digest = _find_evidence(kind, path, rendering) if file is not None else None
     in_window = planned is not None and planned.phase is Phase.MAINTENANCE
+    digest = _find_evidence(kind, path, rendering) if file is not None else None
     return PathVersion(
         since=rendering.since,
         content=file.sha256 if file is not None else None,
@@ -550,11 +541,10 @@ def _build_disk_write(
     planned = rendering.plan
     if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
         return None
-    if _is_withheld_script(kind, planned):
-        return None
     is_once, is_data = planned.key is not None, kind.role is Role.DATA
     is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and planned.boot.direct
-    if not (kind.role is Role.BOOT_SCRIPT or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
+    is_script = kind.role is Role.BOOT_SCRIPT and not _is_withheld_script(kind, planned)
+    if not (is_script or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
         return None
     report = None  # a one-time boot of a maintenance is not an installation
     if is_once and planned.phase is Phase.NETWORK:
@@ -589,14 +579,13 @@ def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[Ne
 
 def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, File]) -> dict[str, str]:
     stored_digests = {file.sha256 for file in stored_files.values()}
-    in_place = [
-        file
+    return {
+        file.sha256: file.content.decode()
         for each in renderings
         for files in (each.files, each.fallback_files, each.asking_scripts)
         for path, file in files.items()
-        if path.startswith(BOOT) and not _is_stored(path)
-    ]
-    return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in stored_digests}
+        if path.startswith(BOOT) and not _is_stored(path) and file.sha256 not in stored_digests
+    }
 
 
 @lru_cache(maxsize=1024)  # cached, because gitboot looks up each path of a server several times

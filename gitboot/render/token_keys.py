@@ -54,7 +54,7 @@ class TokenKeys:
 
     def build_names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
         known = sorted(set(tokens))
-        earlier = [each.key for each in self.earlier if each.since <= at < each.until]
+        earlier = (each.key for each in self.earlier if each.since <= at < each.until)
         return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
 
 

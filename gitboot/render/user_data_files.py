@@ -207,11 +207,9 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
     Only endpoints serve secrets. `server_files` does not write the secrets to the output tree.
     """
-    if plan is None:
-        return
-    if plan.boot is not None and plan.boot.user_data is not None:
+    if plan is not None and plan.boot is not None and plan.boot.user_data is not None:
         yield from render_immutable(plan.boot.user_data)
-    if plan.user_data is None:
+    if plan is None or plan.user_data is None:
         return
     yield from render_immutable(plan.user_data)
     if parse_family(plan.user_data.format) is UserDataFormat.IGNITION:
@@ -272,7 +270,6 @@ _MATCHBOX: Final = {
     UserDataFormat.CLOUD_INIT: "cloud",
     UserDataFormat.AUTOINSTALL: "cloud",
 }
-_GENERIC: Final = "generic"
 
 
 def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -295,7 +292,7 @@ def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None:
         return
-    name = _MATCHBOX.get(parse_family(user_data.format), _GENERIC)
+    name = _MATCHBOX.get(parse_family(user_data.format), "generic")
     text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
     file = File(insert_attempt_token(text, decision, plan).encode())
     yield from ((paths.USER_DATA.build_path(mac, name=name), file) for mac in decision.macs)

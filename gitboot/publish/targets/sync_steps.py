@@ -498,8 +498,8 @@ class StoreTarget:
         found: dict[str, StoredFile | None] = {}
         self._open().get_each((HEAD, UNLISTED), found.__setitem__)
         return all(
-            (before and before.content) == (found[path] and found[path].content)
-            for path, before in ((HEAD, self._last_head), (UNLISTED, self._last_unlisted))
+            (before and before.content) == (now and now.content)
+            for before, now in ((self._last_head, found[HEAD]), (self._last_unlisted, found[UNLISTED]))
         )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
