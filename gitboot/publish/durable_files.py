@@ -23,7 +23,6 @@ from gitboot.files import NEW_FILE, open_lock, take_lock
 
 # link(2): the file has the maximum number of links, the file system has no hard links, or the mounts differ.
 NO_LINK_ERRORS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
-_READ_BYTES: Final = 1 << 16
 # Up to this number of files and folders, gitboot calls fsync for each of them. This is faster than one syncfs, which
 # also waits for data that other processes have written to the same file system.
 MAX_FSYNCS: Final = 16
@@ -196,7 +195,7 @@ class Disk:
         try:
             # os.read is faster here: creating a file object takes as long as reading a small file
             content = bytearray()
-            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, _READ_BYTES)):
+            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, 1 << 16)):
                 content += part
             return bytes(content if max_bytes is None else content[: max_bytes + 1])
         finally:

@@ -44,7 +44,6 @@ from gitboot.text import did_you_mean, format_count
 
 ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time
-_RETRY_S: Final = 0.5  # The pause before the next attempt.
 # The number of files that gitboot writes between two checks of the tree and of the mirror's records.
 _BATCH: Final = 200
 
@@ -165,7 +164,7 @@ def repair(
     parallel: int,
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
-    retry_s: float = _RETRY_S,
+    retry_s: float = 0.5,
 ) -> RepairReport:
     """Replace the files of a mirror that differ from the output tree at ``root``.
 

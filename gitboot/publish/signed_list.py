@@ -43,7 +43,6 @@ _METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is 
 _RESIGNED_BELOW: Final = timedelta(days=60)  # gitboot signs a bin or a snapshot again if less time is left than this.
 # Superseded metadata stays for this time, because a reader may be about to fetch it.
 _KEPT_FOR: Final = timedelta(minutes=10)
-_SPEC_VERSION: Final = "1.0.31"  # the version of the TUF specification
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MOST: Final = 10**11 - 1  # the highest version that gitboot writes; it corresponds to a time in the year 5138
@@ -212,7 +211,8 @@ def _expires_soon(version: int, now: datetime) -> bool:
 
 
 def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
-    return {"_type": kind, "expires": format_instant(expires), "spec_version": _SPEC_VERSION, "version": version}
+    # the specification is that of TUF
+    return {"_type": kind, "expires": format_instant(expires), "spec_version": "1.0.31", "version": version}
 
 
 def _get_expiry(version: int) -> datetime:

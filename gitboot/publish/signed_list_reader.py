@@ -62,7 +62,6 @@ _D = -121665 * pow(121666, _FIELD - 2, _FIELD) % _FIELD
 _ROOT_OF_MINUS_1 = pow(2, (_FIELD - 1) // 4, _FIELD)
 
 _Point = Tuple[int, int, int, int]  # a point in extended homogeneous coordinates: RFC 8032, 5.1.4
-_NEUTRAL = (0, 1, 1, 0)
 
 
 def _add(a: _Point, b: _Point) -> _Point:
@@ -127,7 +126,7 @@ def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     k = int.from_bytes(hashlib.sha512(signature[:32] + key + message).digest(), "little") % _ORDER
     negative = (_FIELD - point[0], point[1], point[2], _FIELD - point[3])
     terms = (None, _BASE, negative, _add(_BASE, negative))
-    found = _NEUTRAL  # compute s * base - k * key, bit by bit
+    found = (0, 1, 1, 0)  # from the neutral point, compute s * base - k * key, bit by bit
     for bit in range(_ORDER.bit_length() - 1, -1, -1):
         found = _add(found, found)
         term = terms[(s >> bit & 1) + 2 * (k >> bit & 1)]
@@ -306,8 +305,8 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
 
 
 def _parse_root(metadata: _Metadata) -> _Root:
-    signed = metadata.signed
     try:
+        signed = metadata.signed
         keys = _ed25519_keys(signed["keys"])
         roles = {
             name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")
@@ -653,7 +652,6 @@ def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> N
 
 
 _TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
-_BIN = re.compile(r"servers-([0-9a-f]{2})\.json\Z")
 
 
 def _bin_role(delegations: Dict[str, Any]) -> _Role:
@@ -673,7 +671,7 @@ def _read_bin(
 
     The first byte of the sha256 of a target's name determines its bin: TAP 15.
     """
-    number = _BIN.match(name)
+    number = re.match(r"servers-([0-9a-f]{2})\.json\Z", name)
     if number is None:
         raise ValueError(f"{name!r} is not the name of a bin")
     metadata = reading.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)

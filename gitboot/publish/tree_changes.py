@@ -56,7 +56,6 @@ from gitboot.text import format_names
 
 # unused content stays for this time, because a machine that is booting may still fetch it
 GRACE: Final = timedelta(days=7)
-_MAX_SHOWN: Final = 10  # the maximum number of paths in an error message
 
 
 class Publication(Struct, frozen=True, kw_only=True):
@@ -306,7 +305,7 @@ class _Decision:
             else:
                 in_the_way.add(path)
         if in_the_way:
-            shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], _MAX_SHOWN)
+            shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], 10)
             raise PublishError(f"gitboot did not write {shown}, but must write a file there: move it away")
 
     # Remove files
@@ -489,8 +488,6 @@ _IN_WINDOW: Final = b'"inWindow":true'  # Each state with a window contains this
 # `WindowEnds` spends at most 1/20 of the time on reading all states, or 1/200 if their folder is unchanged.
 _CHANGED_FACTOR: Final = 20
 _UNCHANGED_FACTOR: Final = 200
-# With this time as ``modified_at``, a file is dated one second after the version that it replaces.
-_A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)
 
 
 class EndedWindows(NamedTuple):
@@ -617,8 +614,9 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
         if disk.lock(LOCK):
             return EndedWindows((), None)
         # When the window ends, another host may publish a boot at the same path with a date in this second. gitboot
-        # must not use the access log of this host as evidence of that boot.
-        return ends.end(disk, at, _A_SECOND_LATER)
+        # must not use the access log of this host as evidence of that boot. Therefore each file is dated one second
+        # after the version that it replaces.
+        return ends.end(disk, at, datetime.fromtimestamp(0, UTC))
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:

@@ -57,7 +57,6 @@ from gitboot.status.conditions import find_remedy
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
 PENDING: Final = f"{OWN}/pending.json"
-_OPERATORS: Final = frozenset({"assets"})  # files in boot/ that gitboot does not publish
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
 _STATUS_FILES: Final = frozenset({HISTORY, STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
@@ -171,7 +170,8 @@ def is_empty_tree(disk: Disk, tree: Tree) -> bool:
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
-    return _OPERATORS.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
+    # gitboot does not publish the files in boot/assets
+    return {"assets"}.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
 
 
 def check_path(path: str) -> None:

@@ -29,9 +29,6 @@ from gitboot.publish.targets.sync_steps import (
 )
 from gitboot.render.endpoint_files import ListedFile
 
-_OPS: Final = "ops"
-_LOCK: Final = "target.lock"  # below ops/
-
 
 class TargetFolder:
     """A target in the local folder ``root``, which must exist.
@@ -131,7 +128,7 @@ class TargetFolder:
     def _hold_lock(self) -> Iterator[None]:
         """Prevent other processes from running `create` or `replace` until the block ends."""
         try:
-            fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
+            fd = open_lock("target.lock", self._disk.folders.make("ops"))
         except OSError as error:
             raise to_publish_error(self.root, error) from error
         try:
@@ -170,7 +167,6 @@ _CONNECT_S: Final = 10
 _SILENCE_S: Final = 60  # a copy fails if no byte from the other host arrives for this long
 _COPY_S: Final = 3600  # the time limit of one copy
 _LONGEST_DETAIL: Final = 300
-_RSYNC_OPS: Final = "ops/"
 _SHARDS: Final = "ops/shards/"  # the name of each file is the digest of its content
 _KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay even if they are empty
 # rsync(1), EXIT VALUES
@@ -229,7 +225,7 @@ class RsyncStore:
             self._run(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
         with self._lock_folder():
             for path in sent:
-                if path.startswith(_RSYNC_OPS):
+                if path.startswith("ops/"):
                     (at := self._read / path).parent.mkdir(parents=True, exist_ok=True)
                     (self._sent / path).replace(at)
         return left

@@ -264,8 +264,6 @@ _SETTINGS: Final = {  # by the kind of target
     "ssh": {"known-hosts", "serves", "ssh-key"},
 }
 _PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # the settings whose values are files or folders
-_HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # the value must not begin like an option of ssh
-_USER: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
 
 
 class _Address(Struct, frozen=True, kw_only=True):
@@ -396,9 +394,10 @@ def _parse_rsync_address(
 ) -> RsyncAddress:
     is_daemon = parts.scheme == "rsync"
     host, path, user = parts.hostname or "", unquote(parts.path).rstrip("/"), parts.username
+    # the host and the user must not begin like an option of ssh
     if (
-        _HOST.fullmatch(host) is None
-        or (user is not None and _USER.fullmatch(user) is None)
+        re.fullmatch(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*", host) is None
+        or (user is not None and re.fullmatch(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", user) is None)
         or parts.fragment
         or {"", ".", ".."}.intersection(path.split("/")[1:] or [""])
     ):

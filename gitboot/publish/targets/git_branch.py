@@ -77,7 +77,7 @@ class BranchTarget:
             unlisted = parse_unlisted(self._read(UNLISTED))
         except ValueError as error:
             raise self._build_damage_error(UNLISTED) from error
-        shards = [self.shard(head, number) for number in head.shards]
+        shards = (self.shard(head, number) for number in head.shards)
         return build_holding(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
@@ -102,8 +102,8 @@ class BranchTarget:
             changes[_shard_path(number)] = partial(bytes, data) if data else None
         changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted)}
         at = self._clock()
-        author = self._author_of(Revision(step.head.commit))
-        author = author or Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
+        own = Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
+        author = self._author_of(Revision(step.head.commit)) or own
         commit = self._branch.commit(self._tip, changes, _message(step), author, at)
         self._branch.push(self._tip, commit)
         self._tip, self._uncommitted = commit, {}

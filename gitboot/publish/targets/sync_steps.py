@@ -136,7 +136,6 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
     return encode_canonical(sorted(paths)) + b"\n"
 
 
-ReadShard = Callable[[str], Shard]  # by number; empty if there is no such shard
 MAX_RECORD_BYTES: Final = 32 << 20  # the maximum size of a file below ops/; with a million servers, a shard has 12 MiB
 
 
@@ -193,7 +192,6 @@ class FileStore(Protocol):
         """Return the sorted paths of all files below a folder. ``folder`` ends in a slash."""
 
 
-_MORE_TRIES: Final = 3
 _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")
 
 
@@ -221,7 +219,7 @@ class FollowedTree:
 
     def read_summary(self) -> TreeSummary | None:
         """Return a summary of the tree, or None if no tree is published. Raises `Overtaken`."""
-        for _ in range(_MORE_TRIES):
+        for _ in range(3):
             with suppress(Overtaken):
                 return self._read_summary_once()
         return self._read_summary_once()
@@ -282,10 +280,8 @@ class FollowedTree:
 
         ``digest`` is the digest of the server's state.
         """
-        if server == SHARED:
-            return ServedFiles(self._shared)
-        if server == LIST:
-            return ServedFiles(self._list)
+        if server in (SHARED, LIST):
+            return ServedFiles(self._shared if server == SHARED else self._list)
         return list_served_files(parse_state(self._read_part(state_path(server), digest)))
 
     def read_file(self, path: str, digest: str) -> TargetFile:
@@ -329,7 +325,7 @@ class TargetStep(Struct, frozen=True, kw_only=True):
 
 
 def plan_next_step(
-    tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: ReadShard, most: int
+    tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: Callable[[str], Shard], most: int
 ) -> TargetStep | None:
     """Return the step that updates up to ``most`` servers of a target, or None if the target is up to date.
 
