@@ -232,7 +232,6 @@ def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
 
 
 def _read_minisign_key(file: Path) -> str:
-    """Read a minisign public key from a file, and return the key as base64."""
     try:
         *_, key = file.read_text().split("\n", 1)[-1].split() or [""]
         decoded = b64decode(key, validate=True)

@@ -514,7 +514,6 @@ def _list_tags(source: ImageSource, channel: str | None, registries: Registries 
 
 
 def _find_repository(source: ImageSource, channel: str | None) -> tuple[OciReference, str]:
-    """Return the registry repository of a source, and the template for the tags in this repository."""
     index, values = source.spec.releases, {"channel": channel} if channel is not None else {}
     reference = OciReference.parse(f"{fill_template(index.url, values)}:latest")
     return structs.replace(reference, tag=None), fill_template(index.match or "{version}", values)

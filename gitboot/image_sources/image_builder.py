@@ -283,10 +283,6 @@ def _convert_errors(place: str) -> Iterator[None]:
 
 
 def _find_signers(draft: _Document, check: SignatureCheck, release_files: ReleaseFiles) -> dict[FieldPath, ImageSigner]:
-    """Verify the signatures of all files, and return the signers.
-
-    Raises `UntrustedRelease` if a signature is wrong or missing.
-    """
     found: dict[FieldPath, ImageSigner] = {}
     declared_unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned}
     for each in check.files(draft.read()):

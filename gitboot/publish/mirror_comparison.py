@@ -376,14 +376,12 @@ class WebMirror:
         yield from (finding for finding in found if finding is not None)
 
     def _serves(self, path: str) -> bool:
-        """Return whether the mirror serves a file. Raises `HostUnreachable`."""
         answer = self._request("HEAD", path)
         if answer.trouble:
             raise HostUnreachable(answer.trouble)
         return answer.is_there
 
     def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
-        """Send a request and read at most ``most_bytes`` of the response body."""
         url = f"{self._url}/{quote(path)}{_MARK if is_fetched_by_machines_only(path) else ''}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:

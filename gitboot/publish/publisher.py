@@ -445,7 +445,6 @@ def remove_staged(disk: Disk, paths: Collection[str]) -> None:
 
 
 def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
-    """Remove each path whose content is None, and place the staged files of the other paths."""
     _remove(disk, (path for path, content in contents.items() if content is None))
     _place(disk, (path for path, content in contents.items() if content is not None))
 

@@ -102,8 +102,6 @@ class ListAbout(NamedTuple):
 
 
 class _SnapshotReference(NamedTuple):
-    """A timestamp's reference to a snapshot."""
-
     version: int
     sha256: str
     size: int  # bytes
@@ -206,7 +204,6 @@ def amend_list(
 
 
 def _expires_soon(version: int, now: datetime) -> bool:
-    """Return whether a bin or a snapshot with this version must be signed again."""
     return _get_expiry(version) - now < _RESIGNED_BELOW
 
 
@@ -412,7 +409,6 @@ def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Tar
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
-    """Return whether a list contains these targets."""
     with suppress(_Unusable, KeyError):
         return all(
             _read_bin(disk, keys, name := find_bin(target), state.bins[name]).get(target) == listed

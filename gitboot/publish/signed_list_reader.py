@@ -141,15 +141,11 @@ _Keys = Dict[str, bytes]  # public keys by key ID
 
 
 class _Role(NamedTuple):
-    """The keys of a TUF role, and the number of signatures that the role requires."""
-
     keys: _Keys
     threshold: int
 
 
 class _Root(NamedTuple):
-    """Root metadata: the keys of each role."""
-
     version: int
     expires: datetime
     roles: Dict[str, _Role]
@@ -496,7 +492,6 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
 
 
 def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
-    """Parse the end of a window. Raises ValueError if the content of a file is missing."""
     if value is None:
         return None
     since = parse_instant(value["since"])

@@ -637,7 +637,6 @@ def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) ->
 
 
 def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
-    """Return the next time at which the content of a path with windows changes."""
     with_windows = (turns for turns in state.paths.values() if any(turn.in_window for turn in turns))
     times = (turn.since for turns in with_windows for turn in turns if turn.since is not None)
     return min((since for since in times if since > at), default=None)

@@ -391,7 +391,6 @@ def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[I
 def _read_foreman_boot(
     host: _Row, media: Mapping[str, _Row], systems: Mapping[str, _Row]
 ) -> tuple[ImportedBoot | None, list[ImportRemark]]:
-    """Return the installer that a host boots, or remarks that explain why the host has no installer."""
     medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
     medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
     if host.get("managed") is False:

@@ -102,7 +102,6 @@ def read_terraform(files: Texts) -> ImportedInventory:
 
 
 def _list_resources(state: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """Yield the type and the attributes of each instance of each resource."""
     for resource in as_mappings(get_nested(state, "resources")):
         if resource.get("mode") != "data":
             for instance in as_mappings(resource.get("instances")):

@@ -37,8 +37,6 @@ from gitboot.model.scalars import MacAddress, build_document_name
 
 
 class _Host(Struct, frozen=True, kw_only=True):
-    """One reservation of a DHCP server."""
-
     name: str | None = None
     macs: tuple[MacAddress, ...] = ()
     addresses: tuple[str, ...] = ()
@@ -131,7 +129,6 @@ def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[I
 
 
 def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:
-    """Yield a remark if the source does not contain an included file."""
     parts = path.strip("\"' ").rstrip("/")
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):

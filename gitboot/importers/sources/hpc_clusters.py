@@ -276,7 +276,6 @@ def _read_config(row: Mapping[str, Any]) -> _Config:
 
 
 def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
-    """Return the nodes that a source lists, without duplicates."""
     interfaces: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
     for row in rows:
         if "MACAddress" in row and (owner := as_text(row.get("ComponentID"))):

@@ -269,7 +269,6 @@ def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[Imported
 def _read_netboot(
     name: str, netboots: list[tuple[Object, Object]]
 ) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
-    """Return the boot of the first interface with a kernel, or remarks that explain why there is no boot."""
     reasons = list[str]()
     for netboot, osie in netboots:
         ipxe = as_mapping(netboot.get("ipxe"))

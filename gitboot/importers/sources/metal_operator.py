@@ -223,7 +223,6 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
 def _choose_boot(
     name: str, uuid: SystemUuid | None, spec: Object, configs: Sequence[_BootConfig], objects: Objects
 ) -> tuple[str | None, list[ImportRemark]]:
-    """Return the boot of a server's workload, and remarks on the server's other boot configurations."""
     workload, maintenance = (
         _read_ref(spec.get("bootConfigurationRef")),
         _read_ref(spec.get("maintenanceBootConfigurationRef")),

@@ -108,7 +108,6 @@ class TargetFolder:
         return sorted(found)
 
     def _write(self, files: Mapping[str, TargetFile]) -> None:
-        """Stage and sync all files, and then place each of them."""
         for path, file in files.items():
             self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
         self._disk.sync()
