@@ -467,9 +467,6 @@ class OpenFolders:
         os.close(self._open_folders.pop().fd)
 
 
-_OTHERS: Final = 0o007
-
-
 def build_restricted_modes(group: int | None = None) -> TreeModes:
     """Return permissions that let the owner write and the group read a tree. Other users have no access."""
     return TreeModes(folder=0o750, file=0o640, group=group)
@@ -500,8 +497,8 @@ def find_group_id(name: str) -> int:
 def is_readable_by_others(root: Path) -> bool:
     """Return whether users other than the owner and the group can read the published files below ``root``."""
     with suppress(OSError):
-        below = [root / name for name in ("boot", "ops") if (root / name).is_dir()]
-        return bool(root.stat().st_mode & _OTHERS) and any(each.stat().st_mode & _OTHERS for each in below)
+        below = (root / name for name in ("boot", "ops") if (root / name).is_dir())
+        return bool(root.stat().st_mode & 0o007) and any(each.stat().st_mode & 0o007 for each in below)
     return False
 
 

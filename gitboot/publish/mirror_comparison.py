@@ -231,11 +231,10 @@ class FolderMirror:
         for path in self.names():
             if path in files:
                 continue
+            may_lie_there = path.startswith(("assets/", SIGNED)) or is_content(BOOT + path)
             if self._boot is not None:
-                may_lie_there = (self._boot / path).exists()
-            else:
-                may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
-            if not may_lie_there and not path.startswith(SIGNED):
+                may_lie_there = path.startswith(SIGNED) or (self._boot / path).exists()
+            if not may_lie_there:
                 message = "the mirror serves a file that is not published"
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
             elif (named := artifact_digest(path)) is not None:
@@ -545,11 +544,12 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
         return found
-    message = (
-        f"Cache-Control lacks no-store, so a cache may store this {answer.status} response and a new machine "
-        "would stay unknown"
+    return MirrorFinding(
+        path=UNKNOWN_MACHINE,
+        fault=MirrorFault.CACHEABLE,
+        message=f"Cache-Control lacks no-store, so a cache may store this {answer.status} response and a new machine "
+        "would stay unknown",
     )
-    return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
 
 
 def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding | None:
@@ -558,11 +558,13 @@ def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding
     ``has_shim`` states whether machines can load shim from the mirror. shim waits forever for an empty body.
     """
     if has_shim and not answer.has_body and answer.status in _GONE:
-        message = (
-            f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with error_page "
-            "in nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of the CDN"
+        return MirrorFinding(
+            path=UNKNOWN_MACHINE,
+            fault=MirrorFault.WRONG,
+            message=f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with "
+            "error_page in nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of "
+            "the CDN",
         )
-        return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.WRONG, message=message)
     return _check_grub_body(UNKNOWN_MACHINE, answer)
 
 
@@ -570,8 +572,11 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
     """Return the fault of a response for an absent path. GRUB runs the body, unless the body is a comment."""
     if answer.is_there or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
         return None
-    message = f"the {answer.status} response has a body other than #, which GRUB executes as its configuration"
-    return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
+    return MirrorFinding(
+        path=path,
+        fault=MirrorFault.WRONG,
+        message=f"the {answer.status} response has a body other than #, which GRUB executes as its configuration",
+    )
 
 
 def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
@@ -679,11 +684,12 @@ class ServedFiles(NamedTuple):
 
 def list_served_files(state: PublishedServer) -> ServedFiles:
     """Return the files that a target serves for one server. `gitboot.render.copies` already removed one-time boots."""
-    now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
     boots = [
         turn.writes
-        for turn in now
-        if turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
+        for turns in state.paths.values()
+        for turn in turns[:1]
+        if turn.content is not None
+        and turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
         and turn.writes is not None
         and turn.writes.once
         and not turn.writes.in_copies

@@ -200,9 +200,8 @@ class _Attempt:
             raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
         if self._published.pending is not None:
             raise Overtaken(f"{root}: a publication is in progress, or was interrupted (let gitboot publish again)")
-        self._records = None
-        if store.records is not None:
-            self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
+        records = store.records
+        self._records = MirrorRecords(store.name, records, head.stamp.ledger) if records is not None else None
         is_target = self._records is not None and self._records.observe(FollowedTree(root))
         if not is_target:  # if the mirror has a newer list than the tree, the tree is an outdated copy
             found: list[StoredFile | None] = []

@@ -240,9 +240,9 @@ class OutputDirectory:
         before = self._disk.read(MANIFEST)
         try:
             remove_staged(self._disk, self._tree.pending)
-            filled = None
-            if is_empty_tree(self._disk, self._tree):
-                filled = fill_tree(self._disk, self._tree, wanted, stamp, at, self._report_progress)
+            is_empty = is_empty_tree(self._disk, self._tree)
+            # None: the tree is not empty, or gitboot cannot rename files of a new tree to their final paths
+            filled = fill_tree(self._disk, self._tree, wanted, stamp, at, self._report_progress) if is_empty else None
             if filled is None:
                 wanted = self._unfinished = structs.replace(wanted, servers=dict(wanted.servers.items()))
                 done, changed = self._change(wanted, stamp, at)
@@ -545,9 +545,9 @@ class PublicationPreview:
         if not self._root.exists():
             paths = sorted(path for files in wanted for path in files)
             self.result = PublicationResult(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
-            return self.result
-        with closing(Disk(self._root)) as disk:
-            tree = Tree(disk)
-            _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
-            self.result = _build_result(decide_changes(disk, tree, ContentReferences(), wanted, (), at))
+        else:
+            with closing(Disk(self._root)) as disk:
+                tree = Tree(disk)
+                _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
+                self.result = _build_result(decide_changes(disk, tree, ContentReferences(), wanted, (), at))
         return self.result

@@ -119,8 +119,10 @@ class TreeChanges(Struct, kw_only=True):
     @property
     def paths(self) -> set[str]:
         """Return the paths that may have either their old or their new content until the publication ends."""
-        content = {*self.retired, *self.still_used, *self.expired}
-        return {*self.written, *self.withdrawn, *content, *self.shards_after_adding, *self.shards_after_removing}
+        return {
+            *(*self.written, *self.withdrawn, *self.retired, *self.still_used, *self.expired),
+            *(*self.shards_after_adding, *self.shards_after_removing),
+        }
 
     @property
     def is_empty(self) -> bool:
@@ -210,8 +212,8 @@ class _Decision:
         listed = dict(self._tree.iter_servers()) if wanted.complete else {}
         servers: Iterable[str] = wanted.servers
         if wanted.complete:
-            cut_short = (parse_state_path(path) for path in self._tree.pending_files)
-            servers = sorted({*wanted.servers, *listed, *(each for each in cut_short if each is not None)})
+            cut_short = filter(None, map(parse_state_path, self._tree.pending_files))
+            servers = sorted({*wanted.servers, *listed, *cut_short})
         for server in servers:
             files = wanted.servers.get(server)
             if files is not None:
@@ -362,15 +364,13 @@ class _Decision:
         # identity always belongs to a server.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
-        states = [path for path in changes.written if parse_state_path(path) is not None]
-        changes.states = sorted(states, key=lambda path: path not in claimed)
+        changes.states = sorted(filter(parse_state_path, changes.written), key=lambda path: path not in claimed)
         written = set(changes.written)
-        beside = (
+        changes.unchanged_states = [
             state_path(server)
             for server, files in self._publication.servers.items()
-            if files is not None and not written.isdisjoint(files)
-        )
-        changes.unchanged_states = [path for path in beside if path not in written]
+            if files is not None and not written.isdisjoint(files) and state_path(server) not in written
+        ]
 
 
 def _find_dropped_content(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
@@ -540,8 +540,7 @@ class WindowEnds:
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)
         if reads_all:
-            named = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
-            due = [name for name in named if name is not None]
+            due = list(filter(None, (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))))
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
         # when `WindowEnds` must check a server next if there is no file to replace

@@ -364,15 +364,17 @@ def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
     must not contain these paths and boot scripts do not refer to them after the window.
     """
     digests = {path: (file.sha256 if (file := after.get(path)) else None) for path in sorted({*before, *after})}
-    changed = {
-        path: after.get(path)
-        for path, digest in digests.items()
-        if (path not in before or before[path].sha256 != digest)
-        and path.startswith(BOOT)
-        and not is_immutable(path)
-        and listing_name(path) == path.removeprefix(BOOT)
-    }
-    return WindowEnd(since, changed)
+    return WindowEnd(
+        since,
+        {
+            path: after.get(path)
+            for path, digest in digests.items()
+            if (path not in before or before[path].sha256 != digest)
+            and path.startswith(BOOT)
+            and not is_immutable(path)
+            and listing_name(path) == path.removeprefix(BOOT)
+        },
+    )
 
 
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
@@ -413,8 +415,10 @@ def render_listing(listing: Listing) -> bytes:
     texts: dict[str, str] = {}  # the texts that a copy needs at the end of the open window, by sha256
     if listing.end is not None:
         changed = {path.removeprefix(BOOT): file for path, file in listing.end.files.items()}
-        files = {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in changed.items()}
-        end = {"since": format_instant(listing.end.since), "files": files}
+        end = {
+            "since": format_instant(listing.end.since),
+            "files": {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in changed.items()},
+        }
         texts = {file.sha256: file.content.decode() for file in changed.values() if file is not None}
     document = {
         "contents": texts,

@@ -51,8 +51,9 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
             f"gitboot: check the UUID of Server/{plan.server}. Booting the local disk.",
         )
         disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
-        text = f"#!ipxe\n{render_heading(plan)}{_render_messages(*messages)}{disk_boot}"
-        script = File(text.encode(), ContentType.TEXT)
+        script = File(
+            f"#!ipxe\n{render_heading(plan)}{_render_messages(*messages)}{disk_boot}".encode(), ContentType.TEXT
+        )
     yield paths.IPXE_BY_SERIAL.build_path(decision.serial), script
 
 
@@ -238,9 +239,9 @@ def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
         choices += [
             f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in LOADER_ARCHITECTURES[architecture]
         ]
-        announcement = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
-        attempts = _render_attempts(build_boot_steps(boot), f"_{architecture}")
-        bodies.append(f":{architecture}\n{announcement}{attempts}goto local_disk\n")
+        text = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
+        text += _render_attempts(build_boot_steps(boot), f"_{architecture}")
+        bodies.append(f":{architecture}\n{text}goto local_disk\n")
     return (
         f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{boot_script_parts.IPXE_DISK_BOOT}"
     )

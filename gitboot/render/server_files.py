@@ -299,8 +299,9 @@ def limit_server(
         still_asks = instead.boot is None and plan.data in tokens
         return replace(instead, data=plan.data, user_data=plan.user_data) if still_asks else instead
 
-    later = tuple((since, limit_plan(plan)) for since, plan in state.later)
-    return structs.replace(state, plan=limit_plan(state.plan), later=later)
+    return structs.replace(
+        state, plan=limit_plan(state.plan), later=tuple((since, limit_plan(plan)) for since, plan in state.later)
+    )
 
 
 def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
@@ -657,14 +658,15 @@ def render_page_files(
     files = {
         f"{PAGE}{name}": File(read_page_file(name), content_type) for name, content_type in PAGE_CONTENT_TYPES.items()
     }
-    facts = {
-        "format": FORMAT,
-        "commit": revision,
-        "servers": len(servers),
-        "shards": sorted(members),
-        **(json.loads(fleet_json) if fleet_json is not None else {}),
+    parts: dict[str, object] = {
+        "fleet": {
+            "format": FORMAT,
+            "commit": revision,
+            "servers": len(servers),
+            "shards": sorted(members),
+            **(json.loads(fleet_json) if fleet_json is not None else {}),
+        }
     }
-    parts: dict[str, object] = {"fleet": facts}
     for shard in sorted(changed_shards & members.keys()):
         rows = [list(_build_row(servers[name])) for name in members[shard]]
         parts[f"shard/{shard}"] = {"columns": COLUMNS, "rows": rows}
@@ -672,16 +674,23 @@ def render_page_files(
     for shard in sorted(moved_shards & members.keys()):
         parts[f"location/{shard}"] = {name: list(locations.servers[name]) for name in members[shard]}
     if changed is None or published_locations is None or published_locations.shared != locations.shared:
-        shared = {name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()}
-        parts["location/shared"] = shared
+        parts["location/shared"] = {
+            name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()
+        }
     files |= {
         f"{PAGE_DATA}{name}.js": File(render_data_script(name, encode_canonical(value)), SCRIPT)
         for name, value in parts.items()
     }
-    removed = [f"shard/{each}" for each in changed_shards if each not in members]
-    removed += [f"location/{each}" for each in moved_shards if each not in members]
+    by_folder = {"shard": changed_shards, "location": moved_shards}
     return FileUpdates(
-        files=files, removed=frozenset(f"{PAGE_DATA}{each}.js" for each in removed), is_whole=changed is None
+        files=files,
+        removed=frozenset(
+            f"{PAGE_DATA}{folder}/{shard}.js"
+            for folder, shards in by_folder.items()
+            for shard in shards
+            if shard not in members
+        ),
+        is_whole=changed is None,
     )
 
 

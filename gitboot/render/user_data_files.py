@@ -160,14 +160,17 @@ def _build_folder(
 
 def _build_record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
     """Return a directory record (ECMA-119, 9.1)."""
-    fixed = (
+    body = (
         _encode_both_orders(place)
         + _encode_both_orders(size)
         + _DATE
         + bytes((_FOLDER if is_folder else 0, 0, 0))
         + _encode_both_orders_short(1)
+        + bytes((len(name),))
+        + name
+        + (b"\0" if len(name) % 2 == 0 else b"")
+        + _pad_to_even(behind)
     )
-    body = fixed + bytes((len(name),)) + name + (b"\0" if len(name) % 2 == 0 else b"") + _pad_to_even(behind)
     return bytes((len(body) + 2, 0)) + body
 
 
@@ -217,8 +220,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         document = File(text.encode(), ContentType.IGNITION)
         yield from ((paths.IGNITION.build_path(uuid), document) for uuid in lookup_uuids(plan.uuid))
     if plan.data_medium is not None:
-        path = paths.MEDIUM.build_path(plan.uuid, plan.data_medium)
-        yield path, File(_build_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
+        medium = File(_build_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
+        yield paths.MEDIUM.build_path(plan.uuid, plan.data_medium), medium
     if plan.data is not None:
         for name, text in _list_requested_files(plan.user_data):
             file = File(insert_attempt_token(text, decision, plan).encode(), paths.find_artifact_type(name))
@@ -236,8 +239,8 @@ def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) 
     files = {name: insert_attempt_token(text, decision, plan) for name, text in _list_requested_files(user_data)}
     # Talos reads the files of NoCloud, which have fixed names
     if parse_family(user_data.format) is UserDataFormat.TALOS:
-        instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
-        files = {"user-data": "".join(files.values()), "meta-data": format_meta_data(instance)}
+        meta_data = format_meta_data({"instance-id": plan.uuid, "local-hostname": plan.server})
+        files = {"user-data": "".join(files.values()), "meta-data": meta_data}
     return build_iso(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
 
 
