@@ -174,10 +174,10 @@ def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bo
                 )
             if is_stopped():
                 raise HostUnreachable("the check was stopped before the end of the file")
-    if digest.hexdigest() != file.sha256:
-        message = f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}"
-        return Sighting(presence=Presence.WRONG, message=message, head=content.head)
-    return Sighting(presence=Presence.VERIFIED, head=content.head)
+    if digest.hexdigest() == file.sha256:
+        return Sighting(presence=Presence.VERIFIED, head=content.head)
+    message = f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}"
+    return Sighting(presence=Presence.WRONG, message=message, head=content.head)
 
 
 def check_artifacts(

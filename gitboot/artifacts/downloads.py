@@ -567,8 +567,6 @@ class _Unpacked:
             pass
 
 
-# types of headers that describe the next member of the archive
-_EXTENDED: Final = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 _IGNORED: Final = (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)
 _FILES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
@@ -584,8 +582,7 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
         size = _parse_size(described["size"]) if "size" in described else info.size
         if min(size, info.size) < 0:
             raise tarfile.ReadError("a member has a negative size")
-        padding = -size % tarfile.BLOCKSIZE
-        if info.type in _EXTENDED:
+        if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):  # the header describes the next member
             if info.size > _LARGEST_EXTENDED_HEADER:
                 raise _Refused(f"an extended header is too large: {info.size:,} bytes")
             content = source.read(info.size)
@@ -600,7 +597,7 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
             yield from source.read_pieces(size)
             return
         if info.type in (*_FILES, *_IGNORED):  # links, devices and folders have no content
-            source.skip(size + padding)
+            source.skip(size + -size % tarfile.BLOCKSIZE)
         if info.type not in _IGNORED:
             described = {}
     raise _Refused(f"the archive has more than {_MOST_MEMBERS:,} members")

@@ -33,7 +33,6 @@ _LARGEST_MANIFEST: Final = 4 << 20
 _MOST_REDIRECTS: Final = 5
 _TAGS_PER_PAGE: Final = 1000
 _MOST_TAG_PAGES: Final = 50
-_AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class Registries:
@@ -107,8 +106,7 @@ class Registries:
         self, reference: OciReference, resource: str, headers: Mapping[str, str], method: str = "GET"
     ) -> Iterator[AnswerStream]:
         at = find_origin(reference, self._allowed)
-        url = f"{at}/v2/{reference.repository}/{resource}"
-        key = at, reference.repository
+        url, key = f"{at}/v2/{reference.repository}/{resource}", (at, reference.repository)
         with self._follow_redirects(url, headers, self._tokens.get(key), method) as answer:
             if answer.status != HTTPStatus.UNAUTHORIZED:
                 yield _check_answer(answer, reference)
@@ -209,7 +207,7 @@ def _check_answer(answer: AnswerStream, reference: OciReference) -> AnswerStream
 
 
 def _check_reachable(status: int, host: str) -> None:
-    if status in _AGAIN:
+    if status in (408, 425, 429) or 500 <= status < 600:
         raise HostUnreachable(f"{host} answers {status}: try again later")
 
 

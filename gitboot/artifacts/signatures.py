@@ -447,9 +447,8 @@ class SignatureCheck:
             return self._keys.read_clear_signed(content, only=self._only)
         kind, at = _find_signature(signature)
         detached = self._read_small(at, _LARGEST_SIGNATURE)
-        file = self._folder / "list"
+        file, digest = self._folder / "list", Digest(sha256(content).hexdigest())
         file.write_bytes(content)
-        digest = Digest(sha256(content).hexdigest())
         return content, self._keys.find_signer(kind, detached, file, digest, only=self._only)
 
     def _read_small(self, url: str, most_bytes: int) -> bytes:

@@ -207,8 +207,11 @@ class SourceReader:
         index, entries = self.list_entries(architecture)
         entry = next((each for each in entries if each.version == release.version), None)
         if entry is None:
-            cause = f"the index has no release {printable(release.version)} for {architecture}"
-            raise IncompleteRelease(index.url, cause, "choose a release that the index lists, or another architecture")
+            raise IncompleteRelease(
+                index.url,
+                f"the index has no release {printable(release.version)} for {architecture}",
+                "choose a release that the index lists, or another architecture",
+            )
         return index.url, entry.files
 
     def _describe_file(
@@ -254,11 +257,9 @@ class SourceReader:
         )
 
     def _find_signature(self, file: SourceFile, found: IndexedFile) -> Signature | None:
-        if file.signature is not None:
-            return self._fill_signature(file.signature, found.url)
-        if found.signature is not None and self._spec.keys:
+        if file.signature is None and found.signature is not None and self._spec.keys:
             return Signature(openpgp=self._check_url(found.signature))
-        return None
+        return self._fill_signature(file.signature, found.url)
 
     # Lists of digests
 
@@ -267,15 +268,13 @@ class SourceReader:
         template, values = self._spec.checksums, self._values(architecture, version)
         if template is None or not template.is_signed:
             return self._describe_signed_index(architecture)
-        url = self._fill_url(template.url, values)
-        listed_in = None
+        url, listed_in = self._fill_url(template.url, values), None
         if (chain := template.listed_in) is not None:
             chain_url = self._fill_url(chain.url, values)
-            signature = self._fill_signature(chain.signature, chain_url) if chain.signature is not None else None
-            listed_in = SignedList(url=ArtifactUrl(chain_url), signature=signature)
+            listed_in = SignedList(url=chain_url, signature=self._fill_signature(chain.signature, chain_url))
         return Checksums(
-            url=ArtifactUrl(url),
-            signature=self._fill_signature(template.signature, url) if template.signature is not None else None,
+            url=url,
+            signature=self._fill_signature(template.signature, url),
             clear_signed=template.clear_signed,
             listed_in=listed_in,
         )
@@ -332,7 +331,9 @@ class SourceReader:
             values["base"] = fill_template(base, values)
         return values
 
-    def _fill_signature(self, template: SignatureTemplate, url: str) -> Signature:
+    def _fill_signature(self, template: SignatureTemplate | None, url: str) -> Signature | None:
+        if template is None:
+            return None
         return Signature(
             **{
                 kind: self._fill_url(each, {"url": url})
@@ -376,10 +377,8 @@ def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSou
 def choose_channel(source: ImageSource, channel: str | None) -> str | None:
     """Return a channel of a source, by default the first one. Raises `UsageError` if the source has no such channel."""
     channels = source.spec.channels
-    if channel is None:
-        return channels[0] if channels else None
-    if channel in channels:
-        return channel
+    if channel is None or channel in channels:
+        return channel or next(iter(channels), None)
     known = f"use one of {', '.join(channels)}" if channels else "the source has no channels"
     hint = did_you_mean(channel, channels, known)
     raise UsageError(f"the image source {source.metadata.name} has no channel {printable(channel)!r}; {hint}")
@@ -412,9 +411,11 @@ def list_releases(
         url, signer, dates = index.url, index.signer, {entry.version: entry.published for entry in entries}
     versions = [each for each in dates if not is_prerelease(each) and indexes.is_of_channel(each, first)]
     if not versions:
-        of = f" of {channel}" if channel is not None else ""
-        hint = f"check the channel, and match in the ImageSource {source.metadata.name}"
-        raise MalformedIndex(url, f"the index lists no release{of}", hint)
+        raise MalformedIndex(
+            url,
+            f"the index lists no release{f' of {channel}' if channel is not None else ''}",
+            f"check the channel, and match in the ImageSource {source.metadata.name}",
+        )
     return tuple(
         Release(
             source=source.metadata.name,
@@ -449,8 +450,11 @@ def describe_release(
         files = tuple(each for each in _describe_tag(source, release, registries).files if each.architecture in wanted)
         for architecture in wanted:
             if not any(each.architecture == architecture for each in files):
-                cause = f"the image has no files for {architecture}"
-                raise IncompleteRelease(release.index_url, cause, "choose another architecture or another release")
+                raise IncompleteRelease(
+                    release.index_url,
+                    f"the image has no files for {architecture}",
+                    "choose another architecture or another release",
+                )
         return _build(source, release, files, {})
     indexes = SourceReader(source, release.channel, reader, trust)
     found = [file for each in wanted for file in indexes.describe_files(release, each)]
@@ -557,8 +561,8 @@ def describe_oci_image(
         for role, found in artifacts.items()
         for file in (found if isinstance(found, list) else [found])
     ]
-    version = reference.tag or f"sha256-{resolved.image.version.removeprefix('sha256:')[:12]}"
-    return _describe_files(files, version, str(resolved.image))
+    digest = resolved.image.version.removeprefix("sha256:")
+    return _describe_files(files, reference.tag or f"sha256-{digest[:12]}", str(resolved.image))
 
 
 def _describe_files(files: Iterable[ReleaseFile], version: str, index_url: str) -> ReleaseFiles:

@@ -130,19 +130,24 @@ def build_image(
     """
     release = release_files.release
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
-        cause = f"the version {quote_value(release.version)} has characters that gitboot does not accept"
         raise MalformedIndex(
-            release.index_url, cause, "a version may contain only letters, digits, and the characters . _ + ~ : -"
+            release.index_url,
+            f"the version {quote_value(release.version)} has characters that gitboot does not accept",
+            "a version may contain only letters, digits, and the characters . _ + ~ : -",
         )
-    name = name or find_image_name(release.source, release.version)
     for file in release_files.files:
         _check_url(release_files, file)
     for file in release_files.files:
         _check_exists(fetcher, file)
     with TemporaryDirectory(prefix="gitboot-") as folder:
         downloads = _Downloads(fetcher, Path(folder), progress)
-        measured = [(file, _measure(downloads, file)) for file in release_files.files]
-        draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
+        draft = _Document(
+            release_files,
+            settings or release_files.settings,
+            name or find_image_name(release.source, release.version),
+            labels or {},
+            [(file, _measure(downloads, file)) for file in release_files.files],
+        )
         progress.begin("signatures", None)
         check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
         with closing(check), _convert_errors(draft.title):
@@ -255,8 +260,11 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
 def _check_digests(url: str, facts: _Facts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
     for algorithm, given, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
         if given not in (None, found):
-            cause = f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {given}"
-            raise UntrustedRelease(url, cause, _REPORT)
+            raise UntrustedRelease(
+                url,
+                f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {given}",
+                _REPORT,
+            )
 
 
 def _is_local(file: ReleaseFile) -> bool:
@@ -269,8 +277,9 @@ def _convert_errors(place: str) -> Iterator[None]:
     try:
         yield
     except ArtifactMissing as error:
-        hint = "the release may be incomplete: try again later, or choose another version"
-        raise IncompleteRelease(place, str(error), hint) from error
+        raise IncompleteRelease(
+            place, str(error), "the release may be incomplete: try again later, or choose another version"
+        ) from error
     except HostUnreachable as error:
         raise SourceUnavailable(place, str(error)) from error
     except OSError as error:
@@ -291,11 +300,17 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
         if each.by is not None:
             found[at] = each.by
         elif each.fault is not None and at not in declared_unsigned:
-            hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
-            raise UntrustedRelease(place, f"the file is {each.fault}", hint)
+            raise UntrustedRelease(
+                place,
+                f"the file is {each.fault}",
+                "do not boot the file: try again later, or add a missing key of the vendor with --image-keys",
+            )
         elif release_files.keys and at not in declared_unsigned:
-            hint = "this source requires a signature for each file: check the index, and ask the vendor"
-            raise UntrustedRelease(place, "the file has no signature", hint)
+            raise UntrustedRelease(
+                place,
+                "the file has no signature",
+                "this source requires a signature for each file: check the index, and ask the vendor",
+            )
     return found
 
 

@@ -319,11 +319,16 @@ def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator
 
     Entries are named PRODUCT/VERSION.
     """
-    for product, releases in _need(_read_json(content, query.url), dict, query.url).items():
-        for release in releases if isinstance(releases, list) else ():
-            version = match_version(f"{product}/{_get(release, str, 'version')}", query.match)
-            if version is not None and _get(release, str, "state") == "Stable":
-                yield IndexEntry(version=version)
+    products = _need(_read_json(content, query.url), dict, query.url)
+    return _match_names(
+        (
+            f"{product}/{_get(release, str, 'version')}"
+            for product, releases in products.items()
+            for release in (releases if isinstance(releases, list) else ())
+            if _get(release, str, "state") == "Stable"
+        ),
+        query,
+    )
 
 
 def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
@@ -378,10 +383,13 @@ def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
         raise _malformed(url, f"the index is not YAML: {_quote(' '.join(str(error).split()))}") from None
 
 
+def _match_names(names: Iterable[str], query: IndexQuery) -> Iterator[IndexEntry]:
+    versions = (match_version(name, query.match) for name in names)
+    return (IndexEntry(version=version) for version in versions if version is not None)
+
+
 def _parse_checksum_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    for name in parse_digest_list(content, query.url):
-        if (version := match_version(name, query.match)) is not None:
-            yield IndexEntry(version=version)
+    return _match_names(parse_digest_list(content, query.url), query)
 
 
 _MOST_LINKS: Final = 20_000
@@ -406,9 +414,7 @@ def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[Inde
 
 
 def _parse_text(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    for line in content.decode(errors="replace").split("\n"):
-        if (version := match_version(line.strip(), query.match)) is not None:
-            yield IndexEntry(version=version)
+    return _match_names((line.strip() for line in content.decode(errors="replace").split("\n")), query)
 
 
 def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
@@ -417,7 +423,7 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
     for line in map(str.strip, content.decode(errors="replace").split("\n")):
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1].strip()
-            is_treeinfo = is_treeinfo or section == "checksums"
+            is_treeinfo |= section == "checksums"
         elif section == "checksums" and not line.startswith((";", "#")):
             name, _, value = map(str.strip, line.partition("="))
             algorithm, _, digest = map(str.strip, value.partition(":"))

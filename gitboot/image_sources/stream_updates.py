@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec import Struct, structs
 
@@ -44,8 +44,6 @@ from gitboot.text import (
     printable,
     printable_lines,
 )
-
-_CURRENT: Final = ("spec", "current")  # gitboot writes spec.rollout after this field
 
 
 class UpdateOutcome(StrEnum):
@@ -178,11 +176,11 @@ def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
     rollout = followed.stream.spec.rollout
     if rollout is None:
         return None
-    why = (
-        f"the rollout of {rollout.image} at {rollout.percent} % is not finished: set current to this image, and "
-        "remove rollout"
+    return Choice(
+        outcome=UpdateOutcome.WAITS,
+        why=f"the rollout of {rollout.image} at {rollout.percent} % is not finished: set current to this image, and "
+        "remove rollout",
     )
-    return Choice(outcome=UpdateOutcome.WAITS, why=why)
 
 
 def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> Choice:
@@ -229,12 +227,11 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         return Choice(outcome=UpdateOutcome.CURRENT, why=why)
     old_enough = [each for each in newer if each.published is None or now - each.published >= followed.minimum_age]
     if not old_enough:
-        youngest = newer[0]
-        why = (
-            f"the release {printable(youngest.version)} is {_format_public_age(youngest, now)}, but minimumAge is "
-            f"{followed.follow.minimum_age}"
+        return Choice(
+            outcome=UpdateOutcome.WAITS,
+            why=f"the release {printable(newer[0].version)} is {_format_public_age(newer[0], now)}, but minimumAge is "
+            f"{followed.follow.minimum_age}",
         )
-        return Choice(outcome=UpdateOutcome.WAITS, why=why)
     chosen = old_enough[-1]
     older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
     return Choice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
@@ -306,7 +303,8 @@ def build_files(
     origin = repository.origins[Id("ImageStream", followed.name)]
     fields = {"image": image, "percent": str(followed.follow.percent)}
     try:
-        changed = insert_field(repository.read(origin.blob), origin.document, _CURRENT, "rollout", fields)
+        # gitboot writes spec.rollout after spec.current
+        changed = insert_field(repository.read(origin.blob), origin.document, ("spec", "current"), "rollout", fields)
     except KeyError:
         raise UsageError(
             f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: "
@@ -411,11 +409,12 @@ class StreamUpdater:
         superseded = tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
         update = structs.replace(update, supersedes=superseded)
         if release.published is None and self._now - committed < followed.minimum_age:
-            why = (
-                f"the index has no date for {image}. The proposed commit is from {committed:%Y-%m-%d %H:%M} UTC, and "
-                f"minimumAge is {followed.follow.minimum_age}"
+            return structs.replace(
+                update,
+                outcome=UpdateOutcome.WAITS,
+                why=f"the index has no date for {image}. The proposed commit is from {committed:%Y-%m-%d %H:%M} UTC, "
+                f"and minimumAge is {followed.follow.minimum_age}",
             )
-            return structs.replace(update, outcome=UpdateOutcome.WAITS, why=why)
         why = f"{image} is the newest release that matches spec.follow"
         return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, ready=not self._dry_run)
 

@@ -126,13 +126,14 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
 
 def read_warewulf(files: Texts) -> ImportedInventory:
     """Read the nodes and profiles in a nodes.conf of Warewulf 4 or later."""
-    machines = []
-    for path, text in sorted(files.items()):
-        for document in parse_yaml(path, text):
-            profiles = as_mapping(get_nested(document, "nodeprofiles"))
-            for name, node in sorted(as_mapping(get_nested(document, "nodes")).items()):
-                machines.append(_read_warewulf_node(name, node if isinstance(node, dict) else {}, profiles))
-    return ImportedInventory(machines=tuple(machines))
+    return ImportedInventory(
+        machines=tuple(
+            _read_warewulf_node(name, as_mapping(node), as_mapping(get_nested(document, "nodeprofiles")))
+            for path, text in sorted(files.items())
+            for document in parse_yaml(path, text)
+            for name, node in sorted(as_mapping(get_nested(document, "nodes")).items())
+        )
+    )
 
 
 def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
@@ -145,27 +146,28 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
             addresses=list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
         )
     found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
-    images = {
-        label: next(filter(None, (as_text(each.get(key)) for each in found)), None)
-        for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
-    }
     address = next(filter(None, (as_text(get_nested(each, "ipmi", "ipaddr")) for each in found)), None)
     bmc, more = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
-    remarks = (
-        remark_kept(f"node {name}"),
-        *reader.remarks,
-        *remark_if(
-            not reader.nics and not reader.remarks,
-            remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
+    return ImportedMachine(
+        name=name,
+        nics=tuple(reader.nics),
+        bmc=bmc,
+        remarks=(
+            remark_kept(f"node {name}"),
+            *reader.remarks,
+            *remark_if(
+                not reader.nics and not reader.remarks,
+                remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
+            ),
+            *(
+                remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
+                for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
+                for value in [next(filter(None, (as_text(each.get(key)) for each in found)), None)]
+                if value
+            ),
+            *more,
         ),
-        *(
-            remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
-            for label, value in images.items()
-            if value
-        ),
-        *more,
     )
-    return ImportedMachine(name=name, nics=tuple(reader.nics), bmc=bmc, remarks=remarks)
 
 
 # OpenCHAMI
@@ -209,7 +211,11 @@ class _Config(Struct, frozen=True, kw_only=True):
 def read_openchami(files: Texts) -> ImportedInventory:
     """Read BSS boot parameters with SMD's Components and EthernetInterfaces, or read boot-service resources."""
     rows = [row for path, text in sorted(files.items()) for row in _parse_rows(path, text, len(files))]
-    configs = [_read_config(row) for row in rows if _KERNEL_KEYS & (row.keys() | as_mapping(row.get("spec")).keys())]
+    configs = [
+        _read_config(row)
+        for row in rows
+        if {"kernel", "params", "initrd"} & (row.keys() | as_mapping(row.get("spec")).keys())
+    ]
     nodes = _list_nodes(rows)
     nodes += _list_other_nodes(configs, nodes)
     bmcs = {
@@ -227,10 +233,6 @@ def read_openchami(files: Texts) -> ImportedInventory:
     )
 
 
-_KERNEL_KEYS: Final = {"kernel", "params", "initrd"}
-_LISTS: Final = ("Components", "boot-parameters", "nodes", "items")
-
-
 def _parse_rows(path: str, text: str, files: int) -> list[dict[str, Any]]:
     if path.endswith(".json"):
         documents = [parse_json(path, text)]
@@ -238,10 +240,11 @@ def _parse_rows(path: str, text: str, files: int) -> list[dict[str, Any]]:
         documents = parse_yaml(path, text)
     else:
         return []
+    keys = ("Components", "boot-parameters", "nodes", "items")
     lists = (
         found
         if isinstance(found, list)
-        else next((rows for key in _LISTS if (rows := as_mappings(get_nested(found, key)))), [found])
+        else next((rows for key in keys if (rows := as_mappings(get_nested(found, key)))), [found])
         for found in documents
     )
     return [row for found in lists for row in as_mappings(found)]
@@ -296,12 +299,11 @@ def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
             )
         elif (name := as_text(spec.get("xname"))) and row.get("kind") != "BMC":
             own = [(each.get("mac"), (each.get("ip"),)) for each in as_mappings(spec.get("interfaces"))]
-            boot_mac = spec.get("bootMac")
             node = _Node(
                 name=name,
                 hostname=as_text(spec.get("hostname")),
                 nid=_as_int(spec.get("nid")),
-                interfaces=_add_boot_mac(own, boot_mac),
+                interfaces=_add_boot_mac(own, spec.get("bootMac")),
                 role=as_text(spec.get("role")),
                 subrole=as_text(spec.get("subRole")),
                 groups=_as_texts(spec.get("groups")),
@@ -369,9 +371,10 @@ def _score(config: _Config, node: _Node) -> int:
 
 
 def _choose_config(node: _Node, configs: list[_Config]) -> _Config | None:
-    scored = [(each, _score(each, node)) for each in configs]
-    fitting = [(-score, -each.priority, each.name, at) for at, (each, score) in enumerate(scored) if score]
-    return configs[min(fitting)[3]] if fitting else None
+    scored = [(_score(each, node), each) for each in configs]
+    fitting = [(score, each) for score, each in scored if score]
+    # min returns the first of several equal items
+    return min(fitting, key=lambda each: (-each[0], -each[1].priority, each[1].name), default=(0, None))[1]
 
 
 def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]) -> Iterator[ImportRemark]:
@@ -435,13 +438,12 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
         if mac and mac not in nics:
             found = sorted(each for address in addresses for each in list_address(address))
             nics[mac] = ImportedNic(mac=mac, addresses=tuple(found))
-    is_mac = parse_mac_or_none(node.name) is not None
     host = bmcs.get(node.name.rpartition("n")[0])
     bmc, more = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")
     kernel = config.row.get("kernel") if config else None
     source = f"BootConfiguration {config.name}" if config and config.name else f"boot parameters of {node.name}"
     return ImportedMachine(
-        name=f"node-{node.name.replace(':', '-')}" if is_mac else node.name,
+        name=node.name if parse_mac_or_none(node.name) is None else f"node-{node.name.replace(':', '-')}",
         architecture=parse_architecture(node.architecture),
         nics=tuple(nic for _, nic in sorted(nics.items())),
         bmc=bmc,

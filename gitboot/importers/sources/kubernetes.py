@@ -157,7 +157,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
             addresses=list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask")),
             boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
         )
-    uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), None)
+    uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), "")
     machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(each))
     bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
     netboots = [as_mapping(interface.get("netboot")) for interface in interfaces]
@@ -169,7 +169,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
         ImportedMachine(
             name=name,
             architecture=architecture,
-            firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi or "")),
+            firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi)),
             nics=tuple(reader.nics),
             bmc=bmc,
             labels=read_labels(each),
@@ -199,15 +199,14 @@ _USER_DATA: Final = (
 
 def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
     remarks = (remark_kept(f"Hardware {machine.name}"), *machine.remarks)
-    if machine.nics and not any(nic.boot for nic in machine.nics):
-        remarks += (
-            remark_lost(
-                f"{setting} on all its interfaces, because a Parked server does not boot from the network either"
-            ),
-        )
-        nics = tuple(structs.replace(nic, boot=True) for nic in machine.nics)
-        return structs.replace(machine, nics=nics, remarks=remarks)
-    return structs.replace(machine, remarks=remarks)
+    if not machine.nics or any(nic.boot for nic in machine.nics):
+        return structs.replace(machine, remarks=remarks)
+    because = "because a Parked server does not boot from the network either"
+    return structs.replace(
+        machine,
+        nics=tuple(structs.replace(nic, boot=True) for nic in machine.nics),
+        remarks=(*remarks, remark_lost(f"{setting} on all its interfaces, {because}")),
+    )
 
 
 def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
@@ -303,9 +302,11 @@ def _read_netboot(
 
 def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
     base = (as_text(osie.get("baseURL")) or "").rstrip("/")
-    first, second = as_text(osie.get("kernel")), as_text(osie.get("initrd"))
-    kernel = as_text(osie.get("kernelURL")) or (f"{base}/{first}" if base and first else None)
-    return kernel, as_text(osie.get("initrdURL")) or (f"{base}/{second}" if base and second else None)
+    kernel, initrd = (
+        as_text(osie.get(f"{key}URL")) or (f"{base}/{name}" if base and (name := as_text(osie.get(key))) else None)
+        for key in ("kernel", "initrd")
+    )
+    return kernel, initrd
 
 
 def _parse_pxelinux(config: str) -> tuple[str | None, tuple[str, ...], list[str]]:
@@ -341,11 +342,9 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         mac, about = read_mac(as_text(nic.get("mac")) or as_text(nic.get("macAddress")), f"interface {nic_name}:")
         remarks += about
         if mac:  # a second row with the same MAC address contains the IPv6 address
-            before = nics[mac].addresses if mac in nics else ()
-            own_name = nics[mac].name if mac in nics else nic_name
-            addresses = tuple(dict.fromkeys((*before, *list_address(nic.get("ip")))))
-            may_boot = boots_by is None or mac == boots_by
-            nics[mac] = ImportedNic(mac=mac, name=own_name, addresses=addresses, boot=may_boot)
+            known = nics.get(mac, ImportedNic(mac=mac, name=nic_name, boot=boots_by in (None, mac)))
+            addresses = tuple(dict.fromkeys((*known.addresses, *list_address(nic.get("ip")))))
+            nics[mac] = structs.replace(known, addresses=addresses)
     if boots_by is not None and boots_by not in nics:
         nics[boots_by] = ImportedNic(mac=boots_by)
     bmc, of_bmc = parse_bmc(

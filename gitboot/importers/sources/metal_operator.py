@@ -52,7 +52,6 @@ from gitboot.model.scalars import SystemUuid
 
 _BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # if a machine has both kinds, the first kind applies
 _KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
-_GROUP: Final = "metal.ironcore.dev/"
 _ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # values of Processor.ProcessorArchitecture in Redfish
 
 
@@ -126,7 +125,7 @@ def _list_boot_configs(objects: Objects) -> list[_BootConfig]:
 def _find_owner(namespace: str, each: Object) -> Key | None:
     """Return the key of the ServerBootConfiguration that owns an object. Both are in the same namespace."""
     for owner in as_mappings(get_nested(each, "metadata", "ownerReferences")):
-        is_group = (as_text(owner.get("apiVersion")) or "").startswith(_GROUP)
+        is_group = (as_text(owner.get("apiVersion")) or "").startswith("metal.ironcore.dev/")
         if is_group and owner.get("kind") == "ServerBootConfiguration" and (name := as_text(owner.get("name"))):
             return namespace, name
     return None
@@ -201,8 +200,7 @@ def _read_server(name: str, each: Object, configs: Sequence[_BootConfig], object
 
 def _read_architecture(spec: Object, status: Object) -> str | None:
     for processor in (spec, *as_mappings(status.get("processors"))):
-        text = as_text(processor.get("instructionSet")) or as_text(processor.get("architecture")) or ""
-        if text:
+        if text := as_text(processor.get("instructionSet")) or as_text(processor.get("architecture")):
             return parse_architecture(_ARCHITECTURES.get(text.lower(), text))
     return None
 
@@ -289,26 +287,19 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
     """Return a remark if a server's ServerBootConfiguration is missing from the source or is for another server."""
     if workload is None or not objects.list_kind("ServerBootConfiguration"):
         return None
-    found = objects.find("ServerBootConfiguration", workload)
-    if found is None:
-        return remark_missing(
-            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is not in the source"
-        )
-    server = as_text(get_nested(found, "spec", "serverRef", "name"))
-    if server != name:
-        return remark_missing(
-            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is for Server {server}"
-        )
-    return None
+    because = f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is"
+    if objects.find("ServerBootConfiguration", workload) is None:
+        return remark_missing(f"{because} not in the source")
+    server = _find_server_name(workload, objects)
+    return remark_missing(f"{because} for Server {server}") if server != name else None
 
 
 def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
     image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
     about = f". Its image is {image}: name the layers with `gitboot artifacts resolve`" if image else ""
-    kinds = " or ".join(_BOOT_KINDS)
     return remark_missing(
         f"{subject} was not imported, because ServerBootConfiguration {_spell(owner)} has no "
-        f"{kinds} in the source{about}"
+        f"{' or '.join(_BOOT_KINDS)} in the source{about}"
     )
 
 
@@ -323,28 +314,28 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
                     "and it is not clear which one boots"
                 )
             ]
-    first, others = next((each for each in configs if each.boot), None), configs
-    remarks = [
-        remark_missing(f"the boot of {each} was not imported, because it does not have a kernel or a uki")
-        for each in others
-        if not each.boot
+    first = next((each for each in configs if each.boot), None)
+    return first.boot if first else None, [
+        *(
+            remark_missing(f"the boot of {each} was not imported, because it does not have a kernel or a uki")
+            for each in configs
+            if not each.boot
+        ),
+        *(
+            remark_lost(f"{each}, another way to boot the same system: its profile is {each.boot}")
+            for each in configs
+            if each.boot and each is not first
+        ),
     ]
-    remarks += [
-        remark_lost(f"{each}, another way to boot the same system: its profile is {each.boot}")
-        for each in others
-        if each.boot and each is not first
-    ]
-    return first.boot if first else None, remarks
 
 
 def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> Iterator[ImportRemark]:
     claimed = _read_ref(spec.get("serverClaimRef"))
     for key, each in objects.list_kind("ServerClaim"):
         if is_same_key(key, claimed) or get_nested(each, "spec", "serverRef", "name") == name:
-            image = as_text(get_nested(each, "spec", "image"))
             yield remark_lost(
-                f"ServerClaim {_spell(key)} with image {image} was not imported, because gitboot "
-                "does not support claims"
+                f"ServerClaim {_spell(key)} with image {as_text(get_nested(each, 'spec', 'image'))} was not imported, "
+                "because gitboot does not support claims"
             )
     for key, each in objects.list_kind("ServerMaintenance"):
         if get_nested(each, "spec", "serverRef", "name") == name:
@@ -414,7 +405,11 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
         same = list(group)
         first = next((each for each in same if each.kind == _BOOT_KINDS[0]), same[0])
         owners = {each.owner or each.key for each in same}
-        boot, remarks = _pick_config(same) if len(owners) == 1 else (None, [_remark_several(same)])
+        boot, remarks = _pick_config(same)
+        if len(owners) > 1:
+            names = " and ".join(map(str, same))
+            because = f"because {names} are for one machine, and only its Server shows which one is for its workload"
+            boot, remarks = None, [remark_missing(f"the boot was not imported, {because}")]
         uuid, of_uuid = read_uuid(as_text(first.spec.get("systemUUID")))
         nics, more = _read_network_identifiers(same)
         yield ImportedMachine(
@@ -430,14 +425,6 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
                 *more,
             ),
         )
-
-
-def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
-    names = " and ".join(map(str, configs))
-    return remark_missing(
-        f"the boot was not imported, because {names} are for one machine, and only its Server "
-        "shows which one is for its workload"
-    )
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
