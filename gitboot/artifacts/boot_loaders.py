@@ -171,8 +171,11 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> Placed:
     """Write ``grub/grub.cfg`` to the TFTP root, unless another program wrote the existing file."""
     target = tftp / _SIGNED_GRUB
     if (found := read_output_file(target)) is not None and not found.startswith(_OWN_COMMENT):
-        message = f"gitboot did not write {target}, so gitboot does not replace it; the signed GRUB loads this file"
-        return Placed(path=_SIGNED_GRUB, outcome=Placement.UNCHANGED, message=message)
+        return Placed(
+            path=_SIGNED_GRUB,
+            outcome=Placement.UNCHANGED,
+            message=f"gitboot did not write {target}, so gitboot does not replace it; the signed GRUB loads this file",
+        )
     is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
     return Placed(
         path=_SIGNED_GRUB,

@@ -139,8 +139,9 @@ class Registries:
         for challenge in challenges:
             scheme, _, rest = challenge.partition(" ")
             if scheme.lower() == "bearer":
-                parameters = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
-                return self._request_token(at, reference, parameters, own)
+                return self._request_token(
+                    at, reference, {name.lower(): value for name, value in _PARAMETER.findall(rest)}, own
+                )
         return own
 
     def _request_token(self, at: str, reference: OciReference, challenge: Mapping[str, str], own: str | None) -> str:

@@ -406,8 +406,9 @@ class StreamUpdater:
             texts = {"title": printable(title), "message": printable_lines(message.strip("\n"))}
             update, committed = structs.replace(start, commit=found.commit, **texts), found.committed
         older = (self._name_branch(followed, each) for each in choice.older)
-        superseded = tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
-        update = structs.replace(update, supersedes=superseded)
+        update = structs.replace(
+            update, supersedes=tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
+        )
         if release.published is None and self._now - committed < followed.minimum_age:
             return structs.replace(
                 update,
@@ -415,8 +416,12 @@ class StreamUpdater:
                 why=f"the index has no date for {image}. The proposed commit is from {committed:%Y-%m-%d %H:%M} UTC, "
                 f"and minimumAge is {followed.follow.minimum_age}",
             )
-        why = f"{image} is the newest release that matches spec.follow"
-        return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, ready=not self._dry_run)
+        return structs.replace(
+            update,
+            outcome=UpdateOutcome.PROPOSED,
+            why=f"{image} is the newest release that matches spec.follow",
+            ready=not self._dry_run,
+        )
 
     def _name_branch(self, followed: FollowedStream, release: Release) -> str:
         return f"{self._prefix}{followed.name}-{find_image_name(release.source, release.version)}"

@@ -321,7 +321,6 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         "kernelArguments": list(arguments) if not uki else [],
         "userData": {"format": data.format, "template": template} if data else None,
     }
-    policy = {"select": "None", "profile": name, "networkBoot": "Once"}
     files = {
         _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), about, spec, {})
         for folder, kind, about, spec in (
@@ -331,7 +330,7 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
                 "policies",
                 "BootPolicy",
                 "Servers refer to this policy in their field policy. The policy does not select servers itself.",
-                policy,
+                {"select": "None", "profile": name, "networkBoot": "Once"},
             ),
         )
     }

@@ -528,8 +528,11 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
-        message = f"the mirror answers {answer.status} for a path that is not published: {why}"
-        return MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
+        return MirrorFinding(
+            path=path,
+            fault=MirrorFault.EXTRA,
+            message=f"the mirror answers {answer.status} for a path that is not published: {why}",
+        )
     if answer.status >= 500:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror answers {answer.status}")
     return _check_grub_body(path, answer) if _GRUB in path else None

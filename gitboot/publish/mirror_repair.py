@@ -89,8 +89,9 @@ class MirrorStore:
         """
         right = {self._below + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(right), right.__getitem__, ())
-        sent = {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in right.items()}
-        if wrong := self._store.differing(sent):
+        if wrong := self._store.differing(
+            {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in right.items()}
+        ):
             raise Overtaken(f"{self.name}: the content of {wrong[0]} changed after gitboot wrote it")
 
     def remove_each(self, paths: Collection[str]) -> None:

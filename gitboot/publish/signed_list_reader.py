@@ -304,10 +304,11 @@ def _parse_root(metadata: _Metadata) -> _Root:
     try:
         signed = metadata.signed
         keys = _ed25519_keys(signed["keys"])
-        roles = {
-            name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")
-        }
-        return _Root(signed["version"], parse_instant(signed["expires"]), roles)
+        return _Root(
+            signed["version"],
+            parse_instant(signed["expires"]),
+            {name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")},
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _build_damage(metadata.name, error) from error
 
@@ -341,8 +342,11 @@ class _MetadataReader:
             data = self.find(name, MAX_ROOT_BYTES)
             if data is None:
                 if trusted is None and version > 1:
-                    message = "the public key that you named signed no root metadata"
-                    raise ListProblem(BAD_SIGNATURE, f"{version - 1}.root.json", message)
+                    raise ListProblem(
+                        BAD_SIGNATURE,
+                        f"{version - 1}.root.json",
+                        "the public key that you named signed no root metadata",
+                    )
                 return trusted
             metadata = _parse_metadata(name, data, "root")
             root = _parse_root(metadata)

@@ -78,14 +78,13 @@ class Publication(Struct, frozen=True, kw_only=True):
 
     def merge_shared(self, before: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
         """Return the listing of shared files after this publication, given the listing before it."""
-        kept = {
-            path: each
-            for path, each in before.items()
-            if (self.shared is None and not is_page_or_record_file(path))
-            or (not self.parts.is_whole and is_page_or_record_file(path) and path not in self.parts.removed)
-        }
         return {
-            **kept,
+            **{
+                path: each
+                for path, each in before.items()
+                if (self.shared is None and not is_page_or_record_file(path))
+                or (not self.parts.is_whole and is_page_or_record_file(path) and path not in self.parts.removed)
+            },
             **{path: ListedFile(file.sha256, len(file.content)) for path, file in self.changed_shared_files.items()},
         }
 
@@ -212,8 +211,7 @@ class _Decision:
         listed = dict(self._tree.iter_servers()) if wanted.complete else {}
         servers: Iterable[str] = wanted.servers
         if wanted.complete:
-            cut_short = filter(None, map(parse_state_path, self._tree.pending_files))
-            servers = sorted({*wanted.servers, *listed, *cut_short})
+            servers = sorted({*wanted.servers, *listed, *filter(None, map(parse_state_path, self._tree.pending_files))})
         for server in servers:
             files = wanted.servers.get(server)
             if files is not None:
@@ -457,8 +455,9 @@ def amend_manifest(
     before = {node: tree.read_node(node) for node in sorted({*nodes, *(node for node, _ in leaves)})}
     parts: Parts = {}
     for (node, leaf), changes in sorted(leaves.items()):
-        was = tree.read_leaf(node, leaf, before[node].get(leaf))
-        nodes.setdefault(node, {})[leaf] = _amend(parts, leaf_path(node, leaf), was, changes)
+        nodes.setdefault(node, {})[leaf] = _amend(
+            parts, leaf_path(node, leaf), tree.read_leaf(node, leaf, before[node].get(leaf)), changes
+        )
     top: dict[str, str | None] = {}
     for node, changes in sorted(nodes.items()):
         top[node] = _amend(parts, node_path(node), before[node], changes)

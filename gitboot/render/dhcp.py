@@ -65,8 +65,9 @@ class _V4:
         if mirror.ipv4 is not None:
             options["next-server"] = str(mirror.ipv4)
         if offer.loader is Output.PXELINUX:
-            prefix = mirror.url("").encode().hex()
-            options["option-data"] = [{"code": 210, "csv-format": False, "data": prefix, "always-send": True}]
+            options["option-data"] = [
+                {"code": 210, "csv-format": False, "data": mirror.url("").encode().hex(), "always-send": True}
+            ]
         return options
 
 

@@ -183,8 +183,9 @@ def _outline_decoder() -> Decoder[Any]:
     from msgspec import Raw, defstruct
     from msgspec.json import Decoder
 
-    known = [("format", Literal[FORMAT]), ("identities", tuple[str, ...]), ("files", dict[str, Raw])]
-    return Decoder(defstruct("_Outline", known))
+    return Decoder(
+        defstruct("_Outline", [("format", Literal[FORMAT]), ("identities", tuple[str, ...]), ("files", dict[str, Raw])])
+    )
 
 
 def parse_state(data: bytes) -> PublishedServer:

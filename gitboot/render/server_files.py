@@ -329,8 +329,9 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
         "drift": find_drift(decision, record),
     }
     plan_document = build_document(decision, now)
-    lasting = [(None, {**stored_files, **idle_files})]
-    listed = build_file_versions([(each.since, each.in_tree) for each in renderings]) | build_file_versions(lasting)
+    listed = build_file_versions([(each.since, each.in_tree) for each in renderings]) | build_file_versions(
+        [(None, {**stored_files, **idle_files})]
+    )
     listing = Listing(
         server=decision.server,
         files=dict(sorted(listed.items())),
@@ -681,12 +682,11 @@ def render_page_files(
         f"{PAGE_DATA}{name}.js": File(render_data_script(name, encode_canonical(value)), SCRIPT)
         for name, value in parts.items()
     }
-    by_folder = {"shard": changed_shards, "location": moved_shards}
     return FileUpdates(
         files=files,
         removed=frozenset(
             f"{PAGE_DATA}{folder}/{shard}.js"
-            for folder, shards in by_folder.items()
+            for folder, shards in {"shard": changed_shards, "location": moved_shards}.items()
             for shard in shards
             if shard not in members
         ),

@@ -285,8 +285,9 @@ def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
     if plan is None or user_data is None or "meta-data" not in user_data.files:
         return
     for name in BUNDLED:
-        text = insert_attempt_token(user_data.files.get(name, ""), decision, plan)
-        file = File(text.encode(), ContentType.CLOUD_CONFIG)
+        file = File(
+            insert_attempt_token(user_data.files.get(name, ""), decision, plan).encode(), ContentType.CLOUD_CONFIG
+        )
         yield from ((paths.NOCLOUD.build_path(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
 
 

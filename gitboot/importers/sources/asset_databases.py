@@ -169,9 +169,6 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
     serial = as_text(hardware.get("system_serial"))
     system = "/".join(filter(None, (as_text(row.get("osystem")), as_text(row.get("distro_series")))))
     status = as_text(row.get("status_name"))
-    labels = {
-        key: build_document_name(value) for key in ("zone", "pool") if (value := as_text(get_nested(row, key, "name")))
-    }
     return ImportedMachine(
         name=name,
         uuid=uuid,
@@ -180,7 +177,11 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
         firmware=parse_firmware({"pxe": "bios"}.get(str(row.get("bios_boot_method")), row.get("bios_boot_method"))),
         nics=nics,
         bmc=bmc,
-        labels=labels,
+        labels={
+            key: build_document_name(value)
+            for key in ("zone", "pool")
+            if (value := as_text(get_nested(row, key, "name")))
+        },
         remarks=(
             remark_kept(f"machine {name} ({row['system_id']}){f' in status {status}' if status else ''}"),
             *of_uuid,
@@ -306,11 +307,6 @@ def _read_foreman_host(
     parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
     values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
     arguments, of_arguments = translate_arguments((values.get("kernelcmd") or "").split())
-    labels = {
-        key: build_document_name(value)
-        for key in ("hostgroup", "location", "organization")
-        if (value := as_text(host.get(f"{key}_title")) or as_text(host.get(f"{key}_name")))
-    }
     return ImportedMachine(
         name=name,
         uuid=uuid,
@@ -320,7 +316,11 @@ def _read_foreman_host(
         secure_boot=True if "UEFI SecureBoot" in loader else None,
         nics=nics,
         bmc=bmc,
-        labels=labels,
+        labels={
+            key: build_document_name(value)
+            for key in ("hostgroup", "location", "organization")
+            if (value := as_text(host.get(f"{key}_title")) or as_text(host.get(f"{key}_name")))
+        },
         boot=boot.name if boot else None,
         arguments=arguments,
         remarks=(

@@ -282,8 +282,9 @@ def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
     interfaces: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
     for row in rows:
         if "MACAddress" in row and (owner := as_text(row.get("ComponentID"))):
-            addresses = tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses")))
-            interfaces.setdefault(owner, []).append((row["MACAddress"], addresses))
+            interfaces.setdefault(owner, []).append(
+                (row["MACAddress"], tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses"))))
+            )
     found: dict[str, _Node] = {}
     for row in rows:
         spec = as_mapping(row.get("spec"))
@@ -436,8 +437,9 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
         mac, about = read_mac(as_text(text))
         remarks += about
         if mac and mac not in nics:
-            found = sorted(each for address in addresses for each in list_address(address))
-            nics[mac] = ImportedNic(mac=mac, addresses=tuple(found))
+            nics[mac] = ImportedNic(
+                mac=mac, addresses=tuple(sorted(each for address in addresses for each in list_address(address)))
+            )
     host = bmcs.get(node.name.rpartition("n")[0])
     bmc, more = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")
     kernel = config.row.get("kernel") if config else None

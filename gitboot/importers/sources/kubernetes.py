@@ -91,8 +91,7 @@ def load_objects(files: Texts) -> Objects:
                 kind = as_text(each.get("kind")) or (as_text(get_nested(document, "kind")) or "").removesuffix("List")
                 name = as_text(get_nested(each, "metadata", "name"))
                 if kind and name:
-                    key = (as_text(get_nested(each, "metadata", "namespace")) or "", name)
-                    by_kind.setdefault(kind, {})[key] = each
+                    by_kind.setdefault(kind, {})[_get_namespace(each), name] = each
     return Objects(by_kind)
 
 
@@ -343,8 +342,9 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         remarks += about
         if mac:  # a second row with the same MAC address contains the IPv6 address
             known = nics.get(mac, ImportedNic(mac=mac, name=nic_name, boot=boots_by in (None, mac)))
-            addresses = tuple(dict.fromkeys((*known.addresses, *list_address(nic.get("ip")))))
-            nics[mac] = structs.replace(known, addresses=addresses)
+            nics[mac] = structs.replace(
+                known, addresses=tuple(dict.fromkeys((*known.addresses, *list_address(nic.get("ip")))))
+            )
     if boots_by is not None and boots_by not in nics:
         nics[boots_by] = ImportedNic(mac=boots_by)
     bmc, of_bmc = parse_bmc(
@@ -352,7 +352,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         as_text(get_nested(spec, "bmc", "credentialsName")),
         verify=str(get_nested(spec, "bmc", "disableCertificateVerification")) != "true",
     )
-    machine = ImportedMachine(
+    return ImportedMachine(
         name=name,
         serial=as_text(get_nested(seen, "systemVendor", "serialNumber")),
         architecture=parse_architecture(spec.get("architecture") or get_nested(seen, "cpu", "arch")),
@@ -376,8 +376,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
                 if spec.get(key)
             ),
         ),
-    )
-    return machine, None
+    ), None
 
 
 def _describe_image(spec: Object) -> str:

@@ -370,8 +370,9 @@ def _read_bmc(
     endpoint = objects.get_spec(
         "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
     )
-    mac = get_nested(controller, "access", "macAddress") or endpoint.get("macAddress")
-    _, rejected = read_mac(as_text(mac), "the BMC:")
+    _, rejected = read_mac(
+        as_text(get_nested(controller, "access", "macAddress") or endpoint.get("macAddress")), "the BMC:"
+    )
     host = as_text(get_nested(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = as_mapping(get_nested(controller, "protocol"))
     if host is None:
