@@ -184,9 +184,9 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
         """
         found = []
         for mac in (self.macs or ("",)) if system in paths else ():
-            hexhyp = mac.replace(":", "-")
-            values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac, "hexhyp": hexhyp}
-            path = paths[system].format_map({key: quote(value, safe=":-") for key, value in values.items()})
+            values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac}
+            values = {key: quote(value, safe=":-") for key, value in values.items()}
+            path = paths[system].format(**values, hexhyp=mac.replace(":", "-"))
             found.append(f"{old.rstrip('/')}/{path}")
         return tuple(dict.fromkeys(found))
 

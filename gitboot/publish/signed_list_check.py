@@ -154,9 +154,9 @@ class ListReader:
             for path, versions in listing.files.items():
                 if is_hashed(path) and names is None:
                     hidden += 1
-                    continue
-                shown = by_digest.get(path, path)
-                files[shown] = build_mirror_file(listing, shown, versions, now)
+                else:
+                    shown = by_digest.get(path, path)
+                    files[shown] = build_mirror_file(listing, shown, versions, now)
             for path in listing.end.files if listing.end is not None else ():
                 if path not in listing.files:
                     files[path] = build_mirror_file(listing, path, (), now)

@@ -93,6 +93,7 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
         for path in files.keys() & policy_files.keys()
         if _has_role(path, Role.DATA) and files[path] != policy_files[path]
     }
+    by_http = urlsplit(decision.endpoint or "").scheme != "https"
     for path in sorted(files.keys() | policy_files.keys()):
         kind, own_file, policy_file = paths.find_path_kind(path), files.get(path), policy_files.get(path)
         chosen = own_file or policy_file
@@ -106,7 +107,8 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
             chosen = own_file if is_late or (names_loader and own_file is not None) else policy_file
         elif kind is not None and kind.role is Role.BOOT_SCRIPT and own_file != policy_file:
             asking_script = None
-            if own_file and policy_file and not (finds_data and data) and _can_ask_endpoint(decision, kind):
+            can_ask = by_http or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
+            if own_file and policy_file and can_ask and not (finds_data and data):
                 asking_script = _render_asking_script(decision, kind, path, policy_file)
             chosen = asking_script or (own_file if is_late else policy_file)
         if chosen is not None:
@@ -135,11 +137,6 @@ def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallbac
         below = f"{paths.ASKED}{below}"
     text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{below}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
-
-
-def _can_ask_endpoint(decision: Decision, kind: PathKind) -> bool:
-    is_https = urlsplit(decision.endpoint or "").scheme == "https"
-    return not is_https or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
 
 
 # The functions that render the script that queries the endpoint first, by loader.

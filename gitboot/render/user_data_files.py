@@ -151,7 +151,9 @@ def _build_folder(
         else:
             (name, place), size = subfolders[spelling], _SECTOR
         is_folder = spelling in subfolders
-        behind = _build_mode(is_folder, 2 if is_folder else 1) + _build_name(name) if names.has_rock_ridge else b""
+        mode = _build_mode(is_folder, 2 if is_folder else 1)
+        rock_ridge_name = b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()  # the NM field of RRIP
+        behind = mode + rock_ridge_name if names.has_rock_ridge else b""
         records.append(_build_record(spelling, place, size, is_folder=is_folder, behind=behind))
     found = b"".join(records)
     assert len(found) <= _SECTOR, folder  # noqa: S101 - user data has few files
@@ -177,11 +179,6 @@ def _build_record(name: bytes, place: int, size: int, *, is_folder: bool, behind
 def _build_mode(is_folder: bool, links: int) -> bytes:
     """Return the PX field of RRIP: root owns the file, and all users may read it."""
     return b"PX\x24\x01" + b"".join(map(_encode_both_orders, (0o040555 if is_folder else 0o100444, links, 0, 0)))
-
-
-def _build_name(name: str) -> bytes:
-    """Return the NM field of RRIP."""
-    return b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()
 
 
 def _pad(text: bytes, space: bytes, size: int) -> bytes:

@@ -579,7 +579,12 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
     options = _merge_options(_parse_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
     # Without a value, a profile inherits the template from Cobbler's settings; "" means no template.
     autoinstall = next(
-        (_name_template(each["autoinstall"]) for each in lineage if each.get("autoinstall") not in (None, _INHERIT)),
+        # Cobbler 4 stores either all fields of a template or only the uid of the template.
+        (
+            as_text(get_nested(each["autoinstall"], "name")) or as_text(each["autoinstall"]) or ""
+            for each in lineage
+            if each.get("autoinstall") not in (None, _INHERIT)
+        ),
         None,
     )
     arguments, more = translate_arguments([*options, *_list_added_arguments(distro, installs=autoinstall != "")])
@@ -612,11 +617,6 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
             *more,
         ),
     )
-
-
-def _name_template(value: object) -> str:
-    # Cobbler 4 stores either all fields of a template or only the uid of the template.
-    return as_text(get_nested(value, "name")) or as_text(value) or ""
 
 
 def _find_file_url(distro: Mapping[str, Any], kind: str) -> str | None:

@@ -226,9 +226,8 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
             words = []
         else:
             words.append(piece)
-    for host in hosts:
-        if host is not None:  # the file ends inside this block
-            yield _read_isc_host(*host)
+    # the file ends inside these blocks
+    yield from (_read_isc_host(*host) for host in hosts if host is not None)
 
 
 def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:

@@ -260,21 +260,18 @@ def _as_texts(value: Any) -> tuple[str, ...]:
 
 
 def _read_config(row: Mapping[str, Any]) -> _Config:
-    spec = as_mapping(row.get("spec")) or row
-    macs, remarks = set[MacAddress](), list[ImportRemark]()
+    spec, reader = as_mapping(row.get("spec")) or row, NicReader()
     for each in as_list(spec.get("macs")):
-        mac, about = read_mac(as_text(each), "boot parameters:")
-        macs |= {mac} if mac else set()
-        remarks += about
+        reader.add(as_text(each), "boot parameters:")
     return _Config(
         name=as_text(get_nested(row, "metadata", "name")) or "",
         row=spec,
         hosts=_as_texts(spec.get("hosts")),
-        macs=frozenset(macs),
+        macs=frozenset(nic.mac for nic in reader.nics),
         nids=tuple(nid for each in as_list(spec.get("nids")) if (nid := _as_int(each)) is not None),
         groups=_as_texts(spec.get("groups")),
         priority=_as_int(spec.get("priority")) or 0,
-        remarks=tuple(remarks),
+        remarks=tuple(reader.remarks),
     )
 
 

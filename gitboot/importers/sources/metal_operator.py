@@ -20,6 +20,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -437,17 +438,15 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
         for value in ([each.spec[key]] if as_text(each.spec.get(key)) else as_list(each.spec.get(key)))
     )
     addresses = tuple(sorted({address for each in found if (address := parse_address(each))}))
-    macs, remarks = set(), list[ImportRemark]()
+    reader = NicReader()
     for each in found:
         if parse_address(each) is None:
-            mac, more = read_mac(each)
-            macs |= {mac} if mac else set()
-            remarks += more
+            reader.add(each)
+    macs = sorted({nic.mac for nic in reader.nics})
     if not macs and addresses:
-        remarks.append(remark_lost(f"the addresses {', '.join(addresses)}, because no interface is known"))
-    first = min(macs, default=None)
-    nics = (ImportedNic(mac=mac, addresses=addresses if mac == first else ()) for mac in sorted(macs))
-    return tuple(nics), remarks
+        reader.remarks.append(remark_lost(f"the addresses {', '.join(addresses)}, because no interface is known"))
+    nics = (ImportedNic(mac=mac, addresses=addresses if mac == macs[0] else ()) for mac in macs)
+    return tuple(nics), reader.remarks
 
 
 def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Iterator[ImportRemark]:

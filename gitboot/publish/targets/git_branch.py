@@ -104,7 +104,12 @@ class BranchTarget:
         at = self._clock()
         own = Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
         author = self._author_of(Revision(step.head.commit)) or own
-        commit = self._branch.commit(self._tip, changes, _message(step), author, at)
+        written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
+        message = (
+            f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
+            f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
+        )
+        commit = self._branch.commit(self._tip, changes, message, author, at)
         self._branch.push(self._tip, commit)
         self._tip, self._uncommitted = commit, {}
 
@@ -113,14 +118,6 @@ class BranchTarget:
 
     def _build_damage_error(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is damaged (delete the branch; gitboot creates it again)")
-
-
-def _message(step: TargetStep) -> str:
-    written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
-    return (
-        f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
-        f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
-    )
 
 
 def _content(tree: FollowedTree, path: str, digest: str) -> bytes:
