@@ -18,7 +18,7 @@ from gitboot.errors import HostUnreachable, PublishError
 from gitboot.files import lock_file, open_lock
 from gitboot.publish.durable_files import Disk, TreeModes, staging_path, to_publish_error
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.targets.follower import RsyncAddress
+from gitboot.publish.targets.follower import ReadCredentials, RsyncAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
     FileConflict,
@@ -350,9 +350,6 @@ class RsyncStore:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         finally:
             os.close(lock)
-
-
-ReadCredentials = Callable[[Path], tuple[str, str]]  # a function that reads a folder and returns a user and a password
 
 
 def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:

@@ -266,6 +266,10 @@ _SETTINGS: Final = {  # by the kind of target
 _PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # the settings whose values are files or folders
 
 
+# a function that reads the credentials in a folder: a user and a password, or a key's ID and secret
+ReadCredentials = Callable[[Path], tuple[str, str]]
+
+
 class _Address(Struct, frozen=True, kw_only=True):
     """The settings in the URL of a target. Each kind of target uses only some of them."""
 

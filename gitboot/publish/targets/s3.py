@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.mirror_comparison import build_headers
-from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.follower import BucketAddress, ReadCredentials
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
     FileConflict,
@@ -244,10 +243,6 @@ class Bucket:
             words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
             cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
         return HostUnreachable(f"{self._name}: {cause}{where}")
-
-
-# a function that reads a folder and returns the ID and the secret of a key
-ReadCredentials = Callable[[Path], tuple[str, str]]
 
 
 def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
