@@ -56,8 +56,9 @@ def parse_json(path: str, text: str) -> Any:
         place = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
             # Python's messages end with these words if a position follows
-            message = error.msg.removesuffix(" at").removesuffix(" starting")
-            place = f"line {error.lineno}, column {error.colno}: {message}"
+            place = (
+                f"line {error.lineno}, column {error.colno}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+            )
         raise UsageError(f"{path} is not JSON: {place}") from None
 
 
@@ -306,13 +307,12 @@ def parse_bmc(
             remark_lost(f"the BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
         )
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
-    bmc = ImportedBmc(
+    return ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         credentials=build_document_name(credentials or "bmc"),
         system=system or (parts.path if parts.path.startswith("/redfish/") else None),
         verify=verify,
-    )
-    return bmc, (
+    ), (
         *remark_if("@" in parts.netloc, remark_lost("user and password in the BMC's address were left out")),
         *remark_if(
             credentials is None,

@@ -140,14 +140,13 @@ def read_maas(files: Texts) -> ImportedInventory:
         if "system_id" not in as_mapping(each)
         for system_id, power in as_mapping(each).items()
     }
-    is_machine = {id(row): str(row.get("node_type", 0)) == "0" for row in machines}
     return ImportedInventory(
         machines=tuple(
             sorted(
                 (
                     _read_maas_machine(row, powers.get(str(row["system_id"]), {}))
                     for row in machines
-                    if is_machine[id(row)]
+                    if str(row.get("node_type", 0)) == "0"
                 ),
                 key=lambda machine: machine.name,
             )
@@ -155,7 +154,7 @@ def read_maas(files: Texts) -> ImportedInventory:
         remarks=tuple(
             remark_lost(f"{as_text(row.get('hostname'))} is not a machine: {as_text(row.get('node_type_name'))}")
             for row in machines
-            if not is_machine[id(row)]
+            if str(row.get("node_type", 0)) != "0"
         ),
     )
 
@@ -451,10 +450,9 @@ def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | No
 
 def _fill_medium_path(path: str, system: _Row, architecture: str) -> str:
     major, minor = as_text(system.get("major")) or "", as_text(system.get("minor")) or ""
-    is_debian = as_text(system.get("family")) == "Debian"
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture) if is_debian else architecture
+    names = {"x86_64": "amd64", "aarch64": "arm64"} if as_text(system.get("family")) == "Debian" else {}
     values = {
-        "$arch": arch,
+        "$arch": names.get(architecture, architecture),
         "$major": major,
         "$minor": minor,
         "$version": ".".join(filter(None, (major, minor))),

@@ -159,7 +159,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
     uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), "")
     machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(each))
     bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
-    netboots = [as_mapping(interface.get("netboot")) for interface in interfaces]
+    netboots = (as_mapping(interface.get("netboot")) for interface in interfaces)
     boot, of_boot = _read_netboot(name, [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots])
     data = [key for key in ("userData", "vendorData") if spec.get(key)]
     data += ["metadata.instance.userdata"] if get_nested(spec, "metadata", "instance", "userdata") else []

@@ -222,10 +222,8 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
 def _choose_boot(
     name: str, uuid: SystemUuid | None, spec: Object, configs: Sequence[_BootConfig], objects: Objects
 ) -> tuple[str | None, list[ImportRemark]]:
-    workload, maintenance = (
-        _read_ref(spec.get("bootConfigurationRef")),
-        _read_ref(spec.get("maintenanceBootConfigurationRef")),
-    )
+    workload = _read_ref(spec.get("bootConfigurationRef"))
+    maintenance = _read_ref(spec.get("maintenanceBootConfigurationRef"))
     maintenance = None if is_same_key(maintenance, workload) else maintenance
     own = [
         each
@@ -348,15 +346,12 @@ def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> 
 
 def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
     spec = as_mapping(get_nested(each, "spec"))
-    facts = [
-        *(f"{field} {value}" for field in ("policy", "priority", "serverPower") if (value := as_text(spec.get(field)))),
-        *(f"state {state}" for state in [as_text(get_nested(each, "status", "state"))] if state),
-        *(
-            f"image {image}"
-            for image in [as_text(get_nested(spec, "serverBootConfigurationTemplate", "spec", "image"))]
-            if image
-        ),
-    ]
+    values = {
+        **{field: spec.get(field) for field in ("policy", "priority", "serverPower")},
+        "state": get_nested(each, "status", "state"),
+        "image": get_nested(spec, "serverBootConfigurationTemplate", "spec", "image"),
+    }
+    facts = [f"{field} {text}" for field, value in values.items() if (text := as_text(value))]
     about = f" ({', '.join(facts)})" if facts else ""
     return remark_lost(f"ServerMaintenance {_spell(key)}{about}: write a Maintenance with a window")
 
