@@ -24,7 +24,6 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_program import artifact_digest, paths_in
 from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
 from gitboot.publish.tree_reader import read_manifest
-from gitboot.render.endpoint_files import PublishedServer
 from gitboot.render.paths import (
     BOOT,
     CHECK,
@@ -676,31 +675,6 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
         step = 1 if kind in used else max(1, len(of_kind) // SAMPLE_SIZE)
         may_be.update(kind.build_path(identity).removeprefix(BOOT) for identity in of_kind[::step])
     return tuple(sorted(may_be - known))
-
-
-class ServedFiles(NamedTuple):
-    """The files of one server that a target serves."""
-
-    files: dict[str, str]  # sha256 by path below the output directory
-    lacks_boots: bool = False  # whether the server has a one-time boot that no endpoint can serve
-
-
-def list_served_files(state: PublishedServer) -> ServedFiles:
-    """Return the files that a target serves for one server. `gitboot.render.copies` already removed one-time boots."""
-    boots = [
-        turn.writes
-        for turns in state.paths.values()
-        for turn in turns[:1]
-        if turn.content is not None
-        and turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
-        and turn.writes is not None
-        and turn.writes.once
-        and not turn.writes.in_copies
-    ]
-    return ServedFiles(
-        {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
-        lacks_boots=bool(boots) and all(writes.hop is None for writes in boots),
-    )
 
 
 def build_headers(path: str) -> dict[str, str]:

@@ -195,11 +195,11 @@ class _Attempt:
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
         self._published, now = _read_tree_state(root), clock()
-        if self._published.manifest is None:
+        if (manifest := self._published[MANIFEST]) is None:
             raise PublishError(f"{root}: expected an output tree, found no {HEAD}")
-        if (head := _tree_head(self._published.manifest)) is None:
+        if (head := _tree_head(manifest)) is None:
             raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
-        if self._published.pending is not None:
+        if self._published[PENDING] is not None:
             raise Overtaken(f"{root}: a publication is in progress, or was interrupted (let gitboot publish again)")
         records = store.records
         self._records = MirrorRecords(store.name, records, head.stamp.ledger) if records is not None else None
@@ -208,13 +208,13 @@ class _Attempt:
             found: list[StoredFile | None] = []
             store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
             theirs = list_version(found[0].content) if found[0] is not None else 0
-            if theirs > (ours := list_version(self._published.timestamp)):
+            if theirs > (ours := list_version(self._published[LIST_TIMESTAMP])):
                 raise PublishError(
                     f"{store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {root} has the earlier version "
                     f"{ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited that "
                     "file of the mirror, remove it)"
                 )
-        self._files = _read_right_files(root, now, parallel, compute_digest(self._published.manifest))
+        self._files = _read_right_files(root, now, parallel, compute_digest(manifest))
         self._now = now
         self._next_transition: datetime | None = None  # the time of the next transition of the files to repair
 
@@ -302,15 +302,12 @@ def _stage(path: str) -> tuple[int, int]:
     return 0, publication_stage(BOOT + path)
 
 
-class _TreeState(NamedTuple):
-    """The files that every publication to an output tree changes. None means that a file is absent."""
+def _read_tree_state(root: Path) -> dict[str, bytes | None]:
+    """Return the files that every publication to an output tree changes, by path. None means that a file is absent.
 
-    manifest: bytes | None
-    pending: bytes | None  # this file exists during a publication, and after an interrupted publication
-    timestamp: bytes | None  # the timestamp of the signed list
+    `PENDING` exists during a publication, and after an interrupted publication.
+    """
 
-
-def _read_tree_state(root: Path) -> _TreeState:
     def read(path: str) -> bytes | None:
         try:
             return (root / path).read_bytes()
@@ -319,7 +316,7 @@ def _read_tree_state(root: Path) -> _TreeState:
         except OSError as error:
             raise PublishError(f"{root / path} cannot be read: {error.strerror}") from error
 
-    return _TreeState(*map(read, (MANIFEST, PENDING, LIST_TIMESTAMP)))
+    return {path: read(path) for path in (MANIFEST, PENDING, LIST_TIMESTAMP)}
 
 
 def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:

@@ -113,7 +113,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
     @property
     def transition(self) -> datetime | None:
         """The next instant at which the plan changes by itself or gitboot must render the server again."""
-        dues = (*(since for since, _ in self.later[:1]), self.refresh_at)
+        dues = (self.later[0][0] if self.later else None, self.refresh_at)
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -316,7 +316,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     stored_files = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
     idle_files = render_idle_files(decisions.outputs, decision, about.idle)
     end = _find_window_end(decisions, state, renderings, names)
-    stored_files |= {path: file for path, file in end[1].items() if is_content(path)} if end is not None else {}
+    stored_files |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
     files = {**stored_files, **renderings[0].in_tree, **idle_files}
     path_versions = _build_versions(renderings, idle_files)
     facts = {
@@ -335,7 +335,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     listing = Listing(
         server=decision.server,
         files=dict(sorted(listed.items())),
-        end=build_window_end(end[0], renderings[0].in_tree, end[1]) if end is not None else None,
+        end=build_window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None,
     )
     files[listing_path(decision.server)] = File(render_listing(listing), ContentType.JSON)
     if Output.PAGES in decisions.outputs:
@@ -441,10 +441,15 @@ def _render_named_files(
     )
 
 
+class _WindowEnd(NamedTuple):
+    since: datetime
+    after: Files  # the files of the server from this instant on
+
+
 def _find_window_end(
     decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
-) -> tuple[datetime, Files] | None:
-    """Return the end of the window that is open now, and the files of the server from this instant on.
+) -> _WindowEnd | None:
+    """Return the end of the window that is open now.
 
     Return None if no window is open or if the window has no end. If another window follows immediately, use the files
     without a maintenance, because a copy without a publisher can end windows, but cannot begin them. A one-time boot
@@ -458,9 +463,9 @@ def _find_window_end(
         if then.since is None or (then.maintenance == now.maintenance and not stops_writing):
             continue
         if then.maintenance is None or then.plan is None:
-            return then.since, then.in_tree
+            return _WindowEnd(then.since, then.in_tree)
         instead = make_fallback_plan(server.decision, then.plan, server.stop, server.absent)
-        return then.since, _render_named_files(decisions, server.decision, instead, names)
+        return _WindowEnd(then.since, _render_named_files(decisions, server.decision, instead, names))
     return None
 
 

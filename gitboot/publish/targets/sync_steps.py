@@ -28,9 +28,8 @@ from gitboot.publish.manifest import (
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
 from gitboot.publish.manifest import parse_head as parse_tree_head
-from gitboot.publish.mirror_comparison import ServedFiles, list_served_files
-from gitboot.render.endpoint_files import ListedFile, parse_state, state_path
-from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content, publication_stage
+from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state, state_path
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Role, Stage, is_content, publication_stage
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
@@ -56,6 +55,28 @@ class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Shard = Mapping[str, ServerFiles]  # by server
+
+
+def build_server_files(digest: str, state: PublishedServer) -> ServerFiles:
+    """Return the files that a target serves for one server. ``digest`` is the digest of the server's state.
+
+    `gitboot.render.copies` already removed one-time boots.
+    """
+    boots = [
+        turn.writes
+        for turns in state.paths.values()
+        for turn in turns[:1]
+        if turn.content is not None
+        and turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
+        and turn.writes is not None
+        and turn.writes.once
+        and not turn.writes.in_copies
+    ]
+    return ServerFiles(
+        digest,
+        {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
+        withheld=bool(boots) and all(writes.hop is None for writes in boots),
+    )
 
 
 class TargetHead(Struct, frozen=True, kw_only=True):
@@ -275,14 +296,14 @@ class FollowedTree:
                 raise Overtaken(f"{SIGNED} is being published") from error
         return found if LIST_TIMESTAMP in found else {}
 
-    def find_served_files(self, server: str, digest: str) -> ServedFiles:
+    def read_server_files(self, server: str, digest: str) -> ServerFiles:
         """Return the files that a target serves for a server. Raises `Overtaken`.
 
         ``digest`` is the digest of the server's state.
         """
         if server in (SHARED, LIST):
-            return ServedFiles(self._shared if server == SHARED else self._list)
-        return list_served_files(parse_state(self._read_part(state_path(server), digest)))
+            return ServerFiles(digest, self._shared if server == SHARED else self._list)
+        return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
 
     def read_file(self, path: str, digest: str) -> TargetFile:
         """Return a file with its modification time. Raises `Overtaken` if the file has another digest."""
@@ -368,8 +389,7 @@ def plan_next_step(
             was |= before.files
         units[server] = None
         if (state := glance.states.get(server)) is not None:
-            found = tree.find_served_files(server, state)
-            units[server] = shards[number][server] = ServerFiles(state, found.files, found.lacks_boots)
+            units[server] = shards[number][server] = found = tree.read_server_files(server, state)
             wanted |= found.files
     gone = (was.keys() | holding.unlisted) - wanted.keys()
     stand = {path for path in gone if tree.has_file(path)}
