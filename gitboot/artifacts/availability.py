@@ -174,10 +174,13 @@ def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bo
                 )
             if is_stopped():
                 raise HostUnreachable("the check was stopped before the end of the file")
-    if digest.hexdigest() != file.sha256:
-        message = f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}"
-        return Sighting(presence=Presence.WRONG, message=message, head=content.head)
-    return Sighting(presence=Presence.VERIFIED, head=content.head)
+    if digest.hexdigest() == file.sha256:
+        return Sighting(presence=Presence.VERIFIED, head=content.head)
+    return Sighting(
+        presence=Presence.WRONG,
+        message=f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}",
+        head=content.head,
+    )
 
 
 def check_artifacts(
@@ -324,8 +327,11 @@ def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = N
     If the version has not changed, return the result ``before``.
     """
     if file.size is not None and head.size not in (None, file.size):
-        message = f"the file has {head.size} bytes, but the image states {file.size}"
-        return Sighting(presence=Presence.WRONG, message=message, head=head)
+        return Sighting(
+            presence=Presence.WRONG,
+            message=f"the file has {head.size} bytes, but the image states {file.size}",
+            head=head,
+        )
     was_read = before is not None and before.presence in (Presence.VERIFIED, Presence.WRONG)
     if before is not None and was_read and head.version is not None and head.version == before.head.version:
         return Sighting(presence=before.presence, message=before.message, head=head)

@@ -28,7 +28,6 @@ from gitboot.render.grub import NICS, SIGNED_GRUB_CHAIN
 from gitboot.render.paths import BOOT, PXELINUX_CORE, SIGNED_GRUB
 
 MANIFEST: Final = "loaders/manifest.json"
-_ASSETS: Final = "assets"  # the name of a folder in boot/
 
 
 class Packaged(Struct, frozen=True, kw_only=True):
@@ -150,10 +149,9 @@ def place(
             outcome = Placed(path=loader.path, outcome=Placement.MISSING, message=found)
         else:
             content, source = found
-            is_new = _write_file(loader.path, out, tftp, content)
             outcome = Placed(
                 path=loader.path,
-                outcome=Placement.PLACED if is_new else Placement.UNCHANGED,
+                outcome=Placement.PLACED if _write_file(loader.path, out, tftp, content) else Placement.UNCHANGED,
                 message=source,
                 sha256=sha256(content).hexdigest(),
             )
@@ -173,11 +171,17 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> Placed:
     """Write ``grub/grub.cfg`` to the TFTP root, unless another program wrote the existing file."""
     target = tftp / _SIGNED_GRUB
     if (found := read_output_file(target)) is not None and not found.startswith(_OWN_COMMENT):
-        message = f"gitboot did not write {target}, so gitboot does not replace it; the signed GRUB loads this file"
-        return Placed(path=_SIGNED_GRUB, outcome=Placement.UNCHANGED, message=message)
+        return Placed(
+            path=_SIGNED_GRUB,
+            outcome=Placement.UNCHANGED,
+            message=f"gitboot did not write {target}, so gitboot does not replace it; the signed GRUB loads this file",
+        )
     is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
-    outcome = Placement.PLACED if is_new else Placement.UNCHANGED
-    return Placed(path=_SIGNED_GRUB, outcome=outcome, message="written by gitboot")
+    return Placed(
+        path=_SIGNED_GRUB,
+        outcome=Placement.PLACED if is_new else Placement.UNCHANGED,
+        message="written by gitboot",
+    )
 
 
 def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
@@ -209,7 +213,7 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
 
     Return whether one of the two copies was missing or had other content.
     """
-    targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
+    targets = [out / "assets" / path, *([tftp / path] if tftp is not None else [])]
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
     # By TFTP, shim requests GRUB from the root unless the DHCP server sends the path of shim in the header field `file`
     # (shim: netboot.c).
@@ -241,7 +245,6 @@ _MODULES: Final = (
     *("part_msdos", "reboot", "regexp", "search", "serial", "sleep", "smbios", "tar", "terminal", "test", "tftp"),
     *("true", "xfs"),
 )
-_OPTIONAL: Final = ("linuxefi",)  # Debian's GRUB module for Secure Boot
 
 
 def first_grub_configuration(base_url: str) -> str:
@@ -303,7 +306,8 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
         return f"install the package {loader.package}"
     if (program := shutil.which("grub-mkimage") or shutil.which("grub2-mkimage")) is None:
         return "install the package grub-common, which contains grub-mkimage"
-    optional = [name for name in _OPTIONAL if (modules / f"{name}.mod").is_file()]
+    # Debian's GRUB module for Secure Boot
+    optional = ["linuxefi"] if (modules / "linuxefi.mod").is_file() else []
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
         # gitboot does not use grub-mkstandalone, because its images contain the current time and each module twice.

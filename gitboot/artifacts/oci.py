@@ -33,7 +33,6 @@ _LARGEST_MANIFEST: Final = 4 << 20
 _MOST_REDIRECTS: Final = 5
 _TAGS_PER_PAGE: Final = 1000
 _MOST_TAG_PAGES: Final = 50
-_AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class Registries:
@@ -107,8 +106,7 @@ class Registries:
         self, reference: OciReference, resource: str, headers: Mapping[str, str], method: str = "GET"
     ) -> Iterator[AnswerStream]:
         at = find_origin(reference, self._allowed)
-        url = f"{at}/v2/{reference.repository}/{resource}"
-        key = at, reference.repository
+        url, key = f"{at}/v2/{reference.repository}/{resource}", (at, reference.repository)
         with self._follow_redirects(url, headers, self._tokens.get(key), method) as answer:
             if answer.status != HTTPStatus.UNAUTHORIZED:
                 yield _check_answer(answer, reference)
@@ -141,16 +139,16 @@ class Registries:
         for challenge in challenges:
             scheme, _, rest = challenge.partition(" ")
             if scheme.lower() == "bearer":
-                parameters = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
-                return self._request_token(at, reference, parameters, own)
+                return self._request_token(
+                    at, reference, {name.lower(): value for name, value in _PARAMETER.findall(rest)}, own
+                )
         return own
 
     def _request_token(self, at: str, reference: OciReference, challenge: Mapping[str, str], own: str | None) -> str:
         realm = challenge.get("realm", "")
         _check_realm(realm, at)
-        query = {"scope": f"repository:{reference.repository}:pull"}
-        if "service" in challenge:
-            query["service"] = challenge["service"]
+        service = {"service": challenge["service"]} if "service" in challenge else {}
+        query = {"scope": f"repository:{reference.repository}:pull", **service}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
         try:
             answer = self._client.request_json(
@@ -210,7 +208,7 @@ def _check_answer(answer: AnswerStream, reference: OciReference) -> AnswerStream
 
 
 def _check_reachable(status: int, host: str) -> None:
-    if status in _AGAIN:
+    if status in (408, 425, 429) or 500 <= status < 600:
         raise HostUnreachable(f"{host} answers {status}: try again later")
 
 
@@ -420,8 +418,12 @@ class OciReference(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"{text!r} is not an image in a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
             )
-        digest = Digest(found["digest"]) if found["digest"] is not None else None
-        return cls(host=found["host"], repository=found["repository"], tag=found["tag"], digest=digest)
+        return cls(
+            host=found["host"],
+            repository=found["repository"],
+            tag=found["tag"],
+            digest=Digest(found["digest"]) if found["digest"] is not None else None,
+        )
 
     def at(self, digest: Digest) -> OciReference:
         return structs.replace(self, tag=None, digest=digest)
@@ -435,9 +437,6 @@ class OciReference(Struct, frozen=True, kw_only=True):
         tag = f":{self.tag}" if self.tag is not None else ""
         digest = f"@sha256:{self.digest}" if self.digest is not None else ""
         return f"oci://{self.host}/{self.repository}{tag}{digest}"
-
-
-_PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?")
 
 
 class AllowedRegistry(Struct, frozen=True, kw_only=True):
@@ -456,18 +455,20 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
 
         Raises `UsageError`.
         """
-        found = _PATTERN.fullmatch(text)
+        found = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?", text)
         if found is None or "@" in found["host"]:
             raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY, with * for any characters")
         if set(found["host"]) <= set("*?."):
             raise UsageError(f"{text!r} would allow any registry: name the host or its domain")
-        scheme = (found["scheme"] or "https://").removesuffix("://")
-        return cls(scheme=scheme, host=found["host"].lower(), repository=found["repository"] or "*")
+        return cls(
+            scheme=(found["scheme"] or "https://").removesuffix("://"),
+            host=found["host"].lower(),
+            repository=found["repository"] or "*",
+        )
 
     def allows(self, reference: OciReference) -> bool:
         # gitboot matches host and repository separately, so that a * in the host cannot match a part of the repository.
-        is_host = fnmatchcase(reference.host.lower(), self.host)
-        return is_host and fnmatchcase(reference.repository, self.repository)
+        return fnmatchcase(reference.host.lower(), self.host) and fnmatchcase(reference.repository, self.repository)
 
 
 def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedRegistry]) -> str:
@@ -504,13 +505,11 @@ def resolve(
             raise UsageError(f"{reference} is a single manifest without an architecture: add --architecture")
         architectures = {only: _artifacts(found.layers, reference)}
     else:
-        manifests = choose_manifests(found.manifests or (), cname, str(reference))
         architectures = {}
-        for each, manifest in manifests.items():
+        for each, manifest in choose_manifests(found.manifests or (), cname, str(reference)).items():
             if architecture in (None, each):
                 at = reference.at(manifest.sha256)
-                layers = parse_manifest(registries.manifest(at)[1], str(at)).layers
-                architectures[each] = _artifacts(layers or (), at)
+                architectures[each] = _artifacts(parse_manifest(registries.manifest(at)[1], str(at)).layers or (), at)
     return Resolved(image=reference.at(digest), architectures={str(each): has for each, has in architectures.items()})
 
 
@@ -535,12 +534,12 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
     @cache
     def hint(image: str) -> str:
         try:
-            lines = []
-            for architecture, artifacts in resolve(OciReference.parse(image), registries).architectures.items():
-                for role, artifact in artifacts.items():
-                    urls = [each["url"] for each in artifact] if isinstance(artifact, list) else [artifact["url"]]
-                    lines.append(f"{architecture}.{role} is {', '.join(urls)}")
-            return "; ".join(lines)
+            return "; ".join(
+                f"{architecture}.{role} is "
+                + ", ".join(each["url"] for each in (artifact if isinstance(artifact, list) else [artifact]))
+                for architecture, artifacts in resolve(OciReference.parse(image), registries).architectures.items()
+                for role, artifact in artifacts.items()
+            )
         except (HostUnreachable, OperatorError) as error:
             return (
                 f"`gitboot artifacts resolve {quote_words(image)}` prints the fields to write; lookup failed: {error}"

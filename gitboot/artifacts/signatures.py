@@ -7,7 +7,7 @@ import tomllib
 from base64 import b64decode, b64encode
 from binascii import Error as InvalidBase64
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256, sha512
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from gitboot.artifacts.archives import read_member
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher, FileSigner
-from gitboot.artifacts.downloads import CHUNK
+from gitboot.artifacts.downloads import CHUNK, read_member
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
 from gitboot.files import convert_os_errors
 from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated, split_openpgp_signatures
@@ -99,18 +98,15 @@ class VendorKeys:
         ``key`` is an `ImageSigner.key`. The digest changes if the key is revoked or extended.
         """
         if key not in self._digests:
-            self._digests[key] = self._digest_key(key)
+            content: str | None = None
+            if any(key == _read_minisign_key(path) for path in self._minisign):
+                content = key
+            elif self._identities and any(key == signer.key for signer, _ in self._sigstore[1]):
+                content = "".join(path.read_text() for path in (*self._identities, self._trusted_root))
+            elif self._keyring is not None and re.fullmatch("[0-9A-F]{40}|[0-9A-F]{64}", key):
+                content = self._keyring.export_key(key)
+            self._digests[key] = Digest(sha256(content.encode()).hexdigest()) if content else None
         return self._digests[key]
-
-    def _digest_key(self, key: str) -> Digest | None:
-        content: str | None = None
-        if any(key == _read_minisign_key(path) for path in self._minisign):
-            content = key
-        elif self._identities and any(key == signer.key for signer, _ in self._sigstore[1]):
-            content = "".join(path.read_text() for path in (*self._identities, self._trusted_root))
-        elif self._keyring is not None and _FINGERPRINT.fullmatch(key):
-            content = self._keyring.export_key(key)
-        return Digest(sha256(content.encode()).hexdigest()) if content else None
 
     def find_signer(
         self,
@@ -205,7 +201,7 @@ class VendorKeys:
             try:
                 verifier.verify_artifact(hashed, Bundle.from_json(bundle), identity)
             except (Error, ValueError) as error:
-                reason = printable(str(error))[:_LONGEST_REASON]
+                reason = printable(str(error))[:200]
             else:
                 return signer
         raise UntrustedSignature(f"not signed by a listed sigstore identity: {reason}")
@@ -226,8 +222,6 @@ class VendorKeys:
         return Verifier(trusted_root=root), tuple(map(_read_identity, self._identities))
 
 
-_LONGEST_REASON: Final = 200
-_FINGERPRINT: Final = re.compile("[0-9A-F]{40}|[0-9A-F]{64}")
 _MOST_SIGNATURES: Final = 8  # Debian signs with three keys
 
 
@@ -237,18 +231,14 @@ def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
     return [each for each in found if not each.name.startswith(".")]
 
 
-_MINISIGN_KEY_BYTES: Final = 42  # minisign(1), "PUBLIC KEY FORMAT": algorithm, key id and key
-_MINISIGN_ALGORITHM: Final = b"Ed"
-
-
 def _read_minisign_key(file: Path) -> str:
-    """Read a minisign public key from a file, and return the key as base64."""
     try:
         *_, key = file.read_text().split("\n", 1)[-1].split() or [""]
         decoded = b64decode(key, validate=True)
     except (OSError, UnicodeDecodeError, InvalidBase64):
         decoded = b""
-    if len(decoded) != _MINISIGN_KEY_BYTES or not decoded.startswith(_MINISIGN_ALGORITHM):
+    # minisign(1), "PUBLIC KEY FORMAT": algorithm, key id and key
+    if len(decoded) != 42 or not decoded.startswith(b"Ed"):
         raise UsageError(f"{file} is not a minisign public key")
     return key
 
@@ -285,8 +275,7 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
     if [lines[at].rstrip() for at in frame] != [_BEGIN_MESSAGE, _BEGIN_SIGNATURE, _END_SIGNATURE]:
         raise UntrustedSignature("not a complete clear-signed OpenPGP message")
     begin, middle, end = frame
-    headers = takewhile(lambda line: line.strip(), lines[begin + 1 : middle])
-    if not all(line.startswith(b"Hash: ") for line in headers):
+    if not all(line.startswith(b"Hash: ") for line in takewhile(lambda line: line.strip(), lines[begin + 1 : middle])):
         raise UntrustedSignature("clear-signed with headers that gitboot does not support")
     return b"\n".join(lines[begin:middle]) + b"\n", b"\n".join(lines[middle : end + 1]) + b"\n"
 
@@ -299,8 +288,7 @@ def _armour(packet: bytes) -> bytes:
         for _ in range(8):
             checksum = (checksum << 1) ^ (0x1864CFB if checksum & 0x800000 else 0)
     lines = [encoded[at : at + 64] for at in range(0, len(encoded), 64)]
-    ending = [b"=" + b64encode(checksum.to_bytes(3)), _END_SIGNATURE, b""]
-    return b"\n".join([_BEGIN_SIGNATURE, b"", *lines, *ending])
+    return b"\n".join([_BEGIN_SIGNATURE, b"", *lines, b"=" + b64encode(checksum.to_bytes(3)), _END_SIGNATURE, b""])
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
@@ -328,11 +316,7 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
             return None
         claim = f"claims a signature by the key {self.claim.key}"
         if self.by is None:
-            return (
-                f"{claim}, but it is {self.fault}"
-                if self.fault
-                else f"{claim}, but the image does not have a signature"
-            )
+            return f"{claim}, but {f'it is {self.fault}' if self.fault else 'the image does not have a signature'}"
         if _normalise_key(self.claim.key or "") != _normalise_key(self.by.key):
             return f"{claim}, but {self.by} signed it"
         return None
@@ -393,8 +377,8 @@ class SignatureCheck:
             by = self._check_signature(artifact, artifact.signature)
         elif checksums is not None:
             by = self._check_list(artifact, checksums)
-        if by is not None:
-            self._check_member(artifact)
+        if by is not None and (member := split_member_url(artifact.url)) is not None:
+            self._check_member(artifact, *member)
         return by
 
     def _check_signature(self, artifact: Artifact, signature: Signature) -> ImageSigner:
@@ -420,10 +404,7 @@ class SignatureCheck:
             raise UntrustedSignature(f"not in the list at {checksums.url}, which {by.name} signed")
         return by
 
-    def _check_member(self, artifact: Artifact) -> None:
-        if (member := split_member_url(artifact.url)) is None:
-            return
-        archive, path = member
+    def _check_member(self, artifact: Artifact, archive: str, path: str) -> None:
         digest = sha256()
         try:
             with self._fetch_copy(artifact).path.open("rb") as file:
@@ -466,9 +447,8 @@ class SignatureCheck:
             return self._keys.read_clear_signed(content, only=self._only)
         kind, at = _find_signature(signature)
         detached = self._read_small(at, _LARGEST_SIGNATURE)
-        file = self._folder / "list"
+        file, digest = self._folder / "list", Digest(sha256(content).hexdigest())
         file.write_bytes(content)
-        digest = Digest(sha256(content).hexdigest())
         return content, self._keys.find_signer(kind, detached, file, digest, only=self._only)
 
     def _read_small(self, url: str, most_bytes: int) -> bytes:
@@ -531,8 +511,7 @@ _LARGEST_LIST: Final = 16 << 20
 
 
 def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
-    found = ((kind, getattr(signature, kind)) for kind in SignatureKind)
-    return next((kind, url) for kind, url in found if url is not None)
+    return next((kind, url) for kind in SignatureKind if (url := getattr(signature, kind)) is not None)
 
 
 _NO_SIGNATURE: Final = "the stream requires a signature, but the image does not have one"
@@ -569,11 +548,8 @@ class BootFileVerifier:
             # If the file is mirrored, machines download it from the mirror, so gitboot verifies the copy on the mirror.
             url = proof.url if split_member_url(proof.url) is not None else file.url
             artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
-            check = SignatureCheck(self._build_fetcher(bases), keys, bases[0])
-            try:
+            with closing(SignatureCheck(self._build_fetcher(bases), keys, bases[0])) as check:
                 by = check.find_signer(artifact, proof.checksums)
-            finally:
-                check.close()
             if by is None or (digest := keys.compute_key_digest(by.key)) is None:
                 return _NO_SIGNATURE
             return FileSigner(key=by.key, name=by.name, key_digest=digest)
@@ -624,8 +600,7 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
         elif tagged := _TAGGED.fullmatch(line):
             found.append(ListedFile(tagged[1].lower(), tagged[3].lower(), tagged[2]))
         elif plain := _PLAIN.fullmatch(line):
-            algorithm = section or _ALGORITHMS.get(len(plain[1]), "")
-            found.append(ListedFile(algorithm, plain[1].lower(), plain[2] or ""))
+            found.append(ListedFile(section or _ALGORITHMS.get(len(plain[1]), ""), plain[1].lower(), plain[2] or ""))
         elif released := _RELEASED.fullmatch(line):
             found.append(ListedFile(field, released[1].lower(), released[3], int(released[2])))
     return tuple(each for each in found if _ALGORITHMS.get(len(each.digest)) == each.algorithm)

@@ -33,7 +33,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
-from gitboot.render.plan_and_record_files import FileUpdates
+from gitboot.render.page import FileUpdates
 from gitboot.render.server_files import RenderedState, ServerDetails, build_server_state, render_page_files
 from gitboot.resolve.explanation import Explanations, find_source_locations, fleet_facts
 from gitboot.resolve.fleet_decisions import find_server_sites

@@ -27,7 +27,7 @@ from gitboot.jsonio import Digest
 from gitboot.model.fleet import NO_LEDGER, Evidence
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import ServingTerms
-from gitboot.render.plan_and_record_files import Members
+from gitboot.render.page import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import has_all_evidence
 from gitboot.resolve.provisioning_record import InstallAttempt, Run, StopScope

@@ -28,8 +28,7 @@ from gitboot.model.server import Architecture
 from gitboot.publish.publisher import PublicationResult
 from gitboot.render.boot_files import lists_interfaces, render_fleet_files
 from gitboot.render.endpoint_files import ServingTerms, render_terms
-from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import (
+from gitboot.render.page import (
     NO_UPDATES,
     FileUpdates,
     Members,
@@ -37,6 +36,7 @@ from gitboot.render.plan_and_record_files import (
     render_record_files,
     update_members,
 )
+from gitboot.render.paths import File, Files
 from gitboot.render.server_files import (
     RenderedState,
     ServerState,

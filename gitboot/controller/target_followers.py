@@ -35,8 +35,8 @@ from gitboot.publish.targets.follower import (
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_changes import EndedWindows
+from gitboot.render.page import FileUpdates
 from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import FileUpdates
 from gitboot.status.instance_status import SignedListState, TargetStatus
 
 TARGET_WAIT_S: Final = 60.0  # how long `gitboot run --once` waits for the targets

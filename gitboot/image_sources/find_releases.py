@@ -82,8 +82,11 @@ def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
             for chunk in answer.chunks:
                 content += chunk
                 if len(content) > max_bytes:
-                    cause = f"the file has more than {max_bytes:,} bytes"
-                    raise MalformedIndex(url, cause, "check the URL; gitboot reads only small indexes and lists")
+                    raise MalformedIndex(
+                        url,
+                        f"the file has more than {max_bytes:,} bytes",
+                        "check the URL; gitboot reads only small indexes and lists",
+                    )
                 if time.monotonic() > ends_s:
                     raise SourceUnavailable(url, f"the download took more than {_LONGEST_READ_S:g} s")
     except HostUnreachable as error:
@@ -108,12 +111,12 @@ class SourceReader:
         self._indexes: dict[str, VerifiedIndex] = {}
         self._lists: dict[str, Mapping[str, ListedDigest]] = {}
         if self._spec.keys and not any(map(trust.compute_key_digest, self._spec.keys)):
-            cause = f"gitboot does not have the public keys that may sign this source: {format_names(self._spec.keys)}"
-            hint = (
+            raise UntrustedIndex(
+                f"the ImageSource {self._name}",
+                f"gitboot does not have the public keys that may sign this source: {format_names(self._spec.keys)}",
                 "put the public key of the vendor into the directory of --image-keys (in CI, the variable "
-                "GITBOOT_IMAGE_KEYS names it)"
+                "GITBOOT_IMAGE_KEYS names it)",
             )
-            raise UntrustedIndex(f"the ImageSource {self._name}", cause, hint)
 
     # Indexes
 
@@ -121,32 +124,34 @@ class SourceReader:
         """Return the index for an architecture, and all releases in the index, with prereleases, in ascending order."""
         values, index = self._values(architecture), self._spec.releases
         url = self._fill_url(index.url, values)
-        found = self._read_index(url)
+        if url not in self._indexes:
+            self._indexes[url] = self._fetch_index(url)
         query = IndexQuery(
             url=url,
             match=fill_template(index.match or "{version}", values),
             channel=self._channel or "",
             architecture=values["arch"],
         )
-        return found, parse_index(index.format, found.content, query)
+        return self._indexes[url], parse_index(index.format, self._indexes[url].content, query)
 
     def is_of_channel(self, version: str, architecture: Architecture) -> bool:
         """Return whether a version begins with the prefix that the source requires for this channel."""
         prefix = self._spec.releases.starts_with
         return prefix is None or version.startswith(fill_template(prefix, self._values(architecture)))
 
-    def _read_index(self, url: str) -> VerifiedIndex:
-        if url not in self._indexes:
-            self._indexes[url] = self._fetch_index(url)
-        return self._indexes[url]
-
     def _fetch_index(self, url: str) -> VerifiedIndex:
         index = self._spec.releases
         content, signer = self._read(url, MAX_BYTES[index.format]), None
         try:
             if index.signature is not None:
-                at = self._fill_url(index.signature, {"url": url})
-                signer = self._find_signer(content, self._read_signature(at, url))
+                signature = self._read_signature(self._fill_url(index.signature, {"url": url}), url)
+                with TemporaryDirectory(prefix="gitboot-") as folder:
+                    file = Path(folder, "index")
+                    file.write_bytes(content)
+                    digest = Digest(sha256(content).hexdigest())
+                    signer = self._trust.find_signer(
+                        SignatureKind.OPENPGP, signature, file, digest, only=self._spec.keys
+                    ).key
             elif index.clear_signed:
                 content, found = self._trust.read_clear_signed(content, only=self._spec.keys)
                 signer = found.key
@@ -154,23 +159,13 @@ class SourceReader:
             raise self._distrust(url, f"the index is {error}", is_other_key=isinstance(error, UnlistedKey)) from error
         return VerifiedIndex(url=url, content=content, signer=signer)
 
-    def _find_signer(self, content: bytes, signature: bytes) -> str:
-        """Return the key that made a detached OpenPGP signature.
-
-        Raises `UntrustedSignature` if no trusted key made it.
-        """
-        digest, only = Digest(sha256(content).hexdigest()), self._spec.keys
-        with TemporaryDirectory(prefix="gitboot-") as folder:
-            file = Path(folder, "index")
-            file.write_bytes(content)
-            return self._trust.find_signer(SignatureKind.OPENPGP, signature, file, digest, only=only).key
-
     def _read(self, url: str, max_bytes: int) -> bytes:
         try:
             return read_document(self._fetcher, url, max_bytes)
         except ArtifactMissing as error:
-            hint = f"check the URLs of the ImageSource {self._name}, or try again later"
-            raise SourceUnavailable(url, str(error), hint) from error
+            raise SourceUnavailable(
+                url, str(error), f"check the URLs of the ImageSource {self._name}, or try again later"
+            ) from error
 
     def _read_signature(self, url: str, signed_url: str) -> bytes:
         try:
@@ -181,8 +176,10 @@ class SourceReader:
     def _distrust(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
         hint = "try again later, and contact the vendor if the problem persists"
         if is_other_key:
-            keys = f"the keys of the ImageSource {self._name}"
-            hint = f"if the vendor has a new key, verify its fingerprint, and add it to {keys}"
+            hint = (
+                "if the vendor has a new key, verify its fingerprint, and add it to the keys of the ImageSource "
+                f"{self._name}"
+            )
         return UntrustedIndex(url, cause, hint)
 
     # Files
@@ -204,15 +201,17 @@ class SourceReader:
         spec = self._spec
         if spec.described_by is not None:
             url = self._fill_url(spec.described_by.url, values)
-            content = self._read(url, MAX_BYTES[spec.described_by.format])
-            return url, parse_files(spec.described_by.format, content, url)
+            return url, parse_files(spec.described_by.format, self._read(url, MAX_BYTES[spec.described_by.format]), url)
         if all(file.name is None for _, file in spec.files.list_files()):
             return "", {}
         index, entries = self.list_entries(architecture)
         entry = next((each for each in entries if each.version == release.version), None)
         if entry is None:
-            cause = f"the index has no release {printable(release.version)} for {architecture}"
-            raise IncompleteRelease(index.url, cause, "choose a release that the index lists, or another architecture")
+            raise IncompleteRelease(
+                index.url,
+                f"the index has no release {printable(release.version)} for {architecture}",
+                "choose a release that the index lists, or another architecture",
+            )
         return index.url, entry.files
 
     def _describe_file(
@@ -227,9 +226,10 @@ class SourceReader:
         if file.name is not None:
             name = fill_template(file.name, values)
             if (found := indexed.get(name)) is None:
-                cause = f"the release has no file {printable(name)}"
                 raise IncompleteRelease(
-                    index_url, cause, "choose another release, or correct the name in the ImageSource"
+                    index_url,
+                    f"the release has no file {printable(name)}",
+                    "choose another release, or correct the name in the ImageSource",
                 )
             digest_url = index_url if found.sha256 is not None else None
             if file.url is not None:
@@ -257,11 +257,9 @@ class SourceReader:
         )
 
     def _find_signature(self, file: SourceFile, found: IndexedFile) -> Signature | None:
-        if file.signature is not None:
-            return self._fill_signature(file.signature, found.url)
-        if found.signature is not None and self._spec.keys:
+        if file.signature is None and found.signature is not None and self._spec.keys:
             return Signature(openpgp=self._check_url(found.signature))
-        return None
+        return self._fill_signature(file.signature, found.url)
 
     # Lists of digests
 
@@ -270,15 +268,13 @@ class SourceReader:
         template, values = self._spec.checksums, self._values(architecture, version)
         if template is None or not template.is_signed:
             return self._describe_signed_index(architecture)
-        url = self._fill_url(template.url, values)
-        listed_in = None
+        url, listed_in = self._fill_url(template.url, values), None
         if (chain := template.listed_in) is not None:
             chain_url = self._fill_url(chain.url, values)
-            signature = self._fill_signature(chain.signature, chain_url) if chain.signature is not None else None
-            listed_in = SignedList(url=ArtifactUrl(chain_url), signature=signature)
+            listed_in = SignedList(url=chain_url, signature=self._fill_signature(chain.signature, chain_url))
         return Checksums(
-            url=ArtifactUrl(url),
-            signature=self._fill_signature(template.signature, url) if template.signature is not None else None,
+            url=url,
+            signature=self._fill_signature(template.signature, url),
             clear_signed=template.clear_signed,
             listed_in=listed_in,
         )
@@ -290,10 +286,12 @@ class SourceReader:
         if not has_digests or not (index.clear_signed or index.signature):
             return None
         url = self._fill_url(index.url, self._values(architecture))
-        signature = None
-        if index.signature is not None:
-            signature = Signature(openpgp=self._check_url(fill_template(index.signature, {"url": url})))
-        return Checksums(url=ArtifactUrl(url), signature=signature, clear_signed=index.clear_signed)
+        signed_url = self._fill_url(index.signature, {"url": url}) if index.signature is not None else None
+        return Checksums(
+            url=ArtifactUrl(url),
+            signature=Signature(openpgp=signed_url) if signed_url is not None else None,
+            clear_signed=index.clear_signed,
+        )
 
     def _read_list(self, template: ChecksumsTemplate, url: str) -> Mapping[str, ListedDigest]:
         if url not in self._lists:
@@ -310,8 +308,11 @@ class SourceReader:
 
     def _add_digests(self, file: IndexedFile, listed: ListedDigest, list_url: str) -> IndexedFile:
         if None not in (file.sha256, listed.sha256) and file.sha256 != listed.sha256:
-            cause = f"the list and the index have different digests for {printable(file.url)}"
-            raise MalformedIndex(list_url, cause, "try again later; the vendor may be publishing a release now")
+            raise MalformedIndex(
+                list_url,
+                f"the list and the index have different digests for {printable(file.url)}",
+                "try again later; the vendor may be publishing a release now",
+            )
         return structs.replace(file, sha256=file.sha256 or listed.sha256, sha512=listed.sha512)
 
     # Templates
@@ -330,23 +331,27 @@ class SourceReader:
             values["base"] = fill_template(base, values)
         return values
 
-    def _fill_signature(self, template: SignatureTemplate, url: str) -> Signature:
-        filled = {
-            kind: self._check_url(fill_template(each, {"url": url}))
-            for kind in ("openpgp", "minisign")
-            if (each := getattr(template, kind)) is not None
-        }
-        return Signature(**filled)
+    def _fill_signature(self, template: SignatureTemplate | None, url: str) -> Signature | None:
+        if template is None:
+            return None
+        return Signature(
+            **{
+                kind: self._fill_url(each, {"url": url})
+                for kind in ("openpgp", "minisign")
+                if (each := getattr(template, kind)) is not None
+            }
+        )
 
-    def _fill_url(self, template: str, values: Mapping[str, str]) -> str:
+    def _fill_url(self, template: str, values: Mapping[str, str]) -> ArtifactUrl:
         return self._check_url(fill_template(template, values))
 
     def _check_url(self, url: str) -> ArtifactUrl:
         try:
             return parse_artifact_url(url)
         except Malformed as error:
-            hint = f"correct the templates of the ImageSource {self._name}"
-            raise MalformedIndex(printable(url[:300]), error.message, hint) from error
+            raise MalformedIndex(
+                printable(url[:300]), error.message, f"correct the templates of the ImageSource {self._name}"
+            ) from error
 
 
 def version_values(version: str) -> dict[str, str]:
@@ -372,10 +377,8 @@ def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSou
 def choose_channel(source: ImageSource, channel: str | None) -> str | None:
     """Return a channel of a source, by default the first one. Raises `UsageError` if the source has no such channel."""
     channels = source.spec.channels
-    if channel is None:
-        return channels[0] if channels else None
-    if channel in channels:
-        return channel
+    if channel is None or channel in channels:
+        return channel or next(iter(channels), None)
     known = f"use one of {', '.join(channels)}" if channels else "the source has no channels"
     hint = did_you_mean(channel, channels, known)
     raise UsageError(f"the image source {source.metadata.name} has no channel {printable(channel)!r}; {hint}")
@@ -408,9 +411,11 @@ def list_releases(
         url, signer, dates = index.url, index.signer, {entry.version: entry.published for entry in entries}
     versions = [each for each in dates if not is_prerelease(each) and indexes.is_of_channel(each, first)]
     if not versions:
-        of = f" of {channel}" if channel is not None else ""
-        hint = f"check the channel, and match in the ImageSource {source.metadata.name}"
-        raise MalformedIndex(url, f"the index lists no release{of}", hint)
+        raise MalformedIndex(
+            url,
+            f"the index lists no release{f' of {channel}' if channel is not None else ''}",
+            f"check the channel, and match in the ImageSource {source.metadata.name}",
+        )
     return tuple(
         Release(
             source=source.metadata.name,
@@ -442,12 +447,14 @@ def describe_release(
         hint = f"use {' or '.join(source.spec.architectures)}"
         raise UsageError(f"the image source {source.metadata.name} has no images for {missing[0]}; {hint}")
     if source.spec.releases.format is IndexFormat.OCI_TAGS:
-        described = _describe_tag(source, release, registries)
-        files = tuple(each for each in described.files if each.architecture in wanted)
+        files = tuple(each for each in _describe_tag(source, release, registries).files if each.architecture in wanted)
         for architecture in wanted:
             if not any(each.architecture == architecture for each in files):
-                cause = f"the image has no files for {architecture}"
-                raise IncompleteRelease(release.index_url, cause, "choose another architecture or another release")
+                raise IncompleteRelease(
+                    release.index_url,
+                    f"the image has no files for {architecture}",
+                    "choose another architecture or another release",
+                )
         return _build(source, release, files, {})
     indexes = SourceReader(source, release.channel, reader, trust)
     found = [file for each in wanted for file in indexes.describe_files(release, each)]
@@ -461,9 +468,12 @@ def _build(
     files: Iterable[ReleaseFile],
     checksums: Mapping[Architecture, Checksums],
 ) -> ReleaseFiles:
-    settings = describe_settings(source, release.version, release.channel)
     return ReleaseFiles(
-        release=release, files=_sort(files), checksums=checksums, settings=settings, keys=source.spec.keys
+        release=release,
+        files=_sort(files),
+        checksums=checksums,
+        settings=describe_settings(source, release.version, release.channel),
+        keys=source.spec.keys,
     )
 
 
@@ -508,9 +518,7 @@ def _list_tags(source: ImageSource, channel: str | None, registries: Registries 
 
 
 def _find_repository(source: ImageSource, channel: str | None) -> tuple[OciReference, str]:
-    """Return the registry repository of a source, and the template for the tags in this repository."""
-    index = source.spec.releases
-    values = {"channel": channel} if channel is not None else {}
+    index, values = source.spec.releases, {"channel": channel} if channel is not None else {}
     reference = OciReference.parse(f"{fill_template(index.url, values)}:latest")
     return structs.replace(reference, tag=None), fill_template(index.match or "{version}", values)
 
@@ -553,8 +561,8 @@ def describe_oci_image(
         for role, found in artifacts.items()
         for file in (found if isinstance(found, list) else [found])
     ]
-    version = reference.tag or f"sha256-{resolved.image.version.removeprefix('sha256:')[:12]}"
-    return _describe_files(files, version, str(resolved.image))
+    digest = resolved.image.version.removeprefix("sha256:")
+    return _describe_files(files, reference.tag or f"sha256-{digest[:12]}", str(resolved.image))
 
 
 def _describe_files(files: Iterable[ReleaseFile], version: str, index_url: str) -> ReleaseFiles:
@@ -564,7 +572,6 @@ def _describe_files(files: Iterable[ReleaseFile], version: str, index_url: str) 
 
 # URLs and local files
 
-_BESIDE: Final = (".sha256", ".sha256sum", ".sha512")
 _IN_FOLDER: Final = (
     "SHA256SUMS",
     "sha256sum.txt",
@@ -607,7 +614,8 @@ def _find_list(
 ) -> tuple[str | None, ListedDigest]:
     folder, _, name = url.rpartition("/")
     name = unquote(urlsplit(name).path)
-    for at in (*(f"{url}{suffix}" for suffix in _BESIDE), *(f"{folder}/{each}" for each in _IN_FOLDER)):
+    beside = (f"{url}{suffix}" for suffix in (".sha256", ".sha256sum", ".sha512"))
+    for at in (*beside, *(f"{folder}/{each}" for each in _IN_FOLDER)):
         if at not in lists:
             try:
                 content = read_document(reader, at, MAX_LIST_BYTES)

@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from gitboot.artifacts.archives import ArchiveFetcher
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
-from gitboot.artifacts.downloads import CHUNK
+from gitboot.artifacts.downloads import CHUNK, ArchiveFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import ImageSigner, SignatureCheck, VendorKeys
 from gitboot.errors import (
@@ -78,8 +77,7 @@ class ReleaseFinder(NamedTuple):
         self, source: ImageSource, release: Release, architectures: Collection[Architecture]
     ) -> ReleaseFiles:
         """Return the files of a release for these architectures, or for all architectures if the list is empty."""
-        options = {"registries": self.registries}
-        return describe_release(source, release, architectures, self.fetcher, self.keys, **options)
+        return describe_release(source, release, architectures, self.fetcher, self.keys, registries=self.registries)
 
 
 class BuiltFile(Struct, frozen=True, kw_only=True):
@@ -131,37 +129,38 @@ def build_image(
     `AssetError` if gitboot cannot store a download.
     """
     release = release_files.release
-    if not _VERSION.fullmatch(release.version):
-        cause = f"the version {quote_value(release.version)} has characters that gitboot does not accept"
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
         raise MalformedIndex(
-            release.index_url, cause, "a version may contain only letters, digits, and the characters . _ + ~ : -"
+            release.index_url,
+            f"the version {quote_value(release.version)} has characters that gitboot does not accept",
+            "a version may contain only letters, digits, and the characters . _ + ~ : -",
         )
-    name = name or find_image_name(release.source, release.version)
     for file in release_files.files:
         _check_url(release_files, file)
     for file in release_files.files:
         _check_exists(fetcher, file)
     with TemporaryDirectory(prefix="gitboot-") as folder:
         downloads = _Downloads(fetcher, Path(folder), progress)
-        measured = [(file, _measure(downloads, file)) for file in release_files.files]
-        draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
+        draft = _Document(
+            release_files,
+            settings or release_files.settings,
+            name or find_image_name(release.source, release.version),
+            labels or {},
+            [(file, _measure(downloads, file)) for file in release_files.files],
+        )
         progress.begin("signatures", None)
         check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
         with closing(check), _convert_errors(draft.title):
             signers = _find_signers(draft, check, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
-    image = draft.read(origins)
     return BuiltImage(
-        image=image,
+        image=draft.read(origins),  # this also validates the document
         text=draft.render(origins),
         files=tuple(
             BuiltFile(at=at, url=file.url, sha256=facts.sha256, size=facts.size, provenance=origins[at])
             for at, file, facts in draft.list_files()
         ),
     )
-
-
-_VERSION: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}")
 
 
 # Downloads
@@ -248,12 +247,10 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
         return _Facts(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
     most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     with _convert_errors(file.url):
-        if (member := split_member_url(file.url)) is None:
-            facts = downloads.measure(file.url, most_bytes)
-        else:
+        if (member := split_member_url(file.url)) is not None:
             archive = downloads.measure(member[0], LARGEST_ARTIFACT)
             _check_digests(member[0], archive, file.archive_sha256, file.archive_sha512, file.digest_url)
-            facts = downloads.measure(file.url, most_bytes)
+        facts = downloads.measure(file.url, most_bytes)
     _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
         raise IncompleteRelease(file.url, f"the file has {facts.size} bytes, but the index states {file.size}", _REPORT)
@@ -263,8 +260,11 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
 def _check_digests(url: str, facts: _Facts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
     for algorithm, given, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
         if given not in (None, found):
-            cause = f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {given}"
-            raise UntrustedRelease(url, cause, _REPORT)
+            raise UntrustedRelease(
+                url,
+                f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {given}",
+                _REPORT,
+            )
 
 
 def _is_local(file: ReleaseFile) -> bool:
@@ -277,8 +277,9 @@ def _convert_errors(place: str) -> Iterator[None]:
     try:
         yield
     except ArtifactMissing as error:
-        hint = "the release may be incomplete: try again later, or choose another version"
-        raise IncompleteRelease(place, str(error), hint) from error
+        raise IncompleteRelease(
+            place, str(error), "the release may be incomplete: try again later, or choose another version"
+        ) from error
     except HostUnreachable as error:
         raise SourceUnavailable(place, str(error)) from error
     except OSError as error:
@@ -291,10 +292,6 @@ def _convert_errors(place: str) -> Iterator[None]:
 
 
 def _find_signers(draft: _Document, check: SignatureCheck, release_files: ReleaseFiles) -> dict[FieldPath, ImageSigner]:
-    """Verify the signatures of all files, and return the signers.
-
-    Raises `UntrustedRelease` if a signature is wrong or missing.
-    """
     found: dict[FieldPath, ImageSigner] = {}
     declared_unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned}
     for each in check.files(draft.read()):
@@ -303,11 +300,17 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
         if each.by is not None:
             found[at] = each.by
         elif each.fault is not None and at not in declared_unsigned:
-            hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
-            raise UntrustedRelease(place, f"the file is {each.fault}", hint)
+            raise UntrustedRelease(
+                place,
+                f"the file is {each.fault}",
+                "do not boot the file: try again later, or add a missing key of the vendor with --image-keys",
+            )
         elif release_files.keys and at not in declared_unsigned:
-            hint = "this source requires a signature for each file: check the index, and ask the vendor"
-            raise UntrustedRelease(place, "the file has no signature", hint)
+            raise UntrustedRelease(
+                place,
+                "the file has no signature",
+                "this source requires a signature for each file: check the index, and ask the vendor",
+            )
     return found
 
 
@@ -402,8 +405,9 @@ class _Document:
             else:
                 fields[str(file.role)] = artifact
         for architecture, checksums in self._files.checksums.items():
-            given = {field: value for field, value in to_yaml_value(checksums).items() if value is not False}
-            architectures.setdefault(str(architecture), {})["checksums"] = given
+            architectures.setdefault(str(architecture), {})["checksums"] = {
+                field: value for field, value in to_yaml_value(checksums).items() if value is not False
+            }
         default = ImageSettings()
         chosen = {
             "userData": (settings.user_data, default.user_data),

@@ -151,12 +151,11 @@ MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
 MAX_LIST_BYTES: Final = 8 << 20  # the maximum size of a digest list
 _MOST_ENTRIES: Final = 10_000
 _PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
-_LETTERS: Final = re.compile(r"[a-z]+")
 
 
 def is_prerelease(version: str) -> bool:
     """Return whether a version names a prerelease, such as 1.12.0-beta.0 or 3.25.0_rc1."""
-    return not _PRERELEASE.isdisjoint(_LETTERS.findall(version.lower()))
+    return not _PRERELEASE.isdisjoint(re.findall("[a-z]+", version.lower()))
 
 
 _VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.+~_-]{0,63}")
@@ -187,10 +186,9 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
         raise _malformed(url, f"the list has more than {_MOST_LINES:,} lines")
     found: dict[str, dict[str, str]] = {}
     for each in read_checksum_list(content):
-        if name := (each.name.strip() or bare_name).removeprefix("./"):
-            known = found.setdefault(name, {})
-            if known.setdefault(each.algorithm, each.digest) != each.digest:
-                raise _malformed(url, f"the list has two digests for {_quote(name)}")
+        name = (each.name.strip() or bare_name).removeprefix("./")
+        if name and found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
+            raise _malformed(url, f"the list has two digests for {_quote(name)}")
     if not found:
         raise _malformed(url, "the file is not a list of SHA-256 or SHA-512 digests")
     return {
@@ -202,10 +200,8 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
 def find_listed(digests: Mapping[str, ListedDigest], file_url: str) -> ListedDigest | None:
     """Return the digests of the file at a URL. If the URL ends with several listed names, the longest name applies."""
     names = unquote(urlsplit(file_url).path).split("/")
-    for first in range(len(names)):
-        if (found := digests.get("/".join(names[first:]))) is not None:
-            return found
-    return None
+    endings = ("/".join(names[first:]) for first in range(len(names)))
+    return next((digests[each] for each in endings if each in digests), None)
 
 
 # JSON
@@ -263,8 +259,7 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
                     sha256=_read_sha256(_need(described, str, query.url, "sha256"), query.url),
                     signature=_read_url(signature, query.url) if signature is not None else None,
                 )
-    published = parse_time(_get(stream, str, "metadata", "last-modified"))
-    yield IndexEntry(version=version, published=published, files=files)
+    yield IndexEntry(version=version, published=parse_time(_get(stream, str, "metadata", "last-modified")), files=files)
 
 
 def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
@@ -324,11 +319,16 @@ def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator
 
     Entries are named PRODUCT/VERSION.
     """
-    for product, releases in _need(_read_json(content, query.url), dict, query.url).items():
-        for release in releases if isinstance(releases, list) else ():
-            version = match_version(f"{product}/{_get(release, str, 'version')}", query.match)
-            if version is not None and _get(release, str, "state") == "Stable":
-                yield IndexEntry(version=version)
+    products = _need(_read_json(content, query.url), dict, query.url)
+    return _match_names(
+        (
+            f"{product}/{_get(release, str, 'version')}"
+            for product, releases in products.items()
+            for release in (releases if isinstance(releases, list) else ())
+            if _get(release, str, "state") == "Stable"
+        ),
+        query,
+    )
 
 
 def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
@@ -383,10 +383,13 @@ def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
         raise _malformed(url, f"the index is not YAML: {_quote(' '.join(str(error).split()))}") from None
 
 
+def _match_names(names: Iterable[str], query: IndexQuery) -> Iterator[IndexEntry]:
+    versions = (match_version(name, query.match) for name in names)
+    return (IndexEntry(version=version) for version in versions if version is not None)
+
+
 def _parse_checksum_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    for name in parse_digest_list(content, query.url):
-        if (version := match_version(name, query.match)) is not None:
-            yield IndexEntry(version=version)
+    return _match_names(parse_digest_list(content, query.url), query)
 
 
 _MOST_LINKS: Final = 20_000
@@ -411,9 +414,7 @@ def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[Inde
 
 
 def _parse_text(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    for line in content.decode(errors="replace").split("\n"):
-        if (version := match_version(line.strip(), query.match)) is not None:
-            yield IndexEntry(version=version)
+    return _match_names((line.strip() for line in content.decode(errors="replace").split("\n")), query)
 
 
 def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
@@ -422,13 +423,12 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
     for line in map(str.strip, content.decode(errors="replace").split("\n")):
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1].strip()
-            is_treeinfo = is_treeinfo or section == "checksums"
+            is_treeinfo |= section == "checksums"
         elif section == "checksums" and not line.startswith((";", "#")):
             name, _, value = map(str.strip, line.partition("="))
             algorithm, _, digest = map(str.strip, value.partition(":"))
             if algorithm == "sha256":
-                sha256 = _read_sha256(digest, url)
-                files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=sha256)
+                files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=_read_sha256(digest, url))
     if not is_treeinfo:
         raise _malformed(url, "the file is not a .treeinfo file, because it has no section [checksums]")
     return files
@@ -464,7 +464,7 @@ def parse_time(text: str | None) -> datetime | None:
 
     A time without a UTC offset counts as UTC.
     """
-    if not text or len(text) > _LONGEST_TIME:
+    if not text or len(text) > 40:
         return None
     try:
         found = datetime.fromisoformat(text.strip().replace(" +", "+").replace(" Z", "Z"))
@@ -473,19 +473,14 @@ def parse_time(text: str | None) -> datetime | None:
         return None
 
 
-_LONGEST_TIME: Final = 40
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_MOST_BYTES: Final = 1 << 50
-
-
 def _read_sha256(text: str, url: str) -> Digest:
-    if not _SHA256.fullmatch(text):
+    if not re.fullmatch("[0-9a-f]{64}", text):
         raise _malformed(url, f"{_quote(text)} is not a SHA-256 digest")
     return Digest(text)
 
 
 def _read_size(size: int | None) -> int | None:
-    return size if size is not None and 0 <= size < _MOST_BYTES else None
+    return size if size is not None and 0 <= size < 1 << 50 else None
 
 
 def _read_url(text: str, url: str) -> str:
@@ -505,10 +500,7 @@ def _read_url(text: str, url: str) -> str:
 
 
 def _quote(text: str) -> str:
-    return f'"{printable(text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…")}"'
-
-
-_LONGEST_QUOTE: Final = 120
+    return f'"{printable(text if len(text) <= 120 else f"{text[:120]}…")}"'
 
 
 def _malformed(url: str, cause: str) -> MalformedIndex:

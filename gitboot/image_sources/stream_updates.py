@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec import Struct, structs
 
@@ -44,8 +44,6 @@ from gitboot.text import (
     printable,
     printable_lines,
 )
-
-_CURRENT: Final = ("spec", "current")  # gitboot writes spec.rollout after this field
 
 
 class UpdateOutcome(StrEnum):
@@ -141,28 +139,24 @@ def list_followed_streams(
         stream, follow = following[name], following[name].spec.follow
         assert follow is not None  # noqa: S101 - `following` has only such streams
         source = find_source(follow.source)
-        channel = follow.channel or next(iter(source.spec.channels), None)
-        others = (other for other in repository.streams.values() if other is not stream)
-        used = frozenset(image for each in others for image in _list_images(each))
+        others = [other.spec for other in repository.streams.values() if other is not stream]
         found.append(
             FollowedStream(
                 name=name,
                 stream=stream,
                 follow=follow,
                 source=source,
-                channel=channel,
+                channel=follow.channel or next(iter(source.spec.channels), None),
                 current=repository.images[stream.spec.current],
                 images=repository.images,
-                used=used,
+                used=frozenset(
+                    image
+                    for each in others
+                    for image in (each.current, *([each.rollout.image] if each.rollout is not None else []))
+                ),
             )
         )
     return tuple(found)
-
-
-def _list_images(stream: ImageStream) -> Iterable[str]:
-    yield stream.spec.current
-    if stream.spec.rollout is not None:
-        yield stream.spec.rollout.image
 
 
 # The choice of a release
@@ -182,11 +176,11 @@ def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
     rollout = followed.stream.spec.rollout
     if rollout is None:
         return None
-    why = (
-        f"the rollout of {rollout.image} at {rollout.percent} % is not finished: set current to this image, and "
-        "remove rollout"
+    return Choice(
+        outcome=UpdateOutcome.WAITS,
+        why=f"the rollout of {rollout.image} at {rollout.percent} % is not finished: set current to this image, and "
+        "remove rollout",
     )
-    return Choice(outcome=UpdateOutcome.WAITS, why=why)
 
 
 def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> Choice:
@@ -201,12 +195,12 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     newest, in_fleet = releases[-1], followed.find_fleet_images()
     latest = max(in_fleet.values(), key=lambda image: _release_key(image.spec.version), default=None)
     if latest is not None and _release_key(newest.version) < _release_key(latest.spec.version):
-        cause = (
+        raise StaleIndex(
+            newest.index_url,
             f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} of the fleet has "
-            f"the newer version {latest.spec.version}"
+            f"the newer version {latest.spec.version}",
+            f"try again later. If that image belongs to another channel, set its annotation {CHANNEL}",
         )
-        hint = f"try again later. If that image belongs to another channel, set its annotation {CHANNEL}"
-        raise StaleIndex(newest.index_url, cause, hint)
     # An image that another stream with the same source uses does not block this stream: it may follow.
     own = [
         image.spec.version
@@ -224,8 +218,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         and (own_newest is None or _release_key(each.version) > _release_key(own_newest))
     ]
     if not newer:
-        within = [each.version for each in releases if followed.is_within_bounds(each.version)]
-        if not within:
+        if not any(followed.is_within_bounds(each.version) for each in releases):
             why = f"no release matches the limits of spec.follow; the newest release is {printable(newest.version)}"
         elif own_newest is not None and own_newest != followed.current.spec.version:
             why = f"the fleet already has the image {own_newest}, but the stream does not use it: start a rollout"
@@ -234,12 +227,11 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         return Choice(outcome=UpdateOutcome.CURRENT, why=why)
     old_enough = [each for each in newer if each.published is None or now - each.published >= followed.minimum_age]
     if not old_enough:
-        youngest = newer[0]
-        why = (
-            f"the release {printable(youngest.version)} is {_format_public_age(youngest, now)}, but minimumAge is "
-            f"{followed.follow.minimum_age}"
+        return Choice(
+            outcome=UpdateOutcome.WAITS,
+            why=f"the release {printable(newer[0].version)} is {_format_public_age(newer[0], now)}, but minimumAge is "
+            f"{followed.follow.minimum_age}",
         )
-        return Choice(outcome=UpdateOutcome.WAITS, why=why)
     chosen = old_enough[-1]
     older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
     return Choice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
@@ -276,10 +268,10 @@ def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> Ima
         kernel_arguments=spec.kernel_arguments,
     )
     channel = current.metadata.annotations.get(CHANNEL, followed.channel)
-    is_of_source = is_from_source(current, followed.follow.source, channel)
-    if not is_of_source or own == describe_settings(followed.source, spec.version, channel):
-        return from_source
-    return own
+    is_own = is_from_source(current, followed.follow.source, channel) and own != describe_settings(
+        followed.source, spec.version, channel
+    )
+    return own if is_own else from_source
 
 
 def check_provenance(followed: FollowedStream, image: BootImage) -> None:
@@ -293,10 +285,11 @@ def check_provenance(followed: FollowedStream, image: BootImage) -> None:
         if file.provenance is None or file.provenance.digest is not DigestOrigin.SIGNED
     ]
     if weak:
-        cause = (
-            f"ImageStream/{followed.name} requires signed files, but these files are not signed: {format_names(weak)}"
+        raise UntrustedRelease(
+            image.metadata.name,
+            f"ImageStream/{followed.name} requires signed files, but these files are not signed: {format_names(weak)}",
+            "use a source whose vendor signs its files",
         )
-        raise UntrustedRelease(image.metadata.name, cause, "use a source whose vendor signs its files")
 
 
 def build_files(
@@ -310,16 +303,14 @@ def build_files(
     origin = repository.origins[Id("ImageStream", followed.name)]
     fields = {"image": image, "percent": str(followed.follow.percent)}
     try:
-        changed = insert_field(repository.read(origin.blob), origin.document, _CURRENT, "rollout", fields)
+        # gitboot writes spec.rollout after spec.current
+        changed = insert_field(repository.read(origin.blob), origin.document, ("spec", "current"), "rollout", fields)
     except KeyError:
         raise UsageError(
             f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: "
             "remove the empty spec.rollout"
         ) from None
-    files = {origin.path: changed}
-    if built is not None:
-        files[f"images/{built.name}.yaml"] = built.text.encode()
-    return files
+    return {origin.path: changed, **({f"images/{built.name}.yaml": built.text.encode()} if built is not None else {})}
 
 
 def format_message(followed: FollowedStream, release: Release, built: BuiltImage | None) -> tuple[str, str]:
@@ -400,8 +391,7 @@ class StreamUpdater:
     def _update(self, followed: FollowedStream, start: StreamUpdate) -> StreamUpdate:
         choice = find_unfinished_rollout(followed)
         if choice is None:
-            releases = self._sources.list_releases(followed.source, followed.channel)
-            choice = choose_release(followed, releases, self._now)
+            choice = choose_release(followed, self._sources.list_releases(followed.source, followed.channel), self._now)
         if (release := choice.release) is None:
             return structs.replace(start, outcome=choice.outcome, why=choice.why)
         image = find_image_name(release.source, release.version)
@@ -416,16 +406,22 @@ class StreamUpdater:
             texts = {"title": printable(title), "message": printable_lines(message.strip("\n"))}
             update, committed = structs.replace(start, commit=found.commit, **texts), found.committed
         older = (self._name_branch(followed, each) for each in choice.older)
-        superseded = tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
-        update = structs.replace(update, supersedes=superseded)
+        update = structs.replace(
+            update, supersedes=tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
+        )
         if release.published is None and self._now - committed < followed.minimum_age:
-            why = (
-                f"the index has no date for {image}. The proposed commit is from {committed:%Y-%m-%d %H:%M} UTC, and "
-                f"minimumAge is {followed.follow.minimum_age}"
+            return structs.replace(
+                update,
+                outcome=UpdateOutcome.WAITS,
+                why=f"the index has no date for {image}. The proposed commit is from {committed:%Y-%m-%d %H:%M} UTC, "
+                f"and minimumAge is {followed.follow.minimum_age}",
             )
-            return structs.replace(update, outcome=UpdateOutcome.WAITS, why=why)
-        why = f"{image} is the newest release that matches spec.follow"
-        return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, ready=not self._dry_run)
+        return structs.replace(
+            update,
+            outcome=UpdateOutcome.PROPOSED,
+            why=f"{image} is the newest release that matches spec.follow",
+            ready=not self._dry_run,
+        )
 
     def _name_branch(self, followed: FollowedStream, release: Release) -> str:
         return f"{self._prefix}{followed.name}-{find_image_name(release.source, release.version)}"
@@ -488,13 +484,14 @@ class StreamUpdater:
     def _build(self, followed: FollowedStream, release: Release) -> BuiltImage:
         files = self._sources.describe_release(followed.source, release, followed.architectures)
         settings, labels = choose_settings(followed, files.settings), followed.current.metadata.labels
-        name = find_image_name(release.source, release.version)
-        data = (files, settings, labels)
+        name, data = find_image_name(release.source, release.version), (files, settings, labels)
         if name not in self._built:
-            built = build_image(
-                files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
+            self._built[name] = (
+                data,
+                build_image(
+                    files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
+                ),
             )
-            self._built[name] = data, built
         other, built = self._built[name]
         if other != data:
             raise UsageError(

@@ -28,10 +28,6 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # the old system did not respond
 
 
-# Ironic's arguments with a different value in each deployment
-_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})
-
-
 class BootComparison(Struct, frozen=True, kw_only=True):
     """The comparison of one server's boots. Values that look like secrets are hidden."""
 
@@ -80,14 +76,15 @@ def compare_boots(
         differences.append(("arguments", _redact(*only_old.elements()), _redact(*only_new.elements())))
     elif theirs != ours:
         differences.append(("order of arguments", _redact(*theirs), _redact(*ours)))
-    new_data = None
-    if new.user_data is not None:
-        files = new.user_data.files
-        new_data = files.get("user-data") or next(iter(files.values()), None)
+    files = new.user_data.files if new.user_data is not None else {}
+    new_data = files.get("user-data") or next(iter(files.values()), None)
     if not _is_same_text(old_data, new_data):
         differences.append(("user data", _format_size(old_data), _format_size(new_data)))
-    verdict = Verdict.DIFFERS if differences else Verdict.EQUAL
-    return BootComparison(server=server, verdict=verdict, differences=tuple(differences))
+    return BootComparison(
+        server=server,
+        verdict=Verdict.DIFFERS if differences else Verdict.EQUAL,
+        differences=tuple(differences),
+    )
 
 
 def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
@@ -96,27 +93,22 @@ def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) ->
     The content may be the same.
     """
     for url, file in _pair_files(old, new):
-        if (
-            url is not None
-            and file is not None
-            and _normalize_path(url, old_url) != _normalize_path(file.url, base_url)
-        ):
+        if url and file and _normalize_path(url, old_url) != _normalize_path(file.url, base_url):
             yield url
 
 
 def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile | None]]:
-    initrds = new.files.initrds if new.files.kernel else ()
     yield old.kernel, new.files.kernel or new.direct_uki
-    yield from zip_longest(old.initrds, initrds)
+    yield from zip_longest(old.initrds, new.files.initrds if new.files.kernel else ())
 
 
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
     """Omit arguments that differ in each request, and user data URLs, because gitboot compares the data itself."""
-    named = ((each.partition("=")[0], each) for each in arguments)
     return [
         each
-        for name, each in named
-        if name not in _REQUEST_ARGUMENTS and (name not in USER_DATA_ARGUMENTS or "://" not in each)
+        for name, each in ((each.partition("=")[0], each) for each in arguments)
+        if name != "ipa-global-request-id"  # of Ironic, with a different value in each deployment
+        and (name not in USER_DATA_ARGUMENTS or "://" not in each)
     ]
 
 
@@ -132,8 +124,7 @@ def _normalize_path(url: str | None, base: str) -> str | None:
     parts, root = urlsplit(url), urlsplit(base)
     if parts.netloc != root.netloc:
         return url
-    path = parts.path.removeprefix(root.path.rstrip("/")).lstrip("/")
-    return path.removeprefix("assets/").removeprefix("cobbler/")
+    return parts.path.removeprefix(root.path.rstrip("/")).lstrip("/").removeprefix("assets/").removeprefix("cobbler/")
 
 
 def _is_same_text(old: str | None, new: str | None) -> bool:
@@ -193,17 +184,16 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
         """
         found = []
         for mac in (self.macs or ("",)) if system in paths else ():
-            hexhyp = mac.replace(":", "-")
-            values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac, "hexhyp": hexhyp}
-            path = paths[system].format_map({key: quote(value, safe=":-") for key, value in values.items()})
+            values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac}
+            values = {key: quote(value, safe=":-") for key, value in values.items()}
+            path = paths[system].format(**values, hexhyp=mac.replace(":", "-"))
             found.append(f"{old.rstrip('/')}/{path}")
         return tuple(dict.fromkeys(found))
 
     def list_variables(self, mac: str) -> dict[str, str]:
-        hexhyp = mac.replace(":", "-")
         known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
         for nic in ("", "net0/", "netX/"):
-            known |= {f"{nic}mac": mac, f"{nic}mac:hexhyp": hexhyp}
+            known |= {f"{nic}mac": mac, f"{nic}mac:hexhyp": mac.replace(":", "-")}
         return known
 
 

@@ -44,17 +44,9 @@ from gitboot.problems import Code
 from gitboot.quoting import Unquotable, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
-_NO_UUID: Final = remark_missing(
-    "the source does not contain the UUID: add the UUID that `dmidecode -s system-uuid` or the BMC shows"
-)
-_GUESSED_ARCHITECTURE: Final = remark_guessed("the source does not contain the architecture: check the value x86_64")
-_GUESSED_FIRMWARE: Final = remark_guessed("the source does not contain the firmware: check the value UEFI")
+_NO_UUID: Final = remark_missing("the UUID, from `dmidecode -s system-uuid` or its BMC")
 PENDING: Final = "pending"  # the folder for documents that a person must complete
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
-
-
-# the kinds of remarks that the import writes as comments into documents
-_NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
@@ -88,9 +80,7 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
         items.append(item)
         if not item.pending:
             ready[boot.name] = name
-    architectures = {boot.name: boot.architecture for boot in inventory.boots}
-    machines = (_complete_architecture(machine, architectures) for machine in inventory.machines)
-    named = _assign_names((machine.name, machine) for machine in machines)
+    named = _assign_names((machine.name, machine) for machine in _complete_architectures(inventory))
     for name, machine in _resolve_conflicts(named, supplement).items():
         item, texts = _render_server(name, machine, ready)
         files |= texts
@@ -125,12 +115,14 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 # Servers
 
 
-def _complete_architecture(machine: ImportedMachine, architectures: Mapping[str, str | None]) -> ImportedMachine:
-    found = architectures.get(machine.boot or "")
-    if machine.architecture is not None or found is None:
-        return machine
-    remark = remark_guessed(f"the import took the architecture {found} from the boot {machine.boot}: check it")
-    return structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
+def _complete_architectures(inventory: ImportedInventory) -> Iterator[ImportedMachine]:
+    architectures = {boot.name: boot.architecture for boot in inventory.boots}
+    for machine in inventory.machines:
+        if machine.architecture is None and (found := architectures.get(machine.boot or "")) is not None:
+            remark = remark_guessed(f"architecture: {found}, taken from its boot {machine.boot}")
+            yield structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
+        else:
+            yield machine
 
 
 def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
@@ -140,7 +132,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         uuid = supplement.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
-            remarks.append(remark_guessed(f"the import took the UUID {uuid} from the --uuids file"))
+            remarks.append(remark_guessed(f"the UUID {uuid}, taken from the --uuids file"))
         nics = []
         for nic in _merge_nics(machine.nics, remarks):
             if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
@@ -155,9 +147,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
             uuid = None
         serial, bmc = machine.serial, machine.bmc
         if serial is not None and is_placeholder_serial(serial):
-            remarks.append(
-                remark_lost(f"the serial number {serial} was left out, because it does not identify a machine")
-            )
+            remarks.append(remark_lost(f"the serial number {serial}, which does not identify a machine"))
             serial = None
         elif serial is not None and _is_claimed(f"serial number {serial}", name, owners, remarks):
             serial = None
@@ -183,15 +173,11 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
         kept = list(first.addresses)
         for each in nic.addresses:
             if parse_address(each) is None:
-                remarks.append(
-                    remark_rejected(f"the address {each[:80]} was left out, because it is not an IP address")
-                )
+                remarks.append(remark_rejected(f"the address {each[:80]}, which is not an IP address"))
                 continue
             address = ip_interface(each).ip
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
-                remarks.append(
-                    remark_rejected(f"the address {each} was left out, because it does not identify a machine")
-                )
+                remarks.append(remark_rejected(f"the address {each}, which does not identify a machine"))
             elif not any(ip_interface(one).ip == address for one in kept):
                 kept.append(each)
         found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
@@ -201,9 +187,7 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
 def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
-        remarks.append(
-            remark_lost(f"the {identity} was left out, because {owner} also has it: correct one of the machines")
-        )
+        remarks.append(remark_lost(f"the {identity}, which {owner} also has"))
     return owner != name
 
 
@@ -221,18 +205,13 @@ def _render_server(
     remarks = [
         *machine.remarks,
         *remark_if(machine.uuid is None, _NO_UUID),
-        *remark_if(
-            not machine.nics and not has_reason,
-            remark_missing("the source does not contain a MAC address: add an interface"),
-        ),
+        *remark_if(not machine.nics and not has_reason, remark_missing("a MAC address")),
         *unsupported,
-        *remark_if(machine.architecture is None, _GUESSED_ARCHITECTURE),
-        *remark_if(machine.firmware is None, _GUESSED_FIRMWARE),
+        *remark_if(machine.architecture is None, remark_guessed("architecture: x86_64")),
+        *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),
         *remark_if(
             machine.boot is not None and policy is None,
-            remark_missing(
-                f"the boot {machine.boot} is incomplete or not in the source: add it, or select another boot"
-            ),
+            remark_missing(f"the boot {machine.boot}, which is incomplete or not in the source"),
         ),
         *more,
         *bmc_remarks,
@@ -242,8 +221,7 @@ def _render_server(
         try:
             labels[parse_label_key(key)] = parse_label_value(value)
         except Malformed as error:
-            remarks.append(remark_lost(f"the label {key} was left out: {error.message}"))
-    some_boot = any(nic.boot for nic in machine.nics)
+            remarks.append(remark_lost(f"label {key}: {error.message}"))
     spec: dict[str, Any] = {
         "uuid": machine.uuid,
         "serial": machine.serial,
@@ -256,7 +234,7 @@ def _render_server(
                     "name": nic.name,
                     "mac": str(nic.mac).replace("-", ":"),
                     "addresses": list(nic.addresses),
-                    "boot": None if nic.boot or not some_boot else False,
+                    "boot": None if nic.boot or not any(each.boot for each in machine.nics) else False,
                 }
             )
             for nic in machine.nics
@@ -270,8 +248,8 @@ def _render_server(
     pending = machine.uuid is None or not machine.nics or bool(unsupported)
     item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
     comment = (
-        "The old system manages this server. Remove lifecycle to let gitboot manage it, and set "
-        "provision: 1 to install it."
+        "The old system manages this server. Remove lifecycle to let gitboot manage it, and set provision: 1 to "
+        "install it."
     )
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
 
@@ -281,8 +259,7 @@ def _list_unsupported(architecture: str | None) -> list[ImportRemark]:
         return []
     return [
         remark_missing(
-            f"gitboot does not support the architecture {architecture}, and boots only "
-            f"{' and '.join(Architecture)}: leave the machine out of the fleet"
+            f"support for its architecture {architecture}, because gitboot boots only {' and '.join(Architecture)}"
         )
     ]
 
@@ -294,18 +271,16 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     try:
         parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [
-            remark_lost(
-                f"the BMC's address {bmc.address} was left out, because it is not an address for Redfish or IPMI: "
-                "add the BMC by hand"
-            )
-        ]
-    system = bmc.system if bmc.system and bmc.system.startswith("/") else None
-    tls = {} if bmc.verify else {"verify": False}
-    return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
-        remark_missing(
-            f"store the user and the password of the BMC in the directory of credentials, as {bmc.credentials}"
-        )
+        return None, [remark_lost(f"the BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
+    return _drop_empty(
+        {
+            "address": bmc.address,
+            "system": bmc.system if bmc.system and bmc.system.startswith("/") else None,
+            "credentials": bmc.credentials,
+            "tls": {} if bmc.verify else {"verify": False},
+        }
+    ), [
+        remark_missing(f"user and password of its BMC: store them in the directory of credentials as {bmc.credentials}")
     ]
 
 
@@ -322,16 +297,12 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *missing_parts,
         *more,
         remark_guessed(
-            "the import wrote writesDisk: true and networkBoot: Once, as for an installer: for a diskless system, "
-            "write false and Always"
+            "writesDisk: true and networkBoot: Once, for an installer; a diskless system needs false and Always"
         ),
-        *remark_if(boot.architecture is None, _GUESSED_ARCHITECTURE),
+        *remark_if(boot.architecture is None, remark_guessed("architecture: x86_64")),
         *remark_if(
             uki and arguments,
-            remark_lost(
-                "these arguments were left out, because firmware does not pass arguments to a uki: "
-                f"{' '.join(arguments)}"
-            ),
+            remark_lost(f"the arguments, which firmware does not pass to a uki: {' '.join(arguments)}"),
         ),
     )
     item = ImportedDocument(kind="BootProfile", name=name, pending=pending, remarks=_sort_remarks(remarks))
@@ -350,7 +321,6 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         "kernelArguments": list(arguments) if not uki else [],
         "userData": {"format": data.format, "template": template} if data else None,
     }
-    policy = {"select": "None", "profile": name, "networkBoot": "Once"}
     files = {
         _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), about, spec, {})
         for folder, kind, about, spec in (
@@ -360,7 +330,7 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
                 "policies",
                 "BootPolicy",
                 "Servers refer to this policy in their field policy. The policy does not select servers itself.",
-                policy,
+                {"select": "None", "profile": name, "networkBoot": "Once"},
             ),
         )
     }
@@ -372,36 +342,31 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
 def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
     missing_parts: list[ImportRemark] = []
     if not boot.kernel and not boot.uki:
-        missing_parts.append(remark_missing("the boot has no kernel that machines can fetch: add its URL"))
+        missing_parts.append(remark_missing("a kernel that machines can fetch"))
 
     def artifact(url: str | None) -> dict[str, Any] | None:
         if url is None:
             return None
         if is_secret(url):
-            missing_parts.append(
-                remark_missing("a URL contains a user, a password or a token: store the file at a URL without them")
-            )
+            missing_parts.append(remark_missing("a URL without a user, a password or a token"))
             return None
         try:
             parse_artifact_url(url)
         except Malformed as error:
-            missing_parts.append(remark_missing(f"gitboot does not accept the URL {url}: {error.message}"))
+            missing_parts.append(remark_missing(f"the URL {url}: {error.message}"))
         digest = supplement.digest(url)
         if digest is None:
-            missing_parts.append(
-                remark_missing(
-                    f"the source does not contain the sha256 of {url}: pass the output of `sha256sum` with --sums"
-                )
-            )
+            missing_parts.append(remark_missing(f"the sha256 of {url}: pass the output of `sha256sum` with --sums"))
         return _drop_empty({"url": url, "sha256": digest})
 
-    artifacts = {
-        "kernel": artifact(boot.kernel),
-        "initrds": [each for each in map(artifact, boot.initrds) if each],
-        "rootfs": artifact(boot.rootfs),
-        "uki": artifact(boot.uki),
-    }
-    return _drop_empty(artifacts), missing_parts
+    return _drop_empty(
+        {
+            "kernel": artifact(boot.kernel),
+            "initrds": [each for each in map(artifact, boot.initrds) if each],
+            "rootfs": artifact(boot.rootfs),
+            "uki": artifact(boot.uki),
+        }
+    ), missing_parts
 
 
 def _guess_version(boot: ImportedBoot) -> str:
@@ -420,7 +385,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
             if "{{" not in argument:
                 quote_ipxe_arguments([argument])
         except (Malformed, Unquotable) as error:
-            remarks.append(remark_lost(f"the kernel argument {argument} was left out: {error.message}"))
+            remarks.append(remark_lost(f"kernel argument {argument}: {error.message}"))
         else:
             accepted.append(argument)
     return tuple(accepted), remarks
@@ -443,10 +408,15 @@ def _sort_remarks(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
 
 
 def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    up = "../.." if item.pending else ".."
-    noted = [each for each in item.remarks if each.kind in _NOTED]
-    head = [comment, *(f"{each.kind}: {printable(each.text)}" for each in noted)]
-    head.insert(1, f"yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json")
+    head = [
+        comment,
+        f"yaml-language-server: $schema={'../..' if item.pending else '..'}/.gitboot/schemas/{item.kind}.json",
+        *(
+            f"{each.kind}: {printable(each.text)}"
+            for each in item.remarks
+            if each.kind in (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)
+        ),
+    ]
     return render_document(head, item.kind, item.name, _drop_empty(spec), labels=labels)
 
 
@@ -486,18 +456,17 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
             "kernelArguments": list(like.spec.kernel_arguments),
             "vars": dict(sorted(like.spec.vars.items())),
         }
-    head = [comment, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
+    head = [
+        comment,
+        "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
+        "Parked until you decide what the server is for. Then remove lifecycle. To allow its installation, set "
+        "provision: 1.",
+    ]
     if new.uuid is None:
         head.append("Its UUID is missing: until you add it, gitboot does not install the server or contact its BMC.")
     return render_document(
         head, "Server", name, _drop_empty(spec), labels=like.metadata.labels if like is not None else {}
     )
-
-
-_PARKED: Final = (
-    "Parked until you decide what the server is for. Then remove lifecycle. To allow its "
-    "installation, set provision: 1."
-)
 
 
 def summarize(fleet: ImportedFleet) -> str:
@@ -512,17 +481,14 @@ def summarize(fleet: ImportedFleet) -> str:
 
 def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
     """Return the text of import-report.md. ``edited_files`` are files with changes that the import did not replace."""
-    return "\n".join(_render_report_lines(system, fleet, edited_files)) + "\n"
-
-
-def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collection[str]) -> Iterator[str]:
-    yield from (f"# Imported from {system}", "", f"{summarize(fleet)}.", "")
-    yield "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC."
-    yield f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,"
-    yield "or complete a document and move it out of the folder."
-    without_uuid = sum(_NO_UUID in item.remarks for item in fleet.items)
-    if without_uuid:
-        yield from (
+    lines = [
+        *(f"# Imported from {system}", "", f"{summarize(fleet)}.", ""),
+        "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC.",
+        f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,",
+        "or complete a document and move it out of the folder.",
+    ]
+    if without_uuid := sum(_NO_UUID in item.remarks for item in fleet.items):
+        lines += (
             "",
             f"{format_count(without_uuid, 'server')} without a UUID. Two commands print UUIDs with MAC addresses:",
             "",
@@ -533,25 +499,17 @@ def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collec
             "Then import again with `--uuids FILE`.",
         )
     if edited_files:
-        yield from (
-            "",
-            "## Files that you changed, and that the import did not replace",
-            "",
-            *(f"- `{path}`" for path in sorted(edited_files)),
-        )
+        lines += ("", "## Files that you changed, and that the import did not replace", "")
+        lines += (f"- `{path}`" for path in sorted(edited_files))
     if fleet.remarks:
-        yield from ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))
+        lines += ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))
     for kind, title in (("Server", "Servers"), ("BootProfile", "What they boot")):
         found = [item for item in fleet.items if item.kind == kind]
-        if found:
-            yield from ("", f"## {title}")
+        lines += ("", f"## {title}") if found else ()
         for item in found:
-            yield from (
-                "",
-                f"### {item.name}{' (pending)' if item.pending else ''}",
-                "",
-                *map(_render_remark, item.remarks),
-            )
+            pending = " (pending)" if item.pending else ""
+            lines += ("", f"### {item.name}{pending}", "", *map(_render_remark, item.remarks))
+    return "\n".join(lines) + "\n"
 
 
 def _render_remark(remark: ImportRemark) -> str:

@@ -56,8 +56,9 @@ def parse_json(path: str, text: str) -> Any:
         place = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
             # Python's messages end with these words if a position follows
-            message = error.msg.removesuffix(" at").removesuffix(" starting")
-            place = f"line {error.lineno}, column {error.colno}: {message}"
+            place = (
+                f"line {error.lineno}, column {error.colno}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+            )
         raise UsageError(f"{path} is not JSON: {place}") from None
 
 
@@ -148,7 +149,7 @@ def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tu
         reason = next(
             (text for word, text in reasons.items() if word in error.message), "the value does not identify a machine"
         )
-        return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]} was left out, because {reason}"),)
+        return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]}: {reason}"),)
 
 
 def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...]]:
@@ -158,9 +159,7 @@ def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...
     try:
         return parse_lookup_uuid(str(value).strip()), ()
     except Malformed:
-        return None, (
-            remark_rejected(f"the UUID {str(value)[:80]} was left out, because it is not the UUID of a board"),
-        )
+        return None, (remark_rejected(f"the UUID {str(value)[:80]}, which is not the UUID of a board"),)
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
@@ -215,9 +214,8 @@ _USERINFO: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 
 def is_secret(argument: str) -> bool:
     """Return whether a kernel argument, a URL or a ``name=value`` text seems to contain a secret."""
-    name, equals, value = argument.partition("=")
-    is_named_so = equals and value and _SECRET.search(name)
-    return bool(is_named_so or _USERINFO.search(argument) or is_secret_argument(argument))
+    name, _, value = argument.partition("=")
+    return bool((value and _SECRET.search(name)) or _USERINFO.search(argument) or is_secret_argument(argument))
 
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
@@ -225,9 +223,9 @@ def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[Imp
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
-    text = "the kernel argument {} is a secret and was left out: move it to the secrets of the user data"
     return tuple(each for each in all_arguments if each not in secret), tuple(
-        remark_lost(text.format(name)) for name in names
+        remark_lost(f"kernel argument {name} is a secret and was left out: move it to the secrets of the user data")
+        for name in names
     )
 
 
@@ -277,10 +275,7 @@ def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tupl
     for argument in safe_arguments:
         if (template := translate_ipxe_argument(argument)) is None:
             remarks += (
-                remark_lost(
-                    f"the kernel argument {argument.partition('=')[0]} was left out, because it uses a variable of "
-                    f"iPXE: {argument}"
-                ),
+                remark_lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),
             )
         elif template.strip() and not argument.startswith("initrd="):  # gitboot adds ``initrd=`` itself
             templates.append(template)
@@ -312,20 +307,13 @@ def parse_bmc(
             remark_lost(f"the BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
         )
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
-    bmc = ImportedBmc(
+    return ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         credentials=build_document_name(credentials or "bmc"),
         system=system or (parts.path if parts.path.startswith("/redfish/") else None),
         verify=verify,
-    )
-    return bmc, (
-        *remark_if(
-            "@" in parts.netloc,
-            remark_lost(
-                "the user and the password in the BMC's address were left out: store them in the directory of "
-                "credentials"
-            ),
-        ),
+    ), (
+        *remark_if("@" in parts.netloc, remark_lost("user and password in the BMC's address were left out")),
         *remark_if(
             credentials is None,
             remark_guessed("bmc.credentials: the source does not contain a name, so the import chose bmc"),
@@ -369,6 +357,29 @@ class ImportedNic(Struct, frozen=True, kw_only=True):
     name: str | None = None
     addresses: tuple[str, ...] = ()
     boot: bool = True
+
+
+class NicReader:
+    """The interfaces that a source lists for one machine, and remarks on invalid MAC addresses."""
+
+    def __init__(self) -> None:
+        self.nics: list[ImportedNic] = []
+        self.remarks: list[ImportRemark] = []
+
+    def add(
+        self,
+        mac: object,
+        subject: str = "the",
+        *,
+        name: str | None = None,
+        addresses: tuple[str, ...] = (),
+        boot: bool = True,
+    ) -> None:
+        """Add an interface if it has a valid MAC address. ``subject`` names the interface in a remark."""
+        found, rejected = read_mac(mac, subject)
+        self.remarks += rejected
+        if found is not None:
+            self.nics.append(ImportedNic(mac=found, name=name, addresses=addresses, boot=boot))
 
 
 class ImportedBmc(Struct, frozen=True, kw_only=True):
@@ -451,7 +462,7 @@ class Supplement(Struct, frozen=True, kw_only=True):
 
         If the URL ends with several listed paths, the longest path applies.
         """
-        path = url.partition("assets:")[2] if url.startswith("assets:") else urlsplit(url).path
+        path = url.removeprefix("assets:") if url.startswith("assets:") else urlsplit(url).path
         parts = path.strip("/").split("/")
         endings = ("/".join(parts[first:]) for first in range(len(parts)))
         return next((self.sums[each] for each in endings if each in self.sums), None)

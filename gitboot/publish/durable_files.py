@@ -8,8 +8,8 @@ import grp
 import os
 import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import wraps
 from hashlib import sha256
@@ -23,7 +23,6 @@ from gitboot.files import NEW_FILE, open_lock, take_lock
 
 # link(2): the file has the maximum number of links, the file system has no hard links, or the mounts differ.
 NO_LINK_ERRORS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
-_READ_BYTES: Final = 1 << 16
 # Up to this number of files and folders, gitboot calls fsync for each of them. This is faster than one syncfs, which
 # also waits for data that other processes have written to the same file system.
 MAX_FSYNCS: Final = 16
@@ -43,6 +42,16 @@ def to_publish_error(path: Path, error: OSError) -> PublishError:
     """Convert an OSError at ``path`` to a `PublishError`, with a hint for common causes."""
     hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
     return PublishError(f"{path}: {error.strerror}{hint}")
+
+
+@contextmanager
+def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) -> Iterator[int]:
+    """Open a file or a folder, without following a symlink at ``path``, until the block ends. Raises OSError."""
+    fd = os.open(path, flags | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
@@ -186,7 +195,7 @@ class Disk:
         try:
             # os.read is faster here: creating a file object takes as long as reading a small file
             content = bytearray()
-            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, _READ_BYTES)):
+            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, 1 << 16)):
                 content += part
             return bytes(content if max_bytes is None else content[: max_bytes + 1])
         finally:
@@ -271,16 +280,12 @@ class Disk:
     @_raise_with_path
     def _sync_one(self, path: str) -> None:
         folder, name = split(path)
-        if (parent := self.folders.find(folder)) is None:
-            return
-        try:
-            fd = os.open(name or ".", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=parent)
-        except FileNotFoundError:  # the folder became empty and was removed
-            return
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        if (parent := self.folders.find(folder)) is not None:
+            with (
+                suppress(FileNotFoundError),  # the folder became empty and was removed
+                open_descriptor(name or ".", os.O_RDONLY, folder=parent) as fd,
+            ):
+                os.fsync(fd)
 
 
 def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
@@ -316,12 +321,9 @@ def make_root(root: Path, modes: TreeModes) -> None:
 
 
 def _apply_folder_modes(folder: Path, modes: TreeModes, *, only_ours: bool = False) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         if not only_ours or _is_ours(os.fstat(fd)):
             modes.apply_to(fd, modes.folder)
-    finally:
-        os.close(fd)
 
 
 def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
@@ -420,10 +422,10 @@ class OpenFolders:
     def prune(self) -> None:
         """Remove the most recently used folder and its parents while they are empty. Top-level folders stay."""
         while len(self._open_folders) > 2:
-            name = self._open_folders[-1].path.rpartition("/")[2]
+            path = self._open_folders[-1].path
             self._leave()
             try:
-                os.rmdir(name, dir_fd=self._open_folders[-1].fd)
+                os.rmdir(split(path)[1], dir_fd=self._open_folders[-1].fd)
             except OSError as error:
                 # the folder is busy if it is a mount point
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
@@ -465,10 +467,6 @@ class OpenFolders:
         os.close(self._open_folders.pop().fd)
 
 
-_OTHERS: Final = 0o007
-_ASSETS: Final = "boot/assets"  # operators put files there and set their permissions
-
-
 def build_restricted_modes(group: int | None = None) -> TreeModes:
     """Return permissions that let the owner write and the group read a tree. Other users have no access."""
     return TreeModes(folder=0o750, file=0o640, group=group)
@@ -489,10 +487,9 @@ def find_group_id(name: str) -> int:
                 f"--output-group {name}: this host has no group {name}; run getent group to list the groups"
             ) from None
     if os.geteuid() != 0 and found not in (os.getegid(), *os.getgroups()):
-        user = os.geteuid()
         raise UsageError(
-            f"--output-group {name}: the user {user} is not in that group, so gitboot may not give files to the group; "
-            f"run usermod --append --groups {name} USER, or set SupplementaryGroups={name} in the unit file"
+            f"--output-group {name}: the user {os.geteuid()} is not in that group, so gitboot may not give files to "
+            f"the group; run usermod --append --groups {name} USER, or set SupplementaryGroups={name} in the unit file"
         )
     return found
 
@@ -500,8 +497,8 @@ def find_group_id(name: str) -> int:
 def is_readable_by_others(root: Path) -> bool:
     """Return whether users other than the owner and the group can read the published files below ``root``."""
     with suppress(OSError):
-        below = [root / name for name in ("boot", "ops") if (root / name).is_dir()]
-        return bool(root.stat().st_mode & _OTHERS) and any(each.stat().st_mode & _OTHERS for each in below)
+        below = (root / name for name in ("boot", "ops") if (root / name).is_dir())
+        return bool(root.stat().st_mode & 0o007) and any(each.stat().st_mode & 0o007 for each in below)
     return False
 
 
@@ -525,26 +522,19 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
             return
         for top in tops:
             for path, folders, files, fd in os.fwalk(top):
-                folders[:] = [name for name in folders if Path(path, name) != root / _ASSETS]
+                # operators put files into boot/assets, and set their permissions
+                folders[:] = [name for name in folders if Path(path, name) != root / "boot/assets"]
                 if Path(path) != top and _is_ours(os.fstat(fd)):
                     modes.apply_to(fd, modes.folder)
                 for name in files:
-                    _apply_file_modes(name, fd, modes)
+                    found = os.lstat(name, dir_fd=fd)
+                    if is_file(found) and _is_ours(found) and found.st_mode & 0o077:
+                        with open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder=fd) as file:
+                            modes.apply_to(file, modes.file)
         for folder in (*tops, *([root] if has_own_folder else [])):
             _apply_folder_modes(folder, modes, only_ours=True)
     except OSError as error:
         raise to_publish_error(root, error) from error
-
-
-def _apply_file_modes(name: str, folder: int, modes: TreeModes) -> None:
-    found = os.lstat(name, dir_fd=folder)
-    if not is_file(found) or not _is_ours(found) or not found.st_mode & 0o077:
-        return
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
-        modes.apply_to(fd, modes.file)
-    finally:
-        os.close(fd)
 
 
 def _is_ours(file_stat: os.stat_result) -> bool:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from math import isqrt
 from pathlib import Path
@@ -21,7 +21,14 @@ from gitboot.errors import PublishError
 from gitboot.files import NEW_FILE
 from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
-from gitboot.publish.durable_files import NO_LINK_ERRORS, Disk, split, to_publish_error, write_with_mtime
+from gitboot.publish.durable_files import (
+    NO_LINK_ERRORS,
+    Disk,
+    open_descriptor,
+    split,
+    to_publish_error,
+    write_with_mtime,
+)
 from gitboot.publish.manifest import MANIFEST, Head, Stamp
 from gitboot.publish.signed_list import Listings, find_listing
 from gitboot.publish.tree_changes import SHARED, Publication, amend_manifest
@@ -31,12 +38,11 @@ from gitboot.render.paths import Files, is_content, is_immutable, move_order
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress
 from gitboot.text import format_count
 
-FRESH: Final = f"{OWN}/fresh"
-READY: Final = f"{OWN}/ready"
-_FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
+_FRESH, _READY = "fresh", "ready"
+FRESH: Final = f"{OWN}/{_FRESH}"
+READY: Final = f"{OWN}/{_READY}"
 _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # a publication is complete only after this file is in place
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # the source and the destination are on different mounts
 _OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})
 _MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
@@ -150,13 +156,8 @@ def _own_folder(disk: Disk) -> Iterator[int]:
         raise to_publish_error(disk.root / OWN, error) from error
 
 
-@contextmanager
-def _open_folder(name: str, folder: int) -> Iterator[int]:
-    fd = os.open(name, _FOLDER, dir_fd=folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _open_folder(name: str, folder: int) -> AbstractContextManager[int]:
+    return open_descriptor(name, os.O_RDONLY | os.O_DIRECTORY, folder=folder)
 
 
 def _can_be_moved(own: int, root: int) -> bool:
@@ -255,8 +256,9 @@ class NewTree:
         try:
             if self._is_masked is None:
                 found = os.fstat(fd)
-                is_in_group = self._modes.group in (None, found.st_gid)
-                self._is_masked = S_IMODE(found.st_mode) != self._modes.file or not is_in_group
+                self._is_masked = S_IMODE(found.st_mode) != self._modes.file or (
+                    self._modes.group not in (None, found.st_gid)
+                )
             if self._is_masked:
                 self._modes.apply_to(fd, self._modes.file)
             write_with_mtime(fd, content, self._mtime)
@@ -313,8 +315,8 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
     is_root = os.geteuid() == 0  # file systems reserve some space for root
     for place, need in needs.items():
         found = os.statvfs(place)
-        free_bytes = (found.f_bfree if is_root else found.f_bavail) * found.f_frsize
-        free = found.f_ffree if is_root else found.f_favail
+        blocks, free = (found.f_bfree, found.f_ffree) if is_root else (found.f_bavail, found.f_favail)
+        free_bytes = blocks * found.f_frsize
         surely, about = (_CERTAIN_SHARE, "about ") if need.is_estimate else (1, "")
         if found.f_files and need.inodes * surely > free:
             raise PublishError(
@@ -323,9 +325,9 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
                 "(use a file system with more inodes: mkfs.ext4 -N, or mount -o nr_inodes for a tmpfs)"
             )
         if need.size * surely > free_bytes:
-            has = f"the file system has only {free_bytes / _MIB:,.1f} MiB free"
             raise PublishError(
-                f"{place}: publishing needs {about}{need.size / _MIB:,.1f} MiB, but {has} (free some space)"
+                f"{place}: publishing needs {about}{need.size / _MIB:,.1f} MiB, but the file system has only "
+                f"{free_bytes / _MIB:,.1f} MiB free (free some space)"
             )
 
 

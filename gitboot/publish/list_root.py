@@ -21,8 +21,6 @@ except ImportError:
 ROOT_KEY: Final = "root.key"
 ROOT_PUBLIC_KEY: Final = "root.pub"
 ROOT_VALID: Final = timedelta(days=3 * 365)  # how long the root metadata and the targets metadata are valid
-_BIN_BITS: Final = 8  # 256 bins; docs/adr/0031-targets-and-signed-list.md compares other numbers
-_BIN_PREFIX: Final = "servers"
 
 
 def has_root(folder: Path) -> bool:
@@ -91,7 +89,8 @@ def _write_list_root(
     for role in ("snapshot", "timestamp"):
         root.signed.add_key(publication.public_key, role)
     key, expires = publication.public_key, now.replace(microsecond=0) + ROOT_VALID
-    bins = SuccinctRoles([key.keyid], 1, _BIN_BITS, _BIN_PREFIX)
+    # 8 bits select one of 256 bins; docs/adr/0031-targets-and-signed-list.md compares other numbers
+    bins = SuccinctRoles([key.keyid], 1, 8, "servers")
     targets.signed.delegations = Delegations({key.keyid: key}, succinct_roles=bins)
     root.signed.expires = targets.signed.expires = expires
     root.signatures.clear()

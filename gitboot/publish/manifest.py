@@ -115,7 +115,7 @@ def parse_listing(data: bytes) -> dict[str, ListedFile]:
 
 
 def render_head(head: Head) -> bytes:
-    value = {
+    facts = {
         "commit": head.stamp.commit,
         "gitboot": head.stamp.gitboot,
         "ledger": head.stamp.ledger,
@@ -123,7 +123,7 @@ def render_head(head: Head) -> bytes:
         "shared": head.shared,
         "version": FORMAT,
     }
-    return encode_canonical(value) + b"\n"
+    return encode_canonical(facts) + b"\n"
 
 
 def parse_head(data: bytes) -> Head:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
@@ -24,7 +24,6 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_program import artifact_digest, paths_in
 from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
 from gitboot.publish.tree_reader import read_manifest
-from gitboot.render.endpoint_files import PublishedServer
 from gitboot.render.paths import (
     BOOT,
     CHECK,
@@ -46,13 +45,10 @@ _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # the number of files that gitboot submits to the threads at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
-_UNPUBLISHED: Final = "the mirror serves a file that is not published"
-_OTHER_ARTIFACT: Final = "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
 _GONE: Final = (404, 410)
 _COMMENT: Final = sha256(b"#").hexdigest()  # of the body of a 404 (see gitboot.render.web_servers)
 _GRUB: Final = "grub.cfg"
 _SHIMS: Final = ("assets/loaders/shimx64.efi", "assets/loaders/shimaa64.efi")
-_LATER: Final = "the file is a version that is valid at another time"
 _EARLIER: Final = "an earlier publication had this file, and machines can still fetch it"
 
 
@@ -78,17 +74,16 @@ def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, Mir
         raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
     found = {}
     for path, listed in manifest.files.items():
-        if not path.startswith(BOOT):
-            continue
-        try:
-            modified = int((root / path).stat().st_mtime)
-        except FileNotFoundError:
-            continue  # a publication in progress has removed the file
-        version = FileVersion(None, listed.sha256, listed.size)
-        below = path.removeprefix(BOOT)
-        found[below] = MirrorFile(
-            path=below, right=(version,), versions=(version,), modified=modified, keeps_time=not as_target
-        )
+        if path.startswith(BOOT):
+            below, version = path.removeprefix(BOOT), FileVersion(None, listed.sha256, listed.size)
+            with suppress(FileNotFoundError):  # a publication in progress has removed the file
+                found[below] = MirrorFile(
+                    path=below,
+                    right=(version,),
+                    versions=(version,),
+                    modified=int((root / path).stat().st_mtime),
+                    keeps_time=not as_target,
+                )
     return found
 
 
@@ -141,8 +136,7 @@ def compare_files(
     if (now := look_again(bool(found))) is not None:
         changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
         found = [each for each in found if each.path not in changed]
-        changed |= now.keys() - files.keys()
-        newer = (now[path] for path in sorted(changed & now.keys()))
+        newer = [now[path] for path in sorted((changed | (now.keys() - files.keys())) & now.keys())]
         again = [file for file in newer if not file.is_evidence or mirror.reads(file.path)]
         found += [
             each.finding for _, each in _check_files(mirror, again, pool, lambda _: None) if each.finding is not None
@@ -162,8 +156,7 @@ def _check_files(
     on_progress: Callable[[int], None],
 ) -> Iterator[tuple[MirrorFile, CheckedFile]]:
     def look(file: MirrorFile) -> CheckedFile:
-        sizes = {each.size_bytes for each in file.versions}
-        return check_answer(file, mirror.read(file.path, sizes or {0}))
+        return check_answer(file, mirror.read(file.path, {each.size_bytes for each in file.versions} or {0}))
 
     for batch in batches(files, _BATCH):
         for file, judged in zip(batch, pool.map(look, batch), strict=True):
@@ -237,18 +230,21 @@ class FolderMirror:
         for path in self.names():
             if path in files:
                 continue
+            may_lie_there = path.startswith(("assets/", SIGNED)) or is_content(BOOT + path)
             if self._boot is not None:
-                may_lie_there = (self._boot / path).exists()
-            else:
-                may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
-            if not may_lie_there and not path.startswith(SIGNED):
-                yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
+                may_lie_there = path.startswith(SIGNED) or (self._boot / path).exists()
+            if not may_lie_there:
+                message = "the mirror serves a file that is not published"
+                yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
             elif (named := artifact_digest(path)) is not None:
                 answer = self.read(path)
                 if answer.trouble:
                     yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
                 elif answer.sha256 != named:
-                    yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=_OTHER_ARTIFACT)
+                    message = (
+                        "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
+                    )
+                    yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
 
 
 class WebMirror:
@@ -304,17 +300,16 @@ class WebMirror:
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
         stored, answer = self._fetch(path, MAX_TIMESTAMP_BYTES, "", {})
-        fault, remedy = MirrorFault.CACHED, "configure the cache to follow Cache-Control"
+        remedy = "configure the cache to follow Cache-Control"
         if answer.age_s > 0:
-            message = f"a cache stored this file {answer.age_s} s ago"
+            message = f"a cache stored this file {answer.age_s} s ago: {remedy}"
+            yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=message)
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
-            message = "a cache serves a different version of this file than the mirror behind the cache"
+            message = f"a cache serves a different version of this file than the mirror behind the cache: {remedy}"
+            yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=message)
         elif stored is not None and may_be_cached(answer.cache_control or ""):
-            fault, message = MirrorFault.CACHEABLE, "caches may store the list"
-            remedy = "configure the mirror to send Cache-Control: no-cache"
-        else:
-            return
-        yield MirrorFinding(path=path, fault=fault, message=f"{message}: {remedy}")
+            message = "caches may store the list: configure the mirror to send Cache-Control: no-cache"
+            yield MirrorFinding(path=path, fault=MirrorFault.CACHEABLE, message=message)
 
     def _fetch(
         self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
@@ -379,14 +374,12 @@ class WebMirror:
         yield from (finding for finding in found if finding is not None)
 
     def _serves(self, path: str) -> bool:
-        """Return whether the mirror serves a file. Raises `HostUnreachable`."""
         answer = self._request("HEAD", path)
         if answer.trouble:
             raise HostUnreachable(answer.trouble)
         return answer.is_there
 
     def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
-        """Send a request and read at most ``most_bytes`` of the response body."""
         url = f"{self._url}/{quote(path)}{_MARK if is_fetched_by_machines_only(path) else ''}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
@@ -511,7 +504,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
         return CheckedFile(None, is_in_transition=file.right[0] is not None)
     present = [each for each in file.right if each is not None]
     if not present:
-        return CheckedFile(check_absence(file.path, answer, _LATER))
+        return CheckedFile(check_absence(file.path, answer, "the file is a version that is valid at another time"))
     version = next((each for each in present if each.sha256 == answer.sha256), present[0])
     if (found := next(_faults(file, version, answer), None)) is None:
         return CheckedFile(None, is_in_transition=version != file.right[0])
@@ -534,8 +527,11 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
-        message = f"the mirror answers {answer.status} for a path that is not published: {why}"
-        return MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
+        return MirrorFinding(
+            path=path,
+            fault=MirrorFault.EXTRA,
+            message=f"the mirror answers {answer.status} for a path that is not published: {why}",
+        )
     if answer.status >= 500:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror answers {answer.status}")
     return _check_grub_body(path, answer) if _GRUB in path else None
@@ -550,11 +546,12 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
         return found
-    message = (
-        f"Cache-Control lacks no-store, so a cache may store this {answer.status} response and a new machine "
-        "would stay unknown"
+    return MirrorFinding(
+        path=UNKNOWN_MACHINE,
+        fault=MirrorFault.CACHEABLE,
+        message=f"Cache-Control lacks no-store, so a cache may store this {answer.status} response and a new machine "
+        "would stay unknown",
     )
-    return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
 
 
 def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding | None:
@@ -563,11 +560,13 @@ def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding
     ``has_shim`` states whether machines can load shim from the mirror. shim waits forever for an empty body.
     """
     if has_shim and not answer.has_body and answer.status in _GONE:
-        message = (
-            f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with error_page "
-            "in nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of the CDN"
+        return MirrorFinding(
+            path=UNKNOWN_MACHINE,
+            fault=MirrorFault.WRONG,
+            message=f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with "
+            "error_page in nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of "
+            "the CDN",
         )
-        return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.WRONG, message=message)
     return _check_grub_body(UNKNOWN_MACHINE, answer)
 
 
@@ -575,8 +574,11 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
     """Return the fault of a response for an absent path. GRUB runs the body, unless the body is a comment."""
     if answer.is_there or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
         return None
-    message = f"the {answer.status} response has a body other than #, which GRUB executes as its configuration"
-    return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
+    return MirrorFinding(
+        path=path,
+        fault=MirrorFault.WRONG,
+        message=f"the {answer.status} response has a body other than #, which GRUB executes as its configuration",
+    )
 
 
 def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
@@ -629,13 +631,18 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 
 
+def is_fetched_by_machines_only(path: str) -> bool:
+    """Return whether a GET of this path below boot/ may count as a fetch by a machine."""
+    kind = find_path_kind(BOOT + path)
+    return kind is not None and kind.role is not Role.OFFER
+
+
 def may_be_cached(cache_control: str) -> bool:
     """Return whether a cache may serve a stored copy without revalidation.
 
     Without a directive in Cache-Control, a cache may apply its own rules.
     """
-    directives = {each.strip().lower() for each in cache_control.split(",")}
-    return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
+    return {each.strip().lower() for each in cache_control.split(",")}.isdisjoint({"no-store", "no-cache", "max-age=0"})
 
 
 # Paths that are not published
@@ -647,12 +654,6 @@ PRIVATE: Final = {
 }
 # if gitboot no longer publishes a kind of path, it checks this kind for at least so many identities
 SAMPLE_SIZE: Final = 100
-
-
-def is_fetched_by_machines_only(path: str) -> bool:
-    """Return whether a GET of this path below boot/ may count as a fetch by a machine."""
-    kind = find_path_kind(BOOT + path)
-    return kind is not None and kind.role is not Role.OFFER
 
 
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
@@ -669,36 +670,11 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
         name, _, identity = asked.identity.partition("/")
         identities.setdefault(name, set()).add(identity)
     may_be: set[str] = set()
-    for kind in TABLE:
-        if kind.needs_identity_only:
-            of_kind = sorted(identities.get(kind.kind, ()))
-            step = 1 if kind in used else max(1, len(of_kind) // SAMPLE_SIZE)
-            may_be.update(kind.build_path(identity).removeprefix(BOOT) for identity in of_kind[::step])
+    for kind in (each for each in TABLE if each.needs_identity_only):
+        of_kind = sorted(identities.get(kind.kind, ()))
+        step = 1 if kind in used else max(1, len(of_kind) // SAMPLE_SIZE)
+        may_be.update(kind.build_path(identity).removeprefix(BOOT) for identity in of_kind[::step])
     return tuple(sorted(may_be - known))
-
-
-class ServedFiles(NamedTuple):
-    """The files of one server that a target serves."""
-
-    files: dict[str, str]  # sha256 by path below the output directory
-    lacks_boots: bool = False  # whether the server has a one-time boot that no endpoint can serve
-
-
-def list_served_files(state: PublishedServer) -> ServedFiles:
-    """Return the files that a target serves for one server. `gitboot.render.copies` already removed one-time boots."""
-    now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
-    boots = [
-        turn.writes
-        for turn in now
-        if turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
-        and turn.writes is not None
-        and turn.writes.once
-        and not turn.writes.in_copies
-    ]
-    return ServedFiles(
-        {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
-        lacks_boots=bool(boots) and all(writes.hop is None for writes in boots),
-    )
 
 
 def build_headers(path: str) -> dict[str, str]:

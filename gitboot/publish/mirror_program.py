@@ -57,7 +57,6 @@ _LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
 _RSYNC_IDLE_S = 60
 # The errors of link(2) after which the program copies the file instead.
 _LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
-_BLOCK_BYTES = 1 << 20
 
 
 def artifact_digest(path: str) -> Optional[str]:
@@ -131,12 +130,11 @@ class State:
             self._known = self._used
 
     def save(self) -> None:
-        seen = [*self.seen[:3], sorted(self.seen.keys)] if self.seen is not None else None
         found = {
             "keys": self._keys,
             "latest": _format_time(self.latest),
             "made": _format_time(self.made) if self.made is not None else None,
-            "seen": seen,
+            "seen": [*self.seen[:3], sorted(self.seen.keys)] if self.seen is not None else None,
             "ends": {path: [_format_time(each.since), each.text] for path, each in sorted(self.endings.items())},
         }
         _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
@@ -158,7 +156,7 @@ class State:
             if known is None or known[:-1] != mark:
                 digest = hashlib.sha256()
                 with open(path, "rb") as file:
-                    for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
+                    for block in iter(lambda: file.read(1 << 20), b""):
                         digest.update(block)
                 known = [*mark, digest.hexdigest()]
             self._used[name] = known
@@ -189,8 +187,7 @@ def _format_time(at: datetime) -> str:
 def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
     """Write a file atomically: sync its content to disk, and then rename it into place."""
     temporary = _temporary(path)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fchmod(file.fileno(), mode)
@@ -320,8 +317,7 @@ class Mirror:
         """
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
-        others = (path for path in paths_in(self._folder) if not self._is_kept(path))
-        return next(others, None)
+        return next((path for path in paths_in(self._folder) if not self._is_kept(path)), None)
 
     def read_tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
         """Read the tree in a folder, and verify its list. Raises `ListProblem`."""
@@ -382,7 +378,10 @@ class Mirror:
         for path in list(paths_in(self._folder)):
             if path not in present and not any(fnmatch.fnmatchcase(path, each) for each in self._kept):
                 os.unlink(os.path.join(self._folder, path))
-        self._prune()
+        for folder, _, _ in os.walk(self._folder, topdown=False):  # remove empty folders
+            is_staged = (folder + os.sep).startswith(self.staging + os.sep)
+            if folder != self._folder and not is_staged and not os.listdir(folder):
+                os.rmdir(folder)
         self._state.save()
         self._state.save_digests()
 
@@ -425,12 +424,6 @@ class Mirror:
         os.replace(temporary, at)
         if os.path.lexists(temporary):  # rename(2) does nothing if both paths are hard links to one file
             os.unlink(temporary)
-
-    def _prune(self) -> None:
-        for folder, _, _ in os.walk(self._folder, topdown=False):
-            is_staged = (folder + os.sep).startswith(self.staging + os.sep)
-            if folder != self._folder and not is_staged and not os.listdir(folder):
-                os.rmdir(folder)
 
 
 def paths_in(root: str) -> Iterator[str]:

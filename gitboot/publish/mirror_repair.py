@@ -44,7 +44,6 @@ from gitboot.text import did_you_mean, format_count
 
 ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time
-_RETRY_S: Final = 0.5  # The pause before the next attempt.
 # The number of files that gitboot writes between two checks of the tree and of the mirror's records.
 _BATCH: Final = 200
 
@@ -67,12 +66,11 @@ class MirrorStore:
     An instance may write to the mirror during a repair. Every method may raise `PublishError` and `HostUnreachable`.
     """
 
-    records: FileStore | None  # the store that contains the records of a target; None: the mirror is not a target
-
     def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
         """``name`` identifies the mirror in messages. ``below`` is the path of the folder that machines read."""
-        self.name, self.records = name, store
-        self._store, self._below = store, below
+        self.name, self._store, self._below = name, store, below
+        # the store that contains the records of a target; None: the mirror is not a target
+        self.records: FileStore | None = store
 
     def names(self) -> Collection[str]:
         return [path.removeprefix(self._below) for path in self._store.names(self._below)]
@@ -91,8 +89,9 @@ class MirrorStore:
         """
         right = {self._below + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(right), right.__getitem__, ())
-        sent = {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in right.items()}
-        if wrong := self._store.differing(sent):
+        if wrong := self._store.differing(
+            {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in right.items()}
+        ):
             raise Overtaken(f"{self.name}: the content of {wrong[0]} changed after gitboot wrote it")
 
     def remove_each(self, paths: Collection[str]) -> None:
@@ -109,8 +108,7 @@ class FolderStore(MirrorStore):
         above = folder.resolve().parent
         may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
         is_boot = folder.resolve() == above / BOOT
-        self._above = TargetFolder(above) if is_boot and may_have_records else None
-        self.records = self._above
+        self.records = self._above = TargetFolder(above) if is_boot and may_have_records else None
 
     def close(self) -> None:
         self._files.close()
@@ -167,7 +165,7 @@ def repair(
     parallel: int,
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
-    retry_s: float = _RETRY_S,
+    retry_s: float = 0.5,
 ) -> RepairReport:
     """Replace the files of a mirror that differ from the output tree at ``root``.
 
@@ -182,8 +180,7 @@ def repair(
     repairs: dict[str, RepairAction] = {}
     for left in reversed(range(_TRIES)):
         try:
-            attempt = _Attempt(store, root, clock, parallel)
-            return attempt.repair(paths, repairs, on_start, on_progress)
+            return _Attempt(store, root, clock, parallel).repair(paths, repairs, on_start, on_progress)
         except Overtaken as overtaken:
             if not left:
                 so_far = f" (repaired so far: {format_count(len(repairs), 'file')})" if repairs else ""
@@ -198,27 +195,26 @@ class _Attempt:
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
         self._published, now = _read_tree_state(root), clock()
-        if self._published.manifest is None:
+        if (manifest := self._published[MANIFEST]) is None:
             raise PublishError(f"{root}: expected an output tree, found no {HEAD}")
-        if (head := _tree_head(self._published.manifest)) is None:
+        if (head := _tree_head(manifest)) is None:
             raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
-        if self._published.pending is not None:
+        if self._published[PENDING] is not None:
             raise Overtaken(f"{root}: a publication is in progress, or was interrupted (let gitboot publish again)")
-        self._records = None
-        if store.records is not None:
-            self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
+        records = store.records
+        self._records = MirrorRecords(store.name, records, head.stamp.ledger) if records is not None else None
         is_target = self._records is not None and self._records.observe(FollowedTree(root))
         if not is_target:  # if the mirror has a newer list than the tree, the tree is an outdated copy
             found: list[StoredFile | None] = []
             store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
             theirs = list_version(found[0].content) if found[0] is not None else 0
-            if theirs > (ours := list_version(self._published.timestamp)):
+            if theirs > (ours := list_version(self._published[LIST_TIMESTAMP])):
                 raise PublishError(
                     f"{store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {root} has the earlier version "
                     f"{ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited that "
                     "file of the mirror, remove it)"
                 )
-        self._files = _read_right_files(root, now, parallel, compute_digest(self._published.manifest))
+        self._files = _read_right_files(root, now, parallel, compute_digest(manifest))
         self._now = now
         self._next_transition: datetime | None = None  # the time of the next transition of the files to repair
 
@@ -277,12 +273,13 @@ class _Attempt:
             store.remove_each(some)
         if different or gone:
             self._check()  # the files that were written last may be outdated
-        extra = (path for path in names & chosen if path not in files and path not in gone)
-        left = tuple(sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path)))
+        extra = (names & chosen).difference(files, gone)
         return RepairReport(
             files=len(wanted),
             repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
-            extra_paths=left,
+            extra_paths=tuple(
+                sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path))
+            ),
         )
 
     def _check(self) -> None:
@@ -305,15 +302,12 @@ def _stage(path: str) -> tuple[int, int]:
     return 0, publication_stage(BOOT + path)
 
 
-class _TreeState(NamedTuple):
-    """The files that every publication to an output tree changes. None means that a file is absent."""
+def _read_tree_state(root: Path) -> dict[str, bytes | None]:
+    """Return the files that every publication to an output tree changes, by path. None means that a file is absent.
 
-    manifest: bytes | None
-    pending: bytes | None  # this file exists during a publication, and after an interrupted publication
-    timestamp: bytes | None  # the timestamp of the signed list
+    `PENDING` exists during a publication, and after an interrupted publication.
+    """
 
-
-def _read_tree_state(root: Path) -> _TreeState:
     def read(path: str) -> bytes | None:
         try:
             return (root / path).read_bytes()
@@ -322,7 +316,7 @@ def _read_tree_state(root: Path) -> _TreeState:
         except OSError as error:
             raise PublishError(f"{root / path} cannot be read: {error.strerror}") from error
 
-    return _TreeState(*map(read, (MANIFEST, PENDING, LIST_TIMESTAMP)))
+    return {path: read(path) for path in (MANIFEST, PENDING, LIST_TIMESTAMP)}
 
 
 def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
@@ -402,8 +396,9 @@ class MirrorRecords:
         self._copied = found.content if found is not None and copied is not None else None
         if copied is not None:
             if copied.stamp.ledger != self._ledger:
-                belongs = f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to {self._ledger}"
-                raise ForeignTree(f"{belongs} ({_HINT})")
+                raise ForeignTree(
+                    f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to {self._ledger} ({_HINT})"
+                )
             return False
         if (held := self._target.observe(_HINT)) is None:
             return False
@@ -417,10 +412,10 @@ class MirrorRecords:
 
     def is_as_observed(self) -> bool:
         """Return whether no process has started or finished a write since `observe`."""
-        if self._copied is not None:
-            found = self._store.get(HEAD)
-            return found is not None and found.content == self._copied
-        return self._target.is_as_observed()
+        if self._copied is None:
+            return self._target.is_as_observed()
+        found = self._store.get(HEAD)
+        return found is not None and found.content == self._copied
 
 
 def _tree_head(data: bytes) -> Head | None:
@@ -434,7 +429,6 @@ PROGRAM: Final = "gitboot-mirror.py"
 KEY: Final = "root.pub"
 _NAME: Final = "gitboot-mirror"
 _INSTALLED: Final = f"/usr/local/lib/{_NAME}"  # the folder where the operator installs the program and the key
-_PLAIN: Final = re.compile(r"[A-Za-z0-9@:/._=+-]+")
 _SERVICE: Final = """\
 # Copies boot files to this mirror, verifies them, and ends maintenance windows on time. The timer starts it.
 [Unit]
@@ -525,7 +519,7 @@ def _quote_word(text: str) -> str:
 
     In a command line, the caller must also replace `$` by `$$`: systemd.service(5).
     """
-    if _PLAIN.fullmatch(text):
+    if re.fullmatch(r"[A-Za-z0-9@:/._=+-]+", text):
         return text
     if not text.isprintable():
         raise UsageError(f"{text!r} contains characters that are not allowed in a unit file")

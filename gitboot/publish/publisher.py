@@ -38,9 +38,8 @@ from gitboot.publish.tree_reader import (
     is_empty_tree,
 )
 from gitboot.render.endpoint_files import Pair, render_shards
-from gitboot.render.page import render_data_script
+from gitboot.render.page import NO_UPDATES, FileUpdates, render_data_script
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage
-from gitboot.render.plan_and_record_files import NO_UPDATES, FileUpdates
 from gitboot.status.work_progress import ReportProgress, ignore_progress, iterate_with_progress
 
 
@@ -241,9 +240,9 @@ class OutputDirectory:
         before = self._disk.read(MANIFEST)
         try:
             remove_staged(self._disk, self._tree.pending)
-            filled = None
-            if is_empty_tree(self._disk, self._tree):
-                filled = fill_tree(self._disk, self._tree, wanted, stamp, at, self._report_progress)
+            is_empty = is_empty_tree(self._disk, self._tree)
+            # None: the tree is not empty, or gitboot cannot rename files of a new tree to their final paths
+            filled = fill_tree(self._disk, self._tree, wanted, stamp, at, self._report_progress) if is_empty else None
             if filled is None:
                 wanted = self._unfinished = structs.replace(wanted, servers=dict(wanted.servers.items()))
                 done, changed = self._change(wanted, stamp, at)
@@ -446,7 +445,6 @@ def remove_staged(disk: Disk, paths: Collection[str]) -> None:
 
 
 def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
-    """Remove each path whose content is None, and place the staged files of the other paths."""
     _remove(disk, (path for path, content in contents.items() if content is None))
     _place(disk, (path for path, content in contents.items() if content is not None))
 
@@ -484,9 +482,7 @@ def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
         since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
-    if not since:
-        return {}
-    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)}
+    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)} if since else {}
     return {
         batch_path(at): encode_canonical(sorted(path for path, each in retired.items() if each == at))
         for at in sorted(since)
@@ -549,9 +545,9 @@ class PublicationPreview:
         if not self._root.exists():
             paths = sorted(path for files in wanted for path in files)
             self.result = PublicationResult(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
-            return self.result
-        with closing(Disk(self._root)) as disk:
-            tree = Tree(disk)
-            _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
-            self.result = _build_result(decide_changes(disk, tree, ContentReferences(), wanted, (), at))
+        else:
+            with closing(Disk(self._root)) as disk:
+                tree = Tree(disk)
+                _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
+                self.result = _build_result(decide_changes(disk, tree, ContentReferences(), wanted, (), at))
         return self.result

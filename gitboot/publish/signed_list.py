@@ -43,9 +43,6 @@ _METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is 
 _RESIGNED_BELOW: Final = timedelta(days=60)  # gitboot signs a bin or a snapshot again if less time is left than this.
 # Superseded metadata stays for this time, because a reader may be about to fetch it.
 _KEPT_FOR: Final = timedelta(minutes=10)
-_FOLDER: Final = SIGNED.rstrip("/")
-_ROOT_ENDING: Final = ".root.json"
-_SPEC_VERSION: Final = "1.0.31"  # the version of the TUF specification
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MOST: Final = 10**11 - 1  # the highest version that gitboot writes; it corresponds to a time in the year 5138
@@ -66,8 +63,7 @@ class _VersionRead(msgspec.Struct):
     version: _Version
 
 
-class _FileRead(msgspec.Struct):
-    version: _Version
+class _FileRead(_VersionRead):
     hashes: _Hashes
 
 
@@ -80,8 +76,7 @@ class _MadeRead(msgspec.Struct):
     manifest: str
 
 
-class _TimestampRead(msgspec.Struct):
-    version: _Version
+class _TimestampRead(_VersionRead):
     expires: Annotated[datetime, msgspec.Meta(tz=True)]
     gitboot: _MadeRead
     meta: dict[str, _FileRead]
@@ -91,8 +86,7 @@ class _SnapshotRead(msgspec.Struct):
     meta: dict[str, _VersionRead]
 
 
-class _BinRead(msgspec.Struct):
-    version: _Version
+class _BinRead(_VersionRead):
     targets: dict[str, _TargetRead]
 
 
@@ -108,8 +102,6 @@ class ListAbout(NamedTuple):
 
 
 class _SnapshotReference(NamedTuple):
-    """A timestamp's reference to a snapshot."""
-
     version: int
     sha256: str
     size: int  # bytes
@@ -134,14 +126,13 @@ class ListState(Struct, frozen=True, kw_only=True):
 
     def is_by(self, keys: ListKeys | None) -> bool:
         """Return whether these keys signed the list. If ``keys`` is None, return whether the list is unsigned."""
-        own = (keys.keyid, keys.targets_version) if keys is not None else (None, None)
-        return (self.keyid, self.targets) == own
+        return (self.keyid, self.targets) == ((keys.keyid, keys.targets_version) if keys is not None else (None, None))
 
     @property
     def names(self) -> set[str]:
         """Return the names of the list's snapshot and bins, which contain their versions."""
-        bins = {f"{version}.{name}.json" for name, version in self.bins.items()}
-        return {f"{self.snapshot.version}.snapshot.json", *bins}
+        versions = {**self.bins, "snapshot": self.snapshot.version}
+        return {f"{version}.{name}.json" for name, version in versions.items()}
 
 
 def find_bin(target: str) -> str:
@@ -184,8 +175,8 @@ def amend_list(
     targets_version = keys.targets_version if keys is not None else None
     named = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
     if named is None or _expires_soon(named.version, now):
-        versions = {**({"targets": targets_version} if targets_version is not None else {}), **bins}
-        meta = {f"{name}.json": {"version": each} for name, each in versions.items()}
+        versions = {"targets": targets_version, **bins}
+        meta = {f"{name}.json": {"version": each} for name, each in versions.items() if each is not None}
         snapshot = _sign_metadata({**_common("snapshot", version, _get_expiry(version)), "meta": meta}, keys)
         named = _SnapshotReference(version, compute_digest(snapshot), len(snapshot))
         files[f"{SIGNED}{version}.snapshot.json"] = snapshot
@@ -201,7 +192,7 @@ def amend_list(
         "meta": {"snapshot.json": {"hashes": {"sha256": named.sha256}, "length": named.size, "version": named.version}},
     }
     files[LIST_TIMESTAMP] = _sign_metadata(timestamp, keys)
-    state = ListState(
+    return ListState(
         version=version,
         snapshot=named,
         expires=expires,
@@ -209,17 +200,16 @@ def amend_list(
         keyid=keys.keyid if keys is not None else None,
         targets=targets_version,
         bins=bins,
-    )
-    return state, files
+    ), files
 
 
 def _expires_soon(version: int, now: datetime) -> bool:
-    """Return whether a bin or a snapshot with this version must be signed again."""
     return _get_expiry(version) - now < _RESIGNED_BELOW
 
 
 def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
-    return {"_type": kind, "expires": format_instant(expires), "spec_version": _SPEC_VERSION, "version": version}
+    # the specification is that of TUF
+    return {"_type": kind, "expires": format_instant(expires), "spec_version": "1.0.31", "version": version}
 
 
 def _get_expiry(version: int) -> datetime:
@@ -304,7 +294,7 @@ class SignedList:
         if self._is_current and self._is_as_wanted(about, keys, now):
             return
         self._is_current = False
-        names = disk.names(_FOLDER)
+        names = disk.names(SIGNED.rstrip("/"))
         lies = {name: int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))}
         by_root = keys.metadata if keys is not None else {}
         rooted = {SIGNED + name: data for name, data in by_root.items() if disk.read(SIGNED + name) != data}
@@ -336,14 +326,14 @@ class SignedList:
             changed = self._changed if self._from is None else _all_targets(disk, tree)
             found = amended(None, {**changed, **shared_target}, read_bin=lambda *_: {})
         state, files = found
-        last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
+        timestamp = files.pop(LIST_TIMESTAMP)
         _write(disk, {**listings, **files}, now)
         for name in lies.keys() - by_root.keys():
             # Remove the root metadata of a lost root key, because readers would accept it as the successor of the new
             # root.
-            if name.endswith(_ROOT_ENDING):
+            if name.endswith(".root.json"):
                 disk.remove(SIGNED + name)
-        _write(disk, last, now)
+        _write(disk, {**rooted, LIST_TIMESTAMP: timestamp}, now)
         self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
         for name in filter(is_staging_name, names):
             disk.remove(SIGNED + name)
@@ -352,8 +342,7 @@ class SignedList:
     def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
         """Return whether the list matches this manifest and these keys, and is not due for renewal."""
         state = self._state
-        is_same = state is not None and state.manifest == about.manifest and state.is_by(keys)
-        return is_same and state is not None and not state.is_due(now)
+        return state is not None and state.manifest == about.manifest and state.is_by(keys) and not state.is_due(now)
 
     def _remove_superseded(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
         self._superseded = {name: self._superseded.get(name, now) for name in sorted(names)}
@@ -396,10 +385,10 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
         data = disk.read(f"{SIGNED}{named.version}.snapshot.json") or b""
         if compute_digest(data) != named.hashes.sha256:
             return None
-        snapshot = _parse_verified(data, keys, _SnapshotRead)
+        meta = _parse_verified(data, keys, _SnapshotRead).meta
     except (KeyError, _Unusable):
         return None
-    bins = {name.removesuffix(".json"): each.version for name, each in snapshot.meta.items()}
+    bins = {name.removesuffix(".json"): each.version for name, each in meta.items()}
     return ListState(
         version=timestamp.version,
         snapshot=_SnapshotReference(named.version, named.hashes.sha256, len(data)),
@@ -420,7 +409,6 @@ def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Tar
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
-    """Return whether a list contains these targets."""
     with suppress(_Unusable, KeyError):
         return all(
             _read_bin(disk, keys, name := find_bin(target), state.bins[name]).get(target) == listed
@@ -505,23 +493,22 @@ def read_list_keys(folder: Path) -> ListKeys:
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
-    public = key.public_key().public_bytes_raw().hex()
+    keyval = {"public": key.public_key().public_bytes_raw().hex()}
     # The key ID is the sha256 of the key's canonical JSON, as in python-tuf.
-    keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
+    keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": keyval, "scheme": "ed25519"}))
     roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
             f"{folder} lacks root.json files or targets.json files; copy all of them from the host of the root key"
         )
     newest, delegation = max(roots), max(targets)
-    root, delegating = roots[newest], targets[delegation]
     try:
-        for number, data in [*roots.items(), (delegation, delegating)]:
+        for number, data in [*roots.items(), (delegation, targets[delegation])]:
             if json.loads(data)["signed"]["version"] != number:
                 raise ValueError("a name that has another version")
-        signed = json.loads(root)["signed"]
-        trusted = [set(signed["roles"][role]["keyids"]) for role in ("snapshot", "timestamp")]
-        trusted.append(set(json.loads(delegating)["signed"]["delegations"]["succinct_roles"]["keyids"]))
+        signed, delegated = (json.loads(each)["signed"] for each in (roots[newest], targets[delegation]))
+        roles = (signed["roles"]["snapshot"], signed["roles"]["timestamp"], delegated["delegations"]["succinct_roles"])
+        trusted = [set(role["keyids"]) for role in roles]
         expires = datetime.fromisoformat(signed["expires"])
         if expires.tzinfo is None:
             raise ValueError("a time without a zone")
@@ -539,7 +526,7 @@ def read_list_keys(folder: Path) -> ListKeys:
         root_expires=expires,
         targets_version=delegation,
         metadata={
-            f"{delegation}.targets.json": delegating,
+            f"{delegation}.targets.json": targets[delegation],
             **{f"{number}.root.json": data for number, data in sorted(roots.items())},
         },
         _key=key,

@@ -80,17 +80,14 @@ def compare_with_list(
             if mirror.names() is None:
                 findings += mirror.find_extra_files(())
             return MirrorReport(findings=sort_findings(findings), files=0, unread=(), in_transition=())
+        clock = f"but the clock of this host shows {format_instant(now)}"
         if signed.expires <= now:
-            until = f"expired at {format_instant(signed.expires)}"
-            message = f"{SIGNED}{signed.expiring} {until}, but the clock of this host shows {format_instant(now)}"
-            findings.append(
-                MirrorFinding(path=f"{SIGNED}{signed.expiring}", fault=MirrorFault.EXPIRED, message=message)
-            )
+            path = f"{SIGNED}{signed.expiring}"
+            message = f"{path} expired at {format_instant(signed.expires)}, {clock}"
+            findings.append(MirrorFinding(path=path, fault=MirrorFault.EXPIRED, message=message))
         if signed.made > now + TOLERANCE:
-            made = f"the list was made at {format_instant(signed.made)}"
-            message = (
-                f"{made}, but the clock of this host shows {format_instant(now)} (correct the clock that is wrong)"
-            )
+            made = format_instant(signed.made)
+            message = f"the list was made at {made}, {clock} (correct the clock that is wrong)"
             findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
         listed: list[MirrorFinding] = []
         files, hidden = reader.read_files(signed, now, listed)
@@ -157,9 +154,9 @@ class ListReader:
             for path, versions in listing.files.items():
                 if is_hashed(path) and names is None:
                     hidden += 1
-                    continue
-                shown = by_digest.get(path, path)
-                files[shown] = build_mirror_file(listing, shown, versions, now)
+                else:
+                    shown = by_digest.get(path, path)
+                    files[shown] = build_mirror_file(listing, shown, versions, now)
             for path in listing.end.files if listing.end is not None else ():
                 if path not in listing.files:
                     files[path] = build_mirror_file(listing, path, (), now)

@@ -62,7 +62,6 @@ _D = -121665 * pow(121666, _FIELD - 2, _FIELD) % _FIELD
 _ROOT_OF_MINUS_1 = pow(2, (_FIELD - 1) // 4, _FIELD)
 
 _Point = Tuple[int, int, int, int]  # a point in extended homogeneous coordinates: RFC 8032, 5.1.4
-_NEUTRAL = (0, 1, 1, 0)
 
 
 def _add(a: _Point, b: _Point) -> _Point:
@@ -124,11 +123,10 @@ def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     point, s = _decode_point(key), int.from_bytes(signature[32:], "little")
     if point is None or s >= _ORDER or _is_small_order(point):
         return False
-    digest = hashlib.sha512(signature[:32] + key + message).digest()
-    k = int.from_bytes(digest, "little") % _ORDER
+    k = int.from_bytes(hashlib.sha512(signature[:32] + key + message).digest(), "little") % _ORDER
     negative = (_FIELD - point[0], point[1], point[2], _FIELD - point[3])
     terms = (None, _BASE, negative, _add(_BASE, negative))
-    found = _NEUTRAL  # compute s * base - k * key, bit by bit
+    found = (0, 1, 1, 0)  # from the neutral point, compute s * base - k * key, bit by bit
     for bit in range(_ORDER.bit_length() - 1, -1, -1):
         found = _add(found, found)
         term = terms[(s >> bit & 1) + 2 * (k >> bit & 1)]
@@ -143,15 +141,11 @@ _Keys = Dict[str, bytes]  # public keys by key ID
 
 
 class _Role(NamedTuple):
-    """The keys of a TUF role, and the number of signatures that the role requires."""
-
     keys: _Keys
     threshold: int
 
 
 class _Root(NamedTuple):
-    """Root metadata: the keys of each role."""
-
     version: int
     expires: datetime
     roles: Dict[str, _Role]
@@ -307,13 +301,14 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
 
 
 def _parse_root(metadata: _Metadata) -> _Root:
-    signed = metadata.signed
     try:
+        signed = metadata.signed
         keys = _ed25519_keys(signed["keys"])
-        roles = {
-            name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")
-        }
-        return _Root(signed["version"], parse_instant(signed["expires"]), roles)
+        return _Root(
+            signed["version"],
+            parse_instant(signed["expires"]),
+            {name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")},
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _build_damage(metadata.name, error) from error
 
@@ -347,8 +342,11 @@ class _MetadataReader:
             data = self.find(name, MAX_ROOT_BYTES)
             if data is None:
                 if trusted is None and version > 1:
-                    message = "the public key that you named signed no root metadata"
-                    raise ListProblem(BAD_SIGNATURE, f"{version - 1}.root.json", message)
+                    raise ListProblem(
+                        BAD_SIGNATURE,
+                        f"{version - 1}.root.json",
+                        "the public key that you named signed no root metadata",
+                    )
                 return trusted
             metadata = _parse_metadata(name, data, "root")
             root = _parse_root(metadata)
@@ -498,7 +496,6 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
 
 
 def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
-    """Parse the end of a window. Raises ValueError if the content of a file is missing."""
     if value is None:
         return None
     since = parse_instant(value["since"])
@@ -586,8 +583,7 @@ def _read_verified_list(
     root = reading.find_root(keys) if keys else None
     timestamp = _parse_metadata(TIMESTAMP, data, "timestamp")
     if keys and root is None:
-        message = "the list is not signed, so gitboot cannot verify who published it"
-        raise ListProblem(UNSIGNED, TIMESTAMP, message)
+        raise ListProblem(UNSIGNED, TIMESTAMP, "the list is not signed, so gitboot cannot verify who published it")
     expiring = [(timestamp.signed["expires"], TIMESTAMP)]
     try:
         if root is not None:
@@ -655,7 +651,6 @@ def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> N
 
 
 _TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
-_BIN = re.compile(r"servers-([0-9a-f]{2})\.json\Z")
 
 
 def _bin_role(delegations: Dict[str, Any]) -> _Role:
@@ -675,7 +670,7 @@ def _read_bin(
 
     The first byte of the sha256 of a target's name determines its bin: TAP 15.
     """
-    number = _BIN.match(name)
+    number = re.match(r"servers-([0-9a-f]{2})\.json\Z", name)
     if number is None:
         raise ValueError(f"{name!r} is not the name of a bin")
     metadata = reading.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)

@@ -47,16 +47,15 @@ from gitboot.render.endpoint_files import (
     state_path,
     update_shard,
 )
-from gitboot.render.paths import BOOT, File, Files, is_content, is_page_or_record_file
-from gitboot.render.plan_and_record_files import (
+from gitboot.render.page import (
     NO_UPDATES,
     FileUpdates,
 )
+from gitboot.render.paths import BOOT, File, Files, is_content, is_page_or_record_file
 from gitboot.text import format_names
 
 # unused content stays for this time, because a machine that is booting may still fetch it
 GRACE: Final = timedelta(days=7)
-_MAX_SHOWN: Final = 10  # the maximum number of paths in an error message
 
 
 class Publication(Struct, frozen=True, kw_only=True):
@@ -79,14 +78,13 @@ class Publication(Struct, frozen=True, kw_only=True):
 
     def merge_shared(self, before: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
         """Return the listing of shared files after this publication, given the listing before it."""
-        kept = {
-            path: each
-            for path, each in before.items()
-            if (self.shared is None and not is_page_or_record_file(path))
-            or (not self.parts.is_whole and is_page_or_record_file(path) and path not in self.parts.removed)
-        }
         return {
-            **kept,
+            **{
+                path: each
+                for path, each in before.items()
+                if (self.shared is None and not is_page_or_record_file(path))
+                or (not self.parts.is_whole and is_page_or_record_file(path) and path not in self.parts.removed)
+            },
             **{path: ListedFile(file.sha256, len(file.content)) for path, file in self.changed_shared_files.items()},
         }
 
@@ -120,8 +118,10 @@ class TreeChanges(Struct, kw_only=True):
     @property
     def paths(self) -> set[str]:
         """Return the paths that may have either their old or their new content until the publication ends."""
-        content = {*self.retired, *self.still_used, *self.expired}
-        return {*self.written, *self.withdrawn, *content, *self.shards_after_adding, *self.shards_after_removing}
+        return {
+            *(*self.written, *self.withdrawn, *self.retired, *self.still_used, *self.expired),
+            *(*self.shards_after_adding, *self.shards_after_removing),
+        }
 
     @property
     def is_empty(self) -> bool:
@@ -211,8 +211,7 @@ class _Decision:
         listed = dict(self._tree.iter_servers()) if wanted.complete else {}
         servers: Iterable[str] = wanted.servers
         if wanted.complete:
-            cut_short = (parse_state_path(path) for path in self._tree.pending_files)
-            servers = sorted({*wanted.servers, *listed, *(each for each in cut_short if each is not None)})
+            servers = sorted({*wanted.servers, *listed, *filter(None, map(parse_state_path, self._tree.pending_files))})
         for server in servers:
             files = wanted.servers.get(server)
             if files is not None:
@@ -228,11 +227,10 @@ class _Decision:
             self._check_shared(wanted.changed_shared_files)
 
     def _check_server(self, server: str, files: Files, digest: str | None) -> None:
-        path = state_path(server)
-        now = files[path].sha256
+        now = files[state_path(server)].sha256
         self.changes.checked_files += len(files)
         self.changes.content[server] = tuple(filter(is_content, files))
-        self._identities[server] = parse_outline(files[path].content).identities
+        self._identities[server] = parse_outline(files[state_path(server)].content).identities
         if now != digest:
             self.changes.digests[server] = now
         if self._publication.complete and now == digest:
@@ -241,9 +239,9 @@ class _Decision:
             self._suspects |= differing
             return
         self._suspects |= files
-        indexed = self._note_before(server, digest)
-        if now == digest:  # the caller requested a complete check of this server
-            indexed = frozenset()
+        before = self._note_before(server, digest)
+        # if the digests are equal, the caller requested a complete check of this server
+        indexed = before if now != digest else frozenset()
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
@@ -307,7 +305,7 @@ class _Decision:
             else:
                 in_the_way.add(path)
         if in_the_way:
-            shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], _MAX_SHOWN)
+            shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], 10)
             raise PublishError(f"gitboot did not write {shown}, but must write a file there: move it away")
 
     # Remove files
@@ -342,8 +340,7 @@ class _Decision:
         """
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
-        retired = set(self.changes.retired)
-        left = self._find_unused(over) - retired
+        left = self._find_unused(over) - set(self.changes.retired)
         self.changes.expired = sorted(path for path in left if self._disk.has_file(path))
 
     # The index
@@ -365,15 +362,13 @@ class _Decision:
         # identity always belongs to a server.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
-        states = [path for path in changes.written if parse_state_path(path) is not None]
-        changes.states = sorted(states, key=lambda path: path not in claimed)
+        changes.states = sorted(filter(parse_state_path, changes.written), key=lambda path: path not in claimed)
         written = set(changes.written)
-        beside = (
+        changes.unchanged_states = [
             state_path(server)
             for server, files in self._publication.servers.items()
-            if files is not None and not written.isdisjoint(files)
-        )
-        changes.unchanged_states = [path for path in beside if path not in written]
+            if files is not None and not written.isdisjoint(files) and state_path(server) not in written
+        ]
 
 
 def _find_dropped_content(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
@@ -460,8 +455,9 @@ def amend_manifest(
     before = {node: tree.read_node(node) for node in sorted({*nodes, *(node for node, _ in leaves)})}
     parts: Parts = {}
     for (node, leaf), changes in sorted(leaves.items()):
-        was = tree.read_leaf(node, leaf, before[node].get(leaf))
-        nodes.setdefault(node, {})[leaf] = _amend(parts, leaf_path(node, leaf), was, changes)
+        nodes.setdefault(node, {})[leaf] = _amend(
+            parts, leaf_path(node, leaf), tree.read_leaf(node, leaf, before[node].get(leaf)), changes
+        )
     top: dict[str, str | None] = {}
     for node, changes in sorted(nodes.items()):
         top[node] = _amend(parts, node_path(node), before[node], changes)
@@ -483,8 +479,7 @@ def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[
 
 
 def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    now = {**before, **changes}
-    return {name: digest for name, digest in now.items() if digest is not None}
+    return {name: digest for name, digest in {**before, **changes}.items() if digest is not None}
 
 
 _SERVERS: Final = "ops/servers"
@@ -492,8 +487,6 @@ _IN_WINDOW: Final = b'"inWindow":true'  # Each state with a window contains this
 # `WindowEnds` spends at most 1/20 of the time on reading all states, or 1/200 if their folder is unchanged.
 _CHANGED_FACTOR: Final = 20
 _UNCHANGED_FACTOR: Final = 200
-# With this time as ``modified_at``, a file is dated one second after the version that it replaces.
-_A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)
 
 
 class EndedWindows(NamedTuple):
@@ -546,8 +539,7 @@ class WindowEnds:
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)
         if reads_all:
-            named = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
-            due = [name for name in named if name is not None]
+            due = list(filter(None, (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))))
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
         # when `WindowEnds` must check a server next if there is no file to replace
@@ -620,8 +612,9 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
         if disk.lock(LOCK):
             return EndedWindows((), None)
         # When the window ends, another host may publish a boot at the same path with a date in this second. gitboot
-        # must not use the access log of this host as evidence of that boot.
-        return ends.end(disk, at, _A_SECOND_LATER)
+        # must not use the access log of this host as evidence of that boot. Therefore each file is dated one second
+        # after the version that it replaces.
+        return ends.end(disk, at, datetime.fromtimestamp(0, UTC))
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
@@ -642,10 +635,9 @@ def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) ->
 
 
 def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
-    """Return the next time at which the content of a path with windows changes."""
     with_windows = (turns for turns in state.paths.values() if any(turn.in_window for turn in turns))
-    times = (turn.since for turns in with_windows for turn in turns)
-    return min((since for since in times if since is not None and since > at), default=None)
+    times = (turn.since for turns in with_windows for turn in turns if turn.since is not None)
+    return min((since for since in times if since > at), default=None)
 
 
 def _replace_files(

@@ -57,7 +57,6 @@ from gitboot.status.conditions import find_remedy
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
 PENDING: Final = f"{OWN}/pending.json"
-_OPERATORS: Final = frozenset({"assets"})  # files in boot/ that gitboot does not publish
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
 _STATUS_FILES: Final = frozenset({HISTORY, STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
@@ -171,7 +170,8 @@ def is_empty_tree(disk: Disk, tree: Tree) -> bool:
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
-    return _OPERATORS.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
+    # gitboot does not publish the files in boot/assets
+    return {"assets"}.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
 
 
 def check_path(path: str) -> None:
@@ -292,8 +292,7 @@ class OlderTree(Struct, frozen=True, kw_only=True):
 
 def read_older(disk: Disk) -> OlderTree | None:
     """Read a tree of gitboot 0.1.0, or return None for other trees. Replaced parts of its manifest are ignored."""
-    head = _parse_older(disk.read(MANIFEST))
-    match head:
+    match _parse_older(disk.read(MANIFEST)):
         case {
             "version": 1,
             "commit": str(commit),
@@ -302,10 +301,11 @@ def read_older(disk: Disk) -> OlderTree | None:
             "shards": dict(shards),
         }:
             parts = {node_path(name): _parse_older(disk.read(node_path(name))) for name in shards}
-            listed = (path for part in parts.values() for path, each in part.items() if isinstance(each, dict))
             return OlderTree(
                 stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger),
-                files=frozenset(listed),
+                files=frozenset(
+                    path for part in parts.values() for path, each in part.items() if isinstance(each, dict)
+                ),
                 parts=frozenset(parts),
             )
     return None
@@ -407,8 +407,12 @@ def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
     for path in filter(is_index_path, tree.pending):
         if (shard := _read_shard(disk, path)) is None:
             return None
-        pairs = ((identity, server) for identity, servers in shard.items() for server in reached.intersection(servers))
-        found.update((identity, server) for identity, server in pairs if identity not in claimed.get(server, ()))
+        found |= {
+            (identity, server)
+            for identity, servers in shard.items()
+            for server in reached.intersection(servers)
+            if identity not in claimed.get(server, ())
+        }
     return frozenset(found)
 
 
@@ -477,8 +481,8 @@ def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
 
     Every user who can read the folder can read the file.
     """
-    facts = {**stoppage._asdict(), "at": format_instant(at)}
-    write_atomically(folder / STOP_FILE, encode_canonical(facts) + b"\n", mode=0o644)
+    content = encode_canonical({**stoppage._asdict(), "at": format_instant(at)}) + b"\n"
+    write_atomically(folder / STOP_FILE, content, mode=0o644)
 
 
 def remove_stop(folder: Path) -> None:
@@ -496,7 +500,7 @@ class StopReader:
 
     @property
     def current(self) -> StopNotice | None:
-        found = [each for each in map(self._read_file, self._paths) if each is not None]
+        found = filter(None, map(self._read_file, self._paths))
         return max(found, key=lambda each: each.stoppage.everything, default=None)
 
     def _read_file(self, path: Path) -> StopNotice | None:

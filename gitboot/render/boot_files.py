@@ -67,11 +67,10 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
 
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
-    found = {**files}
     # Without a token in the path, the one-time boot and its fallback fetch user data from the same paths. At these
     # paths, a copy contains the user data of the fallback.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
-    found |= data
+    found = {**files, **data}
     can_ask = all(files[path] == file for path, file in data.items())
     for path in files:
         kind = paths.find_path_kind(path)
@@ -86,8 +85,7 @@ def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files
 
 
 def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, policy_files: Files) -> dict[str, File]:
-    is_late = decision.copies.late_ends
-    boot = plan.boot
+    is_late, boot = decision.copies.late_ends, plan.boot
     finds_data = boot is not None and boot.user_data is not None and boot.may_ask_by_identity
     found: dict[str, File] = {}
     data = {
@@ -95,6 +93,7 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
         for path in files.keys() & policy_files.keys()
         if _has_role(path, Role.DATA) and files[path] != policy_files[path]
     }
+    by_http = urlsplit(decision.endpoint or "").scheme != "https"
     for path in sorted(files.keys() | policy_files.keys()):
         kind, own_file, policy_file = paths.find_path_kind(path), files.get(path), policy_files.get(path)
         chosen = own_file or policy_file
@@ -103,17 +102,14 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
                 own_file if own_file is not None and (policy_file is None or (finds_data and is_late)) else policy_file
             )
         elif kind is not None and (kind.role is Role.PREVIEW or kind is paths.HTTP_BOOT):
+            # the boot script of the loader queries the endpoint
             names_loader = kind is paths.HTTP_BOOT and boot is not None and boot.http_boot is HttpBoot.LOADER
-            chosen = (
-                own_file if is_late or (names_loader and own_file is not None) else policy_file
-            )  # the boot script of the loader queries the endpoint
+            chosen = own_file if is_late or (names_loader and own_file is not None) else policy_file
         elif kind is not None and kind.role is Role.BOOT_SCRIPT and own_file != policy_file:
-            can_ask = not (finds_data and data) and own_file is not None and policy_file is not None
-            asking_script = (
-                _render_asking_script(decision, kind, path, policy_file)
-                if can_ask and policy_file and _can_ask_endpoint(decision, kind)
-                else None
-            )
+            asking_script = None
+            can_ask = by_http or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
+            if own_file and policy_file and can_ask and not (finds_data and data):
+                asking_script = _render_asking_script(decision, kind, path, policy_file)
             chosen = asking_script or (own_file if is_late else policy_file)
         if chosen is not None:
             found[path] = chosen
@@ -141,11 +137,6 @@ def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallbac
         below = f"{paths.ASKED}{below}"
     text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{below}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
-
-
-def _can_ask_endpoint(decision: Decision, kind: PathKind) -> bool:
-    is_https = urlsplit(decision.endpoint or "").scheme == "https"
-    return not is_https or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
 
 
 # The functions that render the script that queries the endpoint first, by loader.

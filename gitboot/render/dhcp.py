@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -57,15 +57,17 @@ class _V4:
     @staticmethod
     def build_loader_options(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if offer.client.http:
-            vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
-            return _build_boot_file_options(mirror.loader_url(offer.path), vendor)
+            return _build_boot_file_options(
+                mirror.loader_url(offer.path),
+                {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True},
+            )
         options: dict[str, Any] = {"boot-file-name": offer.path}
-        address = mirror.address
-        if address is not None and address.version == 4:
-            options["next-server"] = str(address)
+        if mirror.ipv4 is not None:
+            options["next-server"] = str(mirror.ipv4)
         if offer.loader is Output.PXELINUX:
-            prefix = mirror.url("").encode().hex()
-            options["option-data"] = [{"code": 210, "csv-format": False, "data": prefix, "always-send": True}]
+            options["option-data"] = [
+                {"code": 210, "csv-format": False, "data": mirror.url("").encode().hex(), "always-send": True}
+            ]
         return options
 
 
@@ -128,12 +130,13 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
     requested = list_requested_loaders(decisions)
     # tuples of a loader, a part of the class name, and a part of the test
-    of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]
-    if requested:
-        of_loaders = [(None, "", "not member('gitboot_loader') and ")]
-    for each in requested:
-        test = f"member('gitboot_loader') and member('gitboot_loader_{each.lower()}') and "
-        of_loaders.append((each, f"{each.lower()}_", test))
+    of_loaders: list[tuple[Loader | None, str, str]] = [
+        (None, "", "not member('gitboot_loader') and " if requested else ""),
+        *(
+            (each, f"{each.lower()}_", f"member('gitboot_loader') and member('gitboot_loader_{each.lower()}') and ")
+            for each in requested
+        ),
+    ]
     for kind, values in (("site", sorted(decisions.sites)), ("loader", [each.lower() for each in requested])):
         yield from ({"name": f"gitboot_{kind}_{value}"} for value in values)
         if values:
@@ -171,10 +174,9 @@ def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[
     for each in list_reservations(hosts):
         classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
         classes += [f"gitboot_loader_{each.loader.lower()}"] if each.loader is not None else []
-        hostname = {"hostname": each.hostname} if each.hostname is not None else {}
-        reserved = {**version.build_addresses(each), **hostname, **({"client-classes": classes} if classes else {})}
-        if reserved:  # Kea rejects an empty reservation
-            elements.append({"hw-address": each.mac, **reserved})
+        reserved = {**version.build_addresses(each), "hostname": each.hostname, "client-classes": classes}
+        if any(reserved.values()):  # Kea rejects an empty reservation
+            elements.append({"hw-address": each.mac, **{key: value for key, value in reserved.items() if value}})
     return _format_elements(elements)
 
 
@@ -192,22 +194,37 @@ dhcp-userclass=set:gitboot_ipxe,iPXE
 
 def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield ``ops/dhcp/dnsmasq.conf``."""
-    kinds = []
+    lines = ["\n# Detect the architecture of the firmware: option 93 of DHCPv4, option 61 of DHCPv6"]
     for client in CLIENTS:
         for number in client.types:
-            kinds.append(f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}")
+            lines.append(f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}")
             if client.ipv6:
-                kinds.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
-    architectures = "\n# Detect the architecture of the firmware: option 93 of DHCPv4, option 61 of DHCPv6"
-    lines = "\n".join([architectures, *kinds, *_render_dnsmasq_loaders(decisions), "", "# Reservations"])
-    text = f"{_HEADER}{_DETECT_IPXE}{lines}\n{_render_dnsmasq_reservations(decisions.hosts)}"
+                lines.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
+    text = "\n".join([*lines, *_render_dnsmasq_loaders(decisions), "", "# Reservations"])
+    text = f"{_HEADER}{_DETECT_IPXE}{text}\n{_render_dnsmasq_reservations(decisions.hosts)}"
     yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
 
 
+def _list_site_tags(decisions: Decisions) -> Iterator[tuple[Mirror, str, str]]:
+    """Yield each mirror with the comment above its lines, and with the tags of the machines that use the mirror."""
+    for mirror in list_mirrors(decisions):
+        if mirror.site is not None:
+            yield mirror, f"\n# Machines of the site {mirror.site}", f"tag:gitboot_site_{mirror.site},"
+        else:
+            yield mirror, "\n# Machines without a site", "tag:!gitboot_site," if decisions.sites else ""
+
+
+def _list_loader_tags(decisions: Decisions) -> Iterator[tuple[Loader | None, str]]:
+    """Yield None and then each requested loader, with the tag of the servers that get this loader."""
+    requested = list_requested_loaders(decisions)
+    yield None, "tag:!gitboot_loader," if requested else ""
+    yield from ((loader, f"tag:gitboot_loader_{loader.lower()},") for loader in requested)
+
+
 def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
-    ipxe, requested = Output.IPXE in decisions.outputs, list_requested_loaders(decisions)
+    ipxe = Output.IPXE in decisions.outputs
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
-    if Loader.SHIM in requested:
+    if Loader.SHIM in list_requested_loaders(decisions):
         yield from ("", "# By TFTP, shim reads its own path from the header field that this option keeps in use")
         yield "dhcp-no-override"
     yield from ("", "# UEFI HTTP boot accepts an answer only with the vendor class HTTPClient")
@@ -217,17 +234,13 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
             yield f"dhcp-option-force={tags},60,HTTPClient"
             if offer.client.ipv6:
                 yield f"dhcp-option-force={tags},option6:16,{_VENDOR_CLASS}"
-    for mirror in list_mirrors(decisions):
-        yield f"\n# Machines of the site {mirror.site}" if mirror.site else "\n# Machines without a site"
-        site_tag = (
-            f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
-        )
+    for mirror, comment, site_tag in _list_site_tags(decisions):
+        yield comment
         if ipxe:
             script = _quote(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader in (None, *requested):  # first the loaders for servers without a setting for the loader
-            tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if requested else ""
+        for loader, tag in _list_loader_tags(decisions):
             for offer in list_loader_offers(decisions, loader):
                 yield from _render_loader_lines(
                     offer, mirror, f"{site_tag}{firmware}{tag}tag:gitboot_{offer.client.name}"
@@ -245,10 +258,7 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
     if client.http:
         yield f"dhcp-boot={tags},{_quote(mirror.loader_url(path))}"
     else:
-        # If the base URL contains a host name, dnsmasq sends its own address as the TFTP server.
-        address = mirror.address
-        server = f",,{address}" if address is not None and address.version == 4 else ""
-        yield f"dhcp-boot={tags},{path}{server}"
+        yield f"dhcp-boot={tags},{path}{f',,{mirror.ipv4}' if mirror.ipv4 else ''}"
     if client.ipv6:
         url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
         yield f"dhcp-option={tags},option6:bootfile-url,{_quote(url)}"
@@ -319,35 +329,27 @@ LONGEST_PROXY_URL: Final = 127
 
 def render_proxy(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield ``ops/dhcp/dnsmasq-proxy.conf``."""
-    http = [client for client in CLIENTS if client.http]
-    architectures = "\n".join(
-        [
-            "\n# Detect the architecture of firmware that boots by HTTP",
-            *(
-                f"dhcp-match=set:gitboot_{each.name},option:client-arch,{number}"
-                for each in http
-                for number in each.types
-            ),
-            *_render_proxy_loaders(decisions),
-        ]
+    architectures = (
+        f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}"
+        for client in CLIENTS
+        if client.http
+        for number in client.types
     )
-    text = f"{_PROXY_HEADER}{_DETECT_IPXE}{architectures}\n{_render_proxy_servers(decisions.hosts)}"
+    comment = "\n# Detect the architecture of firmware that boots by HTTP"
+    lines = "\n".join([comment, *architectures, *_render_proxy_loaders(decisions)])
+    text = f"{_PROXY_HEADER}{_DETECT_IPXE}{lines}\n{_render_proxy_servers(decisions.hosts)}"
     yield "ops/dhcp/dnsmasq-proxy.conf", File(text.encode(), ContentType.TEXT)
 
 
 def _render_proxy_loaders(decisions: Decisions) -> Iterator[str]:
-    ipxe, requested = Output.IPXE in decisions.outputs, list_requested_loaders(decisions)
+    ipxe = Output.IPXE in decisions.outputs
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
-    for mirror in list_mirrors(decisions):
-        yield f"\n# Machines of the site {mirror.site}" if mirror.site else "\n# Machines without a site"
-        site_tag = (
-            f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
-        )
-        server = _format_server(mirror)
+    for mirror, comment, site_tag in _list_site_tags(decisions):
+        yield comment
+        server = f",{mirror.ipv4}" if mirror.ipv4 else ""
         if ipxe:
             yield from _render_proxy_script(f"{site_tag}tag:gitboot_ipxe", mirror.url("boot.ipxe"), server)
-        for loader in (None, *requested):
-            tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if requested else ""
+        for loader, tag in _list_loader_tags(decisions):
             for offer in list_proxy_offers(decisions, loader):
                 tags = f"{site_tag}{firmware}{tag}"
                 if offer.client.http:
@@ -375,12 +377,6 @@ def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
     return sorted(url for url in scripts | loaders if len(url) > LONGEST_PROXY_URL)
 
 
-def _format_server(mirror: Mirror) -> str:
-    """Return the last field of a boot file: the TFTP server. Without it, dnsmasq sends its own address."""
-    address = mirror.address
-    return f",{address}" if address is not None and address.version == 4 else ""
-
-
 def _render_proxy_script(tags: str, url: str, server: str) -> Iterator[str]:
     """Yield the lines that name the first script for iPXE.
 
@@ -405,12 +401,11 @@ def _render_proxy_servers(hosts: tuple[Host, ...]) -> str:
     """
     lines = ["\n# The servers of the fleet. To answer only them, add dhcp-ignore=tag:!known to your configuration\n"]
     for host in hosts:
-        reservations = list(list_reservations([host]))
-        tags = ["set:gitboot_server"]
-        tags += [f"set:gitboot_site,set:gitboot_site_{host.site}"] if host.site is not None else []
-        tags += [f"set:gitboot_loader,set:gitboot_loader_{host.loader.lower()}"] if host.loader is not None else []
-        if reservations:
-            lines.append(f"dhcp-host={','.join([*(each.mac for each in reservations), *tags])}\n")
+        if macs := [each.mac for each in list_reservations([host])]:
+            tags = ["set:gitboot_server"]
+            tags += [f"set:gitboot_site,set:gitboot_site_{host.site}"] if host.site is not None else []
+            tags += [f"set:gitboot_loader,set:gitboot_loader_{host.loader.lower()}"] if host.loader is not None else []
+            lines.append(f"dhcp-host={','.join([*macs, *tags])}\n")
     return "".join(lines)
 
 
@@ -514,13 +509,13 @@ class Mirror(Struct, frozen=True, kw_only=True):
         return self.url(f"assets/{path}")
 
     @property
-    def address(self) -> IPv4Address | IPv6Address | None:
-        """The IP address in the base URL.
+    def ipv4(self) -> IPv4Address | None:
+        """The IPv4 address in the base URL, whose host also serves TFTP.
 
-        The host with this address also serves TFTP. None: the base URL contains a host name.
+        None: the base URL has another host. dnsmasq then sends its own address as the TFTP server.
         """
         try:
-            return ip_address(urlsplit(self.base_url).hostname or "")
+            return IPv4Address(urlsplit(self.base_url).hostname or "")
         except ValueError:
             return None
 

@@ -224,5 +224,7 @@ def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterato
         parameters |= {"initrd": initrds[0]} if initrds else {}
     for mac in decision.macs:
         own = {"params": fill_boot_nic(arguments, mac)} if names_boot_nic(arguments) else {}
-        file = File(encode_canonical([parameters | own]) + b"\n", ContentType.JSON)
-        yield paths.BOOT_PARAMETERS.build_path(mac), file
+        yield (
+            paths.BOOT_PARAMETERS.build_path(mac),
+            File(encode_canonical([parameters | own]) + b"\n", ContentType.JSON),
+        )

@@ -151,9 +151,9 @@ def _encode_version(version: PathVersion) -> dict[str, Any]:
     if version.in_window:
         facts["inWindow"] = True
     if version.writes is not None:
-        writes = version.writes._asdict()
-        in_copies = {"inCopies": True} if writes.pop("in_copies") else {}
-        facts["writes"] = {**writes, "needs": list(map(list, version.writes.needs)), **in_copies}
+        facts["writes"] = {**version.writes._asdict(), "needs": list(map(list, version.writes.needs))}
+        if facts["writes"].pop("in_copies"):
+            facts["writes"]["inCopies"] = True
     return facts
 
 
@@ -183,8 +183,9 @@ def _outline_decoder() -> Decoder[Any]:
     from msgspec import Raw, defstruct
     from msgspec.json import Decoder
 
-    known = [("format", Literal[FORMAT]), ("identities", tuple[str, ...]), ("files", dict[str, Raw])]
-    return Decoder(defstruct("_Outline", known))
+    return Decoder(
+        defstruct("_Outline", [("format", Literal[FORMAT]), ("identities", tuple[str, ...]), ("files", dict[str, Raw])])
+    )
 
 
 def parse_state(data: bytes) -> PublishedServer:
@@ -364,15 +365,17 @@ def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
     must not contain these paths and boot scripts do not refer to them after the window.
     """
     digests = {path: (file.sha256 if (file := after.get(path)) else None) for path in sorted({*before, *after})}
-    changed = {
-        path: after.get(path)
-        for path, digest in digests.items()
-        if (path not in before or before[path].sha256 != digest)
-        and path.startswith(BOOT)
-        and not is_immutable(path)
-        and listing_name(path) == path.removeprefix(BOOT)
-    }
-    return WindowEnd(since, changed)
+    return WindowEnd(
+        since,
+        {
+            path: after.get(path)
+            for path, digest in digests.items()
+            if (path not in before or before[path].sha256 != digest)
+            and path.startswith(BOOT)
+            and not is_immutable(path)
+            and listing_name(path) == path.removeprefix(BOOT)
+        },
+    )
 
 
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
@@ -401,8 +404,10 @@ def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[
 
 def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
     """Return the listing of the boot files that do not belong to a server."""
-    lasting = {path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)}
-    return Listing(server=None, files=lasting)
+    return Listing(
+        server=None,
+        files={path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)},
+    )
 
 
 def render_listing(listing: Listing) -> bytes:
@@ -411,8 +416,10 @@ def render_listing(listing: Listing) -> bytes:
     texts: dict[str, str] = {}  # the texts that a copy needs at the end of the open window, by sha256
     if listing.end is not None:
         changed = {path.removeprefix(BOOT): file for path, file in listing.end.files.items()}
-        files = {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in changed.items()}
-        end = {"since": format_instant(listing.end.since), "files": files}
+        end = {
+            "since": format_instant(listing.end.since),
+            "files": {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in changed.items()},
+        }
         texts = {file.sha256: file.content.decode() for file in changed.values() if file is not None}
     document = {
         "contents": texts,

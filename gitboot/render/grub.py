@@ -46,9 +46,8 @@ def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
 
 
 def _render_disk_boot(decision: Decision, reason: str) -> File:
-    disk_boot = boot_script_parts.render_grub_disk_boot(decision.local_disk)
     comment = boot_script_parts.render_disk_comment(decision.server, reason)
-    return File(f"{comment}{disk_boot}".encode(), ContentType.TEXT)
+    return File((comment + boot_script_parts.render_grub_disk_boot(decision.local_disk)).encode(), ContentType.TEXT)
 
 
 def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | None = None) -> File:
@@ -164,11 +163,9 @@ _DEFAULT_MAC: Final = '"$net_default_mac"'
 _MACS: Final = " ".join(
     (_DEFAULT_MAC, *(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6")))
 )
-_GROUPS: Final = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
-_IS_MAC: Final = f"regexp {_GROUPS} '^(..):(..):(..):(..):(..):(..)$'"
-# GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,
-# grub_arg_list_alloc).
-_SAFE_IS_MAC: Final = _IS_MAC.replace("--set=", "--set ")
+_IS_MAC: Final = "regexp {} '^(..):(..):(..):(..):(..):(..)$'".format(
+    " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
+)
 _MAC: Final = "-".join(f"${name}" for name in _PAIRS)
 
 
@@ -177,12 +174,14 @@ def _render_boot_nic(mac: MacAddress | None) -> str:
     `BOOTIF`.
     """
     addresses = _MACS if mac is None else f'{_DEFAULT_MAC} "{mac.replace("-", ":")}"'
+    # GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,
+    # grub_arg_list_alloc).
     return f"""\
 insmod regexp
 set gitboot_mac=""
 for address in {addresses}; do
   if [ -z "$gitboot_mac" ]; then
-    if {_SAFE_IS_MAC} "$address"; then
+    if {_IS_MAC.replace("--set=", "--set ")} "$address"; then
       set gitboot_mac="$address"
       set gitboot_bootif="01-{_MAC}"
     fi
@@ -201,12 +200,12 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield ``grub.cfg`` and ``grub/grub.cfg``. Also yield ``unknown.grub.cfg``, unless unknown machines get a 404."""
     text = render_first_configuration(by_uuid=Output.UUID in decisions.outputs)
     yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
-    yield paths.SIGNED_GRUB, File(f"{_SIGNED_GRUB_COMMENT}{SIGNED_GRUB_CHAIN}".encode(), ContentType.TEXT)
+    comment = "# gitboot: the signed GRUB of Debian loads this script, which loads grub.cfg\n"
+    yield paths.SIGNED_GRUB, File(f"{comment}{SIGNED_GRUB_CHAIN}".encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
         yield "boot/unknown.grub.cfg", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
 
-_SIGNED_GRUB_COMMENT: Final = "# gitboot: the signed GRUB of Debian loads this script, which loads grub.cfg\n"
 # The prefix of Debian's signed network GRUB is /grub on the server from which it was loaded.
 SIGNED_GRUB_CHAIN: Final = """\
 insmod regexp
@@ -218,11 +217,6 @@ for attempt in 1 2 3 4 5; do
 done
 exit
 """
-_FIND_BY_UUID: Final = """\
-  if smbios --type 1 --get-uuid 8 --set=uuid; then
-    configfile "$tree/grub.cfg-$uuid"
-  fi
-"""
 
 
 def render_first_configuration(*, by_uuid: bool) -> str:
@@ -233,7 +227,11 @@ def render_first_configuration(*, by_uuid: bool) -> str:
     use any folder. After ``net_bootp`` in the configuration of the loader, the name of a NIC is ``efinet0_dhcp`` or
     ``efinet0_dhcp6``.
     """
-    uuid = _FIND_BY_UUID if by_uuid else ""
+    find_by_uuid = """\
+  if smbios --type 1 --get-uuid 8 --set=uuid; then
+    configfile "$tree/grub.cfg-$uuid"
+  fi
+"""
     return f"""\
 # gitboot: this script looks up the boot script of the machine
 # It uses the MAC addresses{" and then the system UUID" if by_uuid else ""}.
@@ -246,7 +244,7 @@ for lookup in 1 2 3; do
       configfile "$tree/grub.cfg-01-{_MAC}"
     fi
   done
-{uuid}  sleep 2
+{find_by_uuid if by_uuid else ""}  sleep 2
 done
 {boot_script_parts.UNKNOWN_REQUEST_COMMENT}
 set who=""

@@ -51,8 +51,9 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
             f"gitboot: check the UUID of Server/{plan.server}. Booting the local disk.",
         )
         disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
-        text = f"#!ipxe\n{render_heading(plan)}{_render_messages(*messages)}{disk_boot}"
-        script = File(text.encode(), ContentType.TEXT)
+        script = File(
+            f"#!ipxe\n{render_heading(plan)}{_render_messages(*messages)}{disk_boot}".encode(), ContentType.TEXT
+        )
     yield paths.IPXE_BY_SERIAL.build_path(decision.serial), script
 
 
@@ -61,13 +62,12 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     boot = plan.boot if plan is not None else None
     if plan is None:
         reason = boot_script_parts.describe_missing_plan(decision)
-        text = f"{boot_script_parts.render_disk_comment(decision.server, reason)}{disk_boot}"
+        text = boot_script_parts.render_disk_comment(decision.server, reason) + disk_boot
     elif boot is None:
-        message = _render_messages(f"gitboot: {plan.server} boots its local disk")
-        text = f"{render_heading(plan)}{message}{disk_boot}"
+        text = render_heading(plan) + _render_messages(f"gitboot: {plan.server} boots its local disk") + disk_boot
     elif plan.is_withheld_from_ipxe:
         messages = _render_messages(f"gitboot: a signature of {boot.image} is missing", TO_DISK)
-        text = f"{render_heading(plan)}{messages}{disk_boot}"
+        text = render_heading(plan) + messages + disk_boot
     elif (own := boot.entries.get("ipxe")) is not None:  # a template from the fleet, without its first line
         first, _, rest = own.partition("\n")
         body = rest if first.strip() == "#!ipxe" else own
@@ -88,9 +88,8 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     If iPXE cannot boot the image, return the reason instead.
     """
     if boot.direct:
-        if boot.direct_uki is None:
+        if (uki := boot.direct_uki) is None:
             return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
-        uki = boot.direct_uki
         if uki.url not in boot.files.loader_signatures:
             return (f"kernel {check_ipxe_url(uki.url)}", "boot")
         return (f"kernel --name uki {check_ipxe_url(uki.url)}", *_verify("uki", uki, boot.files), "boot")
@@ -174,10 +173,6 @@ _ANSWER_MS: Final = 8000  # the maximum wait for the first byte of the response
 # The shared scripts.
 
 
-_LOOKUPS: Final = 3
-_NICS: Final = 16
-
-
 def render_first_script(prefix: str = "") -> str:
     """Return the first script that iPXE runs. ``prefix`` is the relative path from the script to ``boot/``.
 
@@ -199,10 +194,10 @@ set nic:int32 0
 isset ${{net${{nic}}/mac}} || goto uuid
 imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{IDENTITY_QUERY} && goto entry ||
 inc nic
-iseq ${{nic}} {_NICS} || goto nic
+iseq ${{nic}} 16 || goto nic
 :uuid
 imgfetch --name entry {prefix}ipxe/${{uuid}}{IDENTITY_QUERY} && goto entry ||
-iseq ${{lookup}} {_LOOKUPS} && goto serial ||
+iseq ${{lookup}} 3 && goto serial ||
 inc lookup
 sleep 2
 goto lookup
@@ -244,9 +239,9 @@ def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
         choices += [
             f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in LOADER_ARCHITECTURES[architecture]
         ]
-        announcement = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
-        attempts = _render_attempts(build_boot_steps(boot), f"_{architecture}")
-        bodies.append(f":{architecture}\n{announcement}{attempts}goto local_disk\n")
+        text = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
+        text += _render_attempts(build_boot_steps(boot), f"_{architecture}")
+        bodies.append(f":{architecture}\n{text}goto local_disk\n")
     return (
         f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{boot_script_parts.IPXE_DISK_BOOT}"
     )

@@ -69,22 +69,21 @@ def render_endpoint_request(url: str, fallback: str) -> str | None:
 
 
 def _render_disk_boot(decision: Decision, reason: str) -> str:
-    disk_boot = boot_script_parts.render_pxelinux_disk_boot(decision.local_disk)
-    return f"{boot_script_parts.render_disk_comment(decision.server, reason)}{disk_boot}"
+    comment = boot_script_parts.render_disk_comment(decision.server, reason)
+    return comment + boot_script_parts.render_pxelinux_disk_boot(decision.local_disk)
 
 
 def _render_configuration(
     boot: Boot | None, announcement: str, local_disk: str | None = None, *, is_shared: bool = False
 ) -> str:
     announcement_line = _render_messages(f"gitboot: {announcement}") if announcement else ""
+    disk_boot = boot_script_parts.render_pxelinux_disk_boot(local_disk)
     if boot is None:
-        return announcement_line + boot_script_parts.render_pxelinux_disk_boot(local_disk)
+        return announcement_line + disk_boot
     try:
-        steps = list(_build_steps(boot, is_shared=is_shared))
+        label = "".join(f"  {step}\n" for step in _build_steps(boot, is_shared=is_shared))
     except _NotForPxelinux as reason:
-        disk_boot = boot_script_parts.render_pxelinux_disk_boot(local_disk)
         return f"{announcement_line}{_render_messages(f'gitboot: {reason}', TO_DISK)}{disk_boot}"
-    label = "".join(f"  {step}\n" for step in steps)
     disk_label = boot_script_parts.render_pxelinux_disk_label(local_disk)
     return f"{announcement_line}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk_label}"
 

@@ -42,6 +42,9 @@ from gitboot.render.page import (
     FORMAT,
     PAGE_CONTENT_TYPES,
     SCRIPT,
+    FileUpdates,
+    build_document,
+    build_summary,
     list_plan_changes,
     page_shard,
     read_page_file,
@@ -73,7 +76,6 @@ from gitboot.render.paths import (
     is_content,
     is_immutable,
 )
-from gitboot.render.plan_and_record_files import FileUpdates, build_document, build_summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.install_attempts import disk_boot_token, install_progress, install_step
@@ -132,9 +134,9 @@ class ServerState(Struct, frozen=True, kw_only=True):
     @property
     def tokens(self) -> frozenset[Digest]:
         """The tokens with which the machine fetches user data and sends reports, for its current and later plans."""
-        plans = (self.plan, *(planned for _, planned in self.later))
-        here = [(planned.token, planned.data) for planned in plans if planned is not None]
-        return frozenset(token for each in (*here, (self.decision.token,)) for token in each if token is not None)
+        plans = [each for each in (self.plan, *(planned for _, planned in self.later)) if each is not None]
+        tokens = (self.decision.token, *(each.token for each in plans), *(each.data for each in plans))
+        return frozenset(token for token in tokens if token is not None)
 
     def is_current(
         self,
@@ -169,10 +171,9 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
     @property
     def evidence_digests(self) -> dict[str, Digest]:
         """The plan digest or the report token for which a completed GET of a path is evidence, by path."""
-        found = {path: versions[0] for path, versions in self.published.paths.items()}
         return {
             path: Digest(version.digest)
-            for path, version in found.items()
+            for path, (version, *_) in self.published.paths.items()
             if version.since is None
             and version.digest is not None
             and version.role is not Role.OFFER
@@ -181,8 +182,6 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
             and self.files[path].sha256 == version.content
         }
 
-
-_STATE_FIELDS: Final = ServerState.__struct_fields__
 
 # The number of transitions that gitboot plans ahead. So an endpoint can begin and end the next windows even if the
 # instance is slow or does not run.
@@ -267,14 +266,13 @@ def _limit_open_end(
     opens, last = later[-1] if later else (None, now)
     if last is None or last.maintenance is None or last.boot is None:
         return later, None
-    until = at - (at - _EPOCH) % _QUARTER + _HOUR
+    until = at - (at - datetime.fromtimestamp(0, UTC)) % _QUARTER + _HOUR
     if opens is not None and opens >= until:  # an instance that runs at that time begins the window
         return later[:-1], opens - _HOUR + _QUARTER
     fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
     return [*later, (until, fallback)], until - _HOUR + _QUARTER
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR: Final = timedelta(hours=1)
 _QUARTER: Final = timedelta(minutes=15)
 
@@ -301,8 +299,9 @@ def limit_server(
         still_asks = instead.boot is None and plan.data in tokens
         return replace(instead, data=plan.data, user_data=plan.user_data) if still_asks else instead
 
-    later = tuple((since, limit_plan(plan)) for since, plan in state.later)
-    return structs.replace(state, plan=limit_plan(state.plan), later=later)
+    return structs.replace(
+        state, plan=limit_plan(state.plan), later=tuple((since, limit_plan(plan)) for since, plan in state.later)
+    )
 
 
 def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
@@ -330,8 +329,9 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
         "drift": find_drift(decision, record),
     }
     plan_document = build_document(decision, now)
-    lasting = [(None, {**stored_files, **idle_files})]
-    listed = build_file_versions([(each.since, each.in_tree) for each in renderings]) | build_file_versions(lasting)
+    listed = build_file_versions([(each.since, each.in_tree) for each in renderings]) | build_file_versions(
+        [(None, {**stored_files, **idle_files})]
+    )
     listing = Listing(
         server=decision.server,
         files=dict(sorted(listed.items())),
@@ -352,7 +352,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
         paths=path_versions,
     )
     return RenderedState(
-        **{name: getattr(state, name) for name in _STATE_FIELDS},
+        **{name: getattr(state, name) for name in ServerState.__struct_fields__},
         files={**files, state_path(decision.server): File(endpoint_files.render_state(published), ContentType.JSON)},
         published=published,
     )
@@ -399,12 +399,11 @@ def _render_plan(
         policy_files = _render_named_files(decisions, served, unplanned, names)
     writes = plan is not None and plan.writes_disk
     is_once = plan is not None and plan.key is not None and writes
-    if is_once and plan is not None and plan.boot is not None:
-        # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
-        # user data shows that the firmware has booted.
-        is_shown = not plan.boot.direct or plan.boot.asks_by_uuid
-        if not is_shown and (machine is None or machine.bmc is None):
-            files.pop(HTTP_BOOT.build_path(decision.uuid), None)
+    # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
+    # user data shows that the firmware has booted.
+    boot = plan.boot if plan is not None and is_once and (machine is None or machine.bmc is None) else None
+    if boot is not None and boot.direct and not boot.asks_by_uuid:
+        files.pop(HTTP_BOOT.build_path(decision.uuid), None)
     in_tree = select_copy_files(decision, plan, stop, files, policy_files)
     return _Rendering(
         since=since,
@@ -431,15 +430,15 @@ def _render_named_files(
     published name.
     """
     files = render_server_files(decisions, decision, plan)
-    kept_paths: frozenset[str] = frozenset()
     user_data = plan.user_data if plan is not None else None
-    if plan is not None and user_data is not None and plan.data is not None:
-        own = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
-        if not any(each.may_ask_by_identity for each in own):
-            kept_paths = frozenset(
-                path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA)
-            )
-    return names.rename_files(files, kept_paths)
+    if plan is None or user_data is None or plan.data is None:
+        return names.rename_files(files)
+    own = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
+    if any(each.may_ask_by_identity for each in own):
+        return names.rename_files(files)
+    return names.rename_files(
+        files, frozenset(path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA))
+    )
 
 
 class _WindowEnd(NamedTuple):
@@ -497,8 +496,8 @@ def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]
 
 def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVersion:
     file, planned = rendering.files.get(path), rendering.plan
-    digest = _find_evidence(kind, path, rendering) if file is not None else None
     in_window = planned is not None and planned.phase is Phase.MAINTENANCE
+    digest = _find_evidence(kind, path, rendering) if file is not None else None
     return PathVersion(
         since=rendering.since,
         content=file.sha256 if file is not None else None,
@@ -549,11 +548,10 @@ def _build_disk_write(
     planned = rendering.plan
     if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
         return None
-    if _is_withheld_script(kind, planned):
-        return None
     is_once, is_data = planned.key is not None, kind.role is Role.DATA
     is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and planned.boot.direct
-    if not (kind.role is Role.BOOT_SCRIPT or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
+    is_script = kind.role is Role.BOOT_SCRIPT and not _is_withheld_script(kind, planned)
+    if not (is_script or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
         return None
     report = None  # a one-time boot of a maintenance is not an installation
     if is_once and planned.phase is Phase.NETWORK:
@@ -588,14 +586,13 @@ def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[Ne
 
 def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, File]) -> dict[str, str]:
     stored_digests = {file.sha256 for file in stored_files.values()}
-    in_place = [
-        file
+    return {
+        file.sha256: file.content.decode()
         for each in renderings
         for files in (each.files, each.fallback_files, each.asking_scripts)
         for path, file in files.items()
-        if path.startswith(BOOT) and not _is_stored(path)
-    ]
-    return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in stored_digests}
+        if path.startswith(BOOT) and not _is_stored(path) and file.sha256 not in stored_digests
+    }
 
 
 @lru_cache(maxsize=1024)  # cached, because gitboot looks up each path of a server several times
@@ -667,14 +664,15 @@ def render_page_files(
     files = {
         f"{PAGE}{name}": File(read_page_file(name), content_type) for name, content_type in PAGE_CONTENT_TYPES.items()
     }
-    facts = {
-        "format": FORMAT,
-        "commit": revision,
-        "servers": len(servers),
-        "shards": sorted(members),
-        **(json.loads(fleet_json) if fleet_json is not None else {}),
+    parts: dict[str, object] = {
+        "fleet": {
+            "format": FORMAT,
+            "commit": revision,
+            "servers": len(servers),
+            "shards": sorted(members),
+            **(json.loads(fleet_json) if fleet_json is not None else {}),
+        }
     }
-    parts: dict[str, object] = {"fleet": facts}
     for shard in sorted(changed_shards & members.keys()):
         rows = [list(_build_row(servers[name])) for name in members[shard]]
         parts[f"shard/{shard}"] = {"columns": COLUMNS, "rows": rows}
@@ -682,16 +680,22 @@ def render_page_files(
     for shard in sorted(moved_shards & members.keys()):
         parts[f"location/{shard}"] = {name: list(locations.servers[name]) for name in members[shard]}
     if changed is None or published_locations is None or published_locations.shared != locations.shared:
-        shared = {name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()}
-        parts["location/shared"] = shared
+        parts["location/shared"] = {
+            name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()
+        }
     files |= {
         f"{PAGE_DATA}{name}.js": File(render_data_script(name, encode_canonical(value)), SCRIPT)
         for name, value in parts.items()
     }
-    removed = [f"shard/{each}" for each in changed_shards if each not in members]
-    removed += [f"location/{each}" for each in moved_shards if each not in members]
     return FileUpdates(
-        files=files, removed=frozenset(f"{PAGE_DATA}{each}.js" for each in removed), is_whole=changed is None
+        files=files,
+        removed=frozenset(
+            f"{PAGE_DATA}{folder}/{shard}.js"
+            for folder, shards in {"shard": changed_shards, "location": moved_shards}.items()
+            for shard in shards
+            if shard not in members
+        ),
+        is_whole=changed is None,
     )
 
 

@@ -54,7 +54,7 @@ class TokenKeys:
 
     def build_names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
         known = sorted(set(tokens))
-        earlier = [each.key for each in self.earlier if each.since <= at < each.until]
+        earlier = (each.key for each in self.earlier if each.since <= at < each.until)
         return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
 
 
@@ -69,8 +69,7 @@ def _build_name(token: Digest, key: bytes | None) -> Digest:
     """
     if key is None:
         return token
-    made = hmac.digest(key, token.encode(), "sha256").hex()
-    return Digest(token[:_END] + made[_END:-_END] + token[-_END:])
+    return Digest(token[:_END] + hmac.digest(key, token.encode(), "sha256").hex()[_END:-_END] + token[-_END:])
 
 
 class _Naming:

@@ -151,7 +151,9 @@ def _build_folder(
         else:
             (name, place), size = subfolders[spelling], _SECTOR
         is_folder = spelling in subfolders
-        behind = _build_mode(is_folder, 2 if is_folder else 1) + _build_name(name) if names.has_rock_ridge else b""
+        mode = _build_mode(is_folder, 2 if is_folder else 1)
+        rock_ridge_name = b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()  # the NM field of RRIP
+        behind = mode + rock_ridge_name if names.has_rock_ridge else b""
         records.append(_build_record(spelling, place, size, is_folder=is_folder, behind=behind))
     found = b"".join(records)
     assert len(found) <= _SECTOR, folder  # noqa: S101 - user data has few files
@@ -160,25 +162,23 @@ def _build_folder(
 
 def _build_record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
     """Return a directory record (ECMA-119, 9.1)."""
-    fixed = (
+    body = (
         _encode_both_orders(place)
         + _encode_both_orders(size)
         + _DATE
         + bytes((_FOLDER if is_folder else 0, 0, 0))
         + _encode_both_orders_short(1)
+        + bytes((len(name),))
+        + name
+        + (b"\0" if len(name) % 2 == 0 else b"")
+        + _pad_to_even(behind)
     )
-    body = fixed + bytes((len(name),)) + name + (b"\0" if len(name) % 2 == 0 else b"") + _pad_to_even(behind)
     return bytes((len(body) + 2, 0)) + body
 
 
 def _build_mode(is_folder: bool, links: int) -> bytes:
     """Return the PX field of RRIP: root owns the file, and all users may read it."""
     return b"PX\x24\x01" + b"".join(map(_encode_both_orders, (0o040555 if is_folder else 0o100444, links, 0, 0)))
-
-
-def _build_name(name: str) -> bytes:
-    """Return the NM field of RRIP."""
-    return b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()
 
 
 def _pad(text: bytes, space: bytes, size: int) -> bytes:
@@ -207,11 +207,9 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
     Only endpoints serve secrets. `server_files` does not write the secrets to the output tree.
     """
-    if plan is None:
-        return
-    if plan.boot is not None and plan.boot.user_data is not None:
+    if plan is not None and plan.boot is not None and plan.boot.user_data is not None:
         yield from render_immutable(plan.boot.user_data)
-    if plan.user_data is None:
+    if plan is None or plan.user_data is None:
         return
     yield from render_immutable(plan.user_data)
     if parse_family(plan.user_data.format) is UserDataFormat.IGNITION:
@@ -219,8 +217,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         document = File(text.encode(), ContentType.IGNITION)
         yield from ((paths.IGNITION.build_path(uuid), document) for uuid in lookup_uuids(plan.uuid))
     if plan.data_medium is not None:
-        path = paths.MEDIUM.build_path(plan.uuid, plan.data_medium)
-        yield path, File(_build_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
+        medium = File(_build_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
+        yield paths.MEDIUM.build_path(plan.uuid, plan.data_medium), medium
     if plan.data is not None:
         for name, text in _list_requested_files(plan.user_data):
             file = File(insert_attempt_token(text, decision, plan).encode(), paths.find_artifact_type(name))
@@ -238,8 +236,8 @@ def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) 
     files = {name: insert_attempt_token(text, decision, plan) for name, text in _list_requested_files(user_data)}
     # Talos reads the files of NoCloud, which have fixed names
     if parse_family(user_data.format) is UserDataFormat.TALOS:
-        instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
-        files = {"user-data": "".join(files.values()), "meta-data": format_meta_data(instance)}
+        meta_data = format_meta_data({"instance-id": plan.uuid, "local-hostname": plan.server})
+        files = {"user-data": "".join(files.values()), "meta-data": meta_data}
     return build_iso(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
 
 
@@ -272,7 +270,6 @@ _MATCHBOX: Final = {
     UserDataFormat.CLOUD_INIT: "cloud",
     UserDataFormat.AUTOINSTALL: "cloud",
 }
-_GENERIC: Final = "generic"
 
 
 def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -285,8 +282,9 @@ def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
     if plan is None or user_data is None or "meta-data" not in user_data.files:
         return
     for name in BUNDLED:
-        text = insert_attempt_token(user_data.files.get(name, ""), decision, plan)
-        file = File(text.encode(), ContentType.CLOUD_CONFIG)
+        file = File(
+            insert_attempt_token(user_data.files.get(name, ""), decision, plan).encode(), ContentType.CLOUD_CONFIG
+        )
         yield from ((paths.NOCLOUD.build_path(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
 
 
@@ -295,7 +293,7 @@ def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None:
         return
-    name = _MATCHBOX.get(parse_family(user_data.format), _GENERIC)
+    name = _MATCHBOX.get(parse_family(user_data.format), "generic")
     text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
     file = File(insert_attempt_token(text, decision, plan).encode())
     yield from ((paths.USER_DATA.build_path(mac, name=name), file) for mac in decision.macs)

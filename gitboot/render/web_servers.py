@@ -403,8 +403,6 @@ _IPXE: Final = "ipxe"  # without a query, this path serves the first script
 
 
 class _Key(NamedTuple):
-    """A query key, with an expression for its values."""
-
     kind: IdentityKind
     expression: str
     groups: tuple[int, ...]  # the regular expression groups; hyphens join them in the output tree's spelling

@@ -38,8 +38,8 @@ from gitboot.publish.signed_list import read_list_keys
 from gitboot.render import endpoint_files
 from gitboot.render.boot_files import render_fleet_files
 from gitboot.render.endpoint_files import build_serving_terms
+from gitboot.render.page import NO_UPDATES, FileUpdates
 from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import NO_UPDATES, FileUpdates
 from gitboot.render.server_files import RenderedState, build_server_state, render_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide

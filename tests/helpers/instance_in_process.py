@@ -58,8 +58,8 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
+from gitboot.render.page import FileUpdates
 from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import FileUpdates
 from gitboot.render.server_files import RenderedState, ServerState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide

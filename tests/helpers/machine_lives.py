@@ -31,11 +31,11 @@ from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store, Transaction
 from gitboot.publish.publisher import PublicationResult
 from gitboot.render.endpoint_files import PublishedServer, find_version, parse_state, state_path
-from gitboot.render.paths import RECORDS, Files
-from gitboot.render.plan_and_record_files import (
+from gitboot.render.page import (
     NO_UPDATES,
     FileUpdates,
 )
+from gitboot.render.paths import RECORDS, Files
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.provisioning_record import parse_exported_records
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase

@@ -18,12 +18,10 @@ from gitboot.files import convert_os_errors, read_output_file, remove_output_fil
 from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list
 from gitboot.importers.sources import (
     asset_databases,
-    cobbler,
+    boot_servers,
     dhcp_servers,
     hpc_clusters,
-    ironic,
     kubernetes,
-    matchbox,
     metal_operator,
 )
 from gitboot.model.scalars import Malformed, parse_base_url
@@ -58,16 +56,16 @@ class OldSystem(Struct, frozen=True):
 
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
-    "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
-    "terraform": OldSystem(matchbox.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
-    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3 or 4"),
+    "matchbox": OldSystem(boot_servers.read_matchbox, "the data directory: groups/, profiles/, ignition/"),
+    "terraform": OldSystem(boot_servers.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
+    "cobbler": OldSystem(boot_servers.read_cobbler, "/var/lib/cobbler/collections of Cobbler 3.3 or 4"),
     "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems of its API as JSON"),
     "maas": OldSystem(asset_databases.read_maas, "maas PROFILE machines read, and machines power-parameters"),
     "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD, or nodes and bootconfigurations of boot-service"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": OldSystem(metal_operator.read, "objects of metal-operator and boot-operator as YAML"),
-    "ironic": OldSystem(ironic.read, "openstack baremetal node list --long -f json, and port list"),
+    "ironic": OldSystem(boot_servers.read_ironic, "openstack baremetal node list --long -f json, and port list"),
     "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
     "xcat": OldSystem(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
     "warewulf": OldSystem(hpc_clusters.read_warewulf, "nodes.conf of Warewulf 4"),

@@ -44,8 +44,8 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
 from gitboot.render.boot_files import render_fleet_files, render_server_files
 from gitboot.render.endpoint_files import PublishedServer, find_version
+from gitboot.render.page import build_summary
 from gitboot.render.paths import BOOT, Role
-from gitboot.render.plan_and_record_files import build_summary
 from gitboot.resolve.install_attempts import install_progress
 from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition
 from gitboot.resolve.server_decision import Decision

@@ -50,8 +50,8 @@ from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.publish.tree_reader import Inventory
 from gitboot.render.endpoint_files import ServingTerms
+from gitboot.render.page import FileUpdates
 from gitboot.render.paths import File, Files, find_token
-from gitboot.render.plan_and_record_files import FileUpdates
 from gitboot.render.server_files import ServerState
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from msgspec import structs
+
 from gitboot.importers.inventory import (
     ImportedBmc,
     ImportedBoot,
@@ -13,6 +15,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -37,6 +40,7 @@ from gitboot.importers.inventory import (
     translate_arguments,
 )
 from gitboot.model.scalars import build_document_name
+from gitboot.model.server import Firmware
 
 _Row = Mapping[str, Any]
 
@@ -67,10 +71,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
     return ImportedInventory(
         machines=tuple(sorted(machines, key=lambda machine: machine.name)),
         remarks=tuple(
-            remark_lost(
-                f"device {as_text(device.get('display')) or as_text(device.get('id'))} was left out, because it "
-                "has no name: name it in the source"
-            )
+            remark_lost(f"device {as_text(device.get('display')) or as_text(device.get('id'))}, which has no name")
             for device in devices
             if not as_text(device.get("name"))
         ),
@@ -80,8 +81,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
 def _read_device(
     device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
-    nics, remarks = list[ImportedNic](), list[ImportRemark]()
-    lags = {str(get_nested(each, "lag", "id")) for each in interfaces}
+    reader, lags = NicReader(), {str(get_nested(each, "lag", "id")) for each in interfaces}
     of_lags = {
         str(each.get("id")): _list_netbox_addresses(each, addresses)
         for each in interfaces
@@ -91,13 +91,11 @@ def _read_device(
         name = as_text(each.get("name"))
         if each.get("mgmt_only") or str(each.get("id")) in of_lags:
             continue
-        for text in _list_netbox_macs(each):
-            mac, about = read_mac(text, f"interface {name}:")
-            remarks += about
-            if mac:
-                lag = str(get_nested(each, "lag", "id"))
-                found = (*_list_netbox_addresses(each, addresses), *of_lags.get(lag, ()))
-                nics.append(ImportedNic(mac=mac, name=name, addresses=found))
+        found = (*_list_netbox_addresses(each, addresses), *of_lags.get(str(get_nested(each, "lag", "id")), ()))
+        # NetBox 4.2 returns a list of objects, one of which is the primary one.
+        macs = [as_text(row.get("mac_address")) for row in (each, *as_mappings(each.get("mac_addresses")))]
+        for text in dict.fromkeys(filter(None, macs)):
+            reader.add(text, f"interface {name}:", name=name, addresses=found)
     labels = {
         key: build_document_name(slug)
         for key in ("site", "rack", "role")
@@ -109,27 +107,18 @@ def _read_device(
         name=str(device["name"]),
         serial=as_text(device.get("serial")),
         uuid=uuid,
-        nics=tuple(nics),
+        nics=tuple(reader.nics),
         labels=labels,
         remarks=(
             remark_kept(f"device {device['name']}, but not its boot, which the source does not contain"),
-            *remarks,
+            *reader.remarks,
             *of_uuid,
             *remark_if(
-                not nics and not remarks,
-                remark_missing(
-                    "the source does not contain the MAC addresses: export the interfaces together with the devices"
-                ),
+                not reader.nics and not reader.remarks,
+                remark_missing("the MAC addresses: export the interfaces together with the devices"),
             ),
         ),
     )
-
-
-def _list_netbox_macs(interface: _Row) -> list[str]:
-    # NetBox 4.2 returns a list of objects, one of which is the primary one.
-    found = [as_text(interface.get("mac_address"))]
-    found += [as_text(each.get("mac_address")) for each in as_mappings(interface.get("mac_addresses"))]
-    return list(dict.fromkeys(filter(None, found)))
 
 
 def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[str, Any]]]) -> tuple[str, ...]:
@@ -151,14 +140,13 @@ def read_maas(files: Texts) -> ImportedInventory:
         if "system_id" not in as_mapping(each)
         for system_id, power in as_mapping(each).items()
     }
-    is_machine = {id(row): str(row.get("node_type", 0)) == "0" for row in machines}
     return ImportedInventory(
         machines=tuple(
             sorted(
                 (
                     _read_maas_machine(row, powers.get(str(row["system_id"]), {}))
                     for row in machines
-                    if is_machine[id(row)]
+                    if str(row.get("node_type", 0)) == "0"
                 ),
                 key=lambda machine: machine.name,
             )
@@ -166,7 +154,7 @@ def read_maas(files: Texts) -> ImportedInventory:
         remarks=tuple(
             remark_lost(f"{as_text(row.get('hostname'))} is not a machine: {as_text(row.get('node_type_name'))}")
             for row in machines
-            if not is_machine[id(row)]
+            if str(row.get("node_type", 0)) != "0"
         ),
     )
 
@@ -180,9 +168,6 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
     serial = as_text(hardware.get("system_serial"))
     system = "/".join(filter(None, (as_text(row.get("osystem")), as_text(row.get("distro_series")))))
     status = as_text(row.get("status_name"))
-    labels = {
-        key: build_document_name(value) for key in ("zone", "pool") if (value := as_text(get_nested(row, key, "name")))
-    }
     return ImportedMachine(
         name=name,
         uuid=uuid,
@@ -191,7 +176,11 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
         firmware=parse_firmware({"pxe": "bios"}.get(str(row.get("bios_boot_method")), row.get("bios_boot_method"))),
         nics=nics,
         bmc=bmc,
-        labels=labels,
+        labels={
+            key: build_document_name(value)
+            for key in ("zone", "pool")
+            if (value := as_text(get_nested(row, key, "name")))
+        },
         remarks=(
             remark_kept(f"machine {name} ({row['system_id']}){f' in status {status}' if status else ''}"),
             *of_uuid,
@@ -203,11 +192,7 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
                 if system
                 else "the boot was not imported, because MAAS has not deployed a system, and boots only its own images"
             ),
-            *(
-                remark_lost(f"the tag {each} was left out: add a label if a policy must select by it")
-                for each in as_list(row.get("tag_names"))
-                if as_text(each)
-            ),
+            *(remark_lost(f"tag {each}") for each in as_list(row.get("tag_names")) if as_text(each)),
         ),
     )
 
@@ -233,25 +218,14 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
         parents = (str(parent) for parent in as_list(each.get("parents")) if str(parent) in names)
         targets = list(dict.fromkeys((*parents, *of_same_mac))) if kind in ("bond", "bridge") else []
         if not targets:
-            remarks.append(
-                remark_lost(
-                    f"the {kind} {as_text(each.get('name'))} with {', '.join(own)} was left out: configure it in "
-                    "the user data"
-                )
-            )
+            remarks.append(remark_lost(f"{kind} {as_text(each.get('name'))} with {', '.join(own)}"))
             continue
         for target in targets:
-            nic = names[target]
-            names[target] = ImportedNic(mac=nic.mac, name=nic.name, addresses=(*nic.addresses, *own), boot=nic.boot)
-        interfaces_of_bond = ", ".join(targets)
-        remarks.append(
-            remark_guessed(
-                f"the import wrote the addresses of the {kind} {as_text(each.get('name'))} to {interfaces_of_bond}"
-            )
-        )
+            names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *own))
+        remarks.append(remark_guessed(f"addresses of {kind} {as_text(each.get('name'))} are on {', '.join(targets)}"))
     nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
     if not any(nic.boot for nic in nics):
-        nics = tuple(ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics)
+        nics = tuple(structs.replace(nic, boot=True) for nic in nics)
     return nics, remarks
 
 
@@ -271,20 +245,16 @@ def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBm
         return None, (remark_lost("the BMC was not imported, because the power type is manual"),)
     if kind not in ("ipmi", "redfish"):
         about = f" at {address.rpartition('@')[2]}" if address else ""
-        return None, (
-            remark_lost(f"the BMC{about} was left out, because its power type is {kind}: add the BMC by hand"),
-        )
+        return None, (remark_lost(f"the BMC{about}, whose power type is {kind}: add the BMC by hand"),)
     if address is None:
-        command = "`maas PROFILE machines power-parameters`"
         return None, (
             remark_missing(
-                f"the source does not contain the address of the BMC ({kind}): put the output of {command} into "
-                "the same directory as the machines"
+                f"the address of its BMC ({kind}): put the output of `maas PROFILE machines power-parameters` into the "
+                "same directory as the machines"
             ),
         )
     host = address.rpartition("@")[2]
-    if "://" not in host:
-        host = f"{kind}://{host}"
+    host = host if "://" in host else f"{kind}://{host}"
     node = as_text(power.get("node_id"))
     return parse_bmc(host, f"{build_document_name(name)}-bmc", system=f"/redfish/v1/Systems/{node}" if node else None)
 
@@ -333,29 +303,30 @@ def _read_foreman_host(
     nics, bmc, remarks = _read_foreman_interfaces(name, host)
     uuid, of_uuid = read_uuid(next((facts[key] for key in _UUID_FACTS if as_text(facts.get(key))), None))
     loader = as_text(host.get("pxe_loader")) or ""
-    firmware = "uefi" if "UEFI" in loader else "bios" if "BIOS" in loader else None
-    labels = {
-        key: build_document_name(value)
-        for key in ("hostgroup", "location", "organization")
-        if (value := as_text(host.get(f"{key}_title")) or as_text(host.get(f"{key}_name")))
-    }
+    parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
+    values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
+    arguments, of_arguments = translate_arguments((values.get("kernelcmd") or "").split())
     return ImportedMachine(
         name=name,
         uuid=uuid,
         serial=next((as_text(facts[key]) for key in _SERIAL_FACTS if as_text(facts.get(key))), None),
         architecture=parse_architecture(host.get("architecture_name")),
-        firmware=parse_firmware(firmware),
+        firmware=Firmware.UEFI if "UEFI" in loader else Firmware.BIOS if "BIOS" in loader else None,
         secure_boot=True if "UEFI SecureBoot" in loader else None,
         nics=nics,
         bmc=bmc,
-        labels=labels,
+        labels={
+            key: build_document_name(value)
+            for key in ("hostgroup", "location", "organization")
+            if (value := as_text(host.get(f"{key}_title")) or as_text(host.get(f"{key}_name")))
+        },
         boot=boot.name if boot else None,
-        arguments=_list_foreman_arguments(host)[0],
+        arguments=arguments,
         remarks=(
             remark_kept(f"host {name}"),
             *remarks,
             *of_uuid,
-            *_list_foreman_arguments(host)[1],
+            *of_arguments,
             *reasons,
             *remark_if(
                 as_text(host.get("compute_resource_name")),
@@ -368,7 +339,8 @@ def _read_foreman_host(
 def _read_foreman_interfaces(
     name: str, host: _Row
 ) -> tuple[tuple[ImportedNic, ...], ImportedBmc | None, list[ImportRemark]]:
-    nics, bmc, remarks = list[ImportedNic](), None, list[ImportRemark]()
+    bmc, reader = None, NicReader()
+    remarks = reader.remarks
     rows = as_mappings(host.get("interfaces")) or [{**host, "identifier": None, "type": "interface"}]
     of_bonds: dict[str, tuple[str, ...]] = {}
     has_boot = any(row.get("provision") for row in rows)
@@ -383,50 +355,41 @@ def _read_foreman_interfaces(
             devices = row.get("attached_devices")
             for device in devices.split(",") if isinstance(devices, str) else as_list(devices):
                 of_bonds[str(device).strip()] = found
-            remarks.append(remark_lost(f"interface {shown} was left out, because it is of type {kind}"))
+            remarks.append(remark_lost(f"interface {shown} is of type {kind}"))
             continue
         if row.get("virtual"):
             about = f" with {', '.join(found)}" if found else ""
-            remarks.append(remark_lost(f"interface {shown}{about} was left out, because it is virtual"))
+            remarks.append(remark_lost(f"interface {shown} is virtual{about}"))
             continue
-        mac, rejected = read_mac(as_text(row.get("mac")), f"interface {shown}:")
-        remarks += rejected
-        if mac:
-            addresses = (*found, *of_bonds.get(as_text(row.get("identifier")) or "", ()))
-            boots = not has_boot or bool(row.get("provision"))
-            nics.append(ImportedNic(mac=mac, name=as_text(row.get("identifier")), addresses=addresses, boot=boots))
+        reader.add(
+            as_text(row.get("mac")),
+            f"interface {shown}:",
+            name=as_text(row.get("identifier")),
+            addresses=(*found, *of_bonds.get(as_text(row.get("identifier")) or "", ())),
+            boot=not has_boot or bool(row.get("provision")),
+        )
     if not as_mappings(host.get("interfaces")):
         remarks.append(
-            remark_lost("a list does not contain the other interfaces and the BMC: export /api/v2/hosts/NAME")
+            remark_lost("the other interfaces and its BMC, which a list does not contain: export /api/v2/hosts/NAME")
         )
-    if nics and not any(nic.boot for nic in nics):
-        nics = [ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics]
-    return tuple(nics), bmc, remarks
+    if not any(nic.boot for nic in reader.nics):
+        reader.nics = [structs.replace(nic, boot=True) for nic in reader.nics]
+    return tuple(reader.nics), bmc, remarks
 
 
 def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     host, provider = as_text(row.get("ip")) or as_text(row.get("ip6")), as_text(row.get("provider")) or "IPMI"
-    schemes = {"ipmi": "ipmi", "redfish": "redfish"}
     if host is None:
-        return None, (
-            remark_missing(f"the source does not contain the address of the BMC ({provider}): add the BMC by hand"),
-        )
-    if provider.lower() not in schemes:
-        return None, (remark_lost(f"the BMC {host} ({provider}) was left out: add the BMC by hand"),)
+        return None, (remark_missing(f"the address of its BMC ({provider})"),)
+    if provider.lower() not in ("ipmi", "redfish"):
+        return None, (remark_lost(f"the BMC {host} ({provider}): add the BMC by hand"),)
     host = f"[{host}]" if ":" in host else host
-    return parse_bmc(f"{schemes[provider.lower()]}://{host}", f"{build_document_name(name)}-bmc")
-
-
-def _list_foreman_arguments(host: _Row) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
-    values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
-    return translate_arguments((values.get("kernelcmd") or "").split())
+    return parse_bmc(f"{provider.lower()}://{host}", f"{build_document_name(name)}-bmc")
 
 
 def _read_foreman_boot(
     host: _Row, media: Mapping[str, _Row], systems: Mapping[str, _Row]
 ) -> tuple[ImportedBoot | None, list[ImportRemark]]:
-    """Return the installer that a host boots, or remarks that explain why the host has no installer."""
     medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
     medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
     if host.get("managed") is False:
@@ -440,11 +403,10 @@ def _read_foreman_boot(
         return None, [remark_lost(f"the boot was not imported, because the host has no {missing}")]
     if medium is None or system is None:
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
-        about = f"{system_name} from medium {medium_name}"
         return None, [
             remark_missing(
-                f"the boot, {about}, is incomplete: put the responses of /api/v2/{what} into the same directory as "
-                "the hosts"
+                f"the boot, {system_name} from medium {medium_name}: put the responses of /api/v2/{what} into the same "
+                "directory as the hosts"
             )
         ]
     architecture = parse_architecture(host.get("architecture_name"))
@@ -455,34 +417,29 @@ def _read_foreman_boot(
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
     kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)
-    boot = ImportedBoot(
+    return ImportedBoot(
         name=f"{system_name} {medium_name} {architecture or 'x86_64'}",
         kernel=kernel,
         initrds=(initrd,),
         architecture=architecture,
         remarks=(
             remark_kept(f"{system_name} from medium {medium_name}"),
-            remark_lost(
-                "the arguments and the user data of the provisioning template were left out: write them in the "
-                "BootProfile"
-            ),
+            remark_lost("the arguments and the user data of its provisioning template"),
         ),
-    )
-    return boot, []
+    ), []
 
 
 def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:
     """Return the paths of the kernel and the initrd below a medium, as in Foreman's operating system models."""
     family, name = as_text(system.get("family")), (as_text(system.get("name")) or "").lower()
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture)
-    release = as_text(system.get("release_name")) or ""
     version = [int(each) for each in re.findall(r"\d+", f"{system.get('major')} {system.get('minor')}")]
     if family == "Redhat":
         return "images/pxeboot/vmlinuz", "images/pxeboot/initrd.img"
     if family == "Debian" and "ubuntu" in name and version[:1] >= [20] and not [20, 0] <= version[:2] <= [20, 2]:
         return "casper/vmlinuz", "casper/initrd"
     if family == "Debian":
-        guess = "ubuntu" if "ubuntu" in name else "debian"
+        release, guess = as_text(system.get("release_name")) or "", "ubuntu" if "ubuntu" in name else "debian"
         images = "legacy-images" if guess == "ubuntu" and version[:1] >= [20] else "images"
         folder = f"dists/{release}/main/installer-{arch}/current/{images}/netboot/{guess}-installer/{arch}"
         return f"{folder}/linux", f"{folder}/initrd.gz"
@@ -493,10 +450,9 @@ def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | No
 
 def _fill_medium_path(path: str, system: _Row, architecture: str) -> str:
     major, minor = as_text(system.get("major")) or "", as_text(system.get("minor")) or ""
-    is_debian = as_text(system.get("family")) == "Debian"
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture) if is_debian else architecture
+    names = {"x86_64": "amd64", "aarch64": "arm64"} if as_text(system.get("family")) == "Debian" else {}
     values = {
-        "$arch": arch,
+        "$arch": names.get(architecture, architecture),
         "$major": major,
         "$minor": minor,
         "$version": ".".join(filter(None, (major, minor))),

@@ -37,8 +37,6 @@ from gitboot.model.scalars import MacAddress, build_document_name
 
 
 class _Host(Struct, frozen=True, kw_only=True):
-    """One reservation of a DHCP server."""
-
     name: str | None = None
     macs: tuple[MacAddress, ...] = ()
     addresses: tuple[str, ...] = ()
@@ -83,8 +81,13 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
         for mac in macs:
             before = own[mac].addresses if mac in own else ()
             own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
-        reasons = (*row.remarks, *guessed)
-        remarks.setdefault(name, []).extend((*reasons, *_explain_host(row, macs, reasons)))
+        reasons = [*row.remarks, *guessed]
+        if not macs and not any(each.kind is RemarkKind.REJECTED for each in reasons):
+            shown = row.identifier or "no MAC address"
+            reasons.append(remark_missing(f"the MAC address is unknown, because the reservation has {shown}"))
+        if not macs:
+            reasons += (remark_lost(f"the address {each}, because no interface is known") for each in row.addresses)
+        remarks.setdefault(name, []).extend(reasons)
     return ImportedInventory(
         machines=tuple(
             ImportedMachine(
@@ -119,29 +122,18 @@ def _strip_client_id(identifier: str | None) -> str:
     return text.replace("-", ":")
 
 
-def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[ImportRemark]) -> Iterator[ImportRemark]:
-    if macs:
-        return
-    if not any(each.kind is RemarkKind.REJECTED for each in reasons):
-        yield remark_missing(
-            f"the MAC address is unknown, because the reservation has {host.identifier or 'no MAC address'}"
-        )
-    for address in host.addresses:
-        yield remark_lost(f"the address {address} was left out, because no interface is known")
-
-
 def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:
-    """Yield a remark if the source does not contain an included file."""
     parts = path.strip("\"' ").rstrip("/")
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
-        yield remark_missing(f"the file of {option} {parts} is not in the source: pass a directory with all files")
+        yield remark_missing(
+            f"the hosts of {option} {parts}, which is not in the source: pass a directory with all files"
+        )
 
 
 # dnsmasq
 
 
-_INCLUDES: Final = frozenset({"conf-file", "conf-dir", "dhcp-hostsfile", "dhcp-hostsdir"})
 _OPTION: Final = re.compile(r"(?:--)?([a-z][a-z0-9-]+)(?:\s*=\s*(.*))?")
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _LEASE: Final = re.compile(r"infinite|\d+[smhdw]?", re.IGNORECASE)
@@ -157,7 +149,7 @@ def _parse_dnsmasq(text: str, files: Collection[str]) -> Iterator[_Row]:
         option = _OPTION.fullmatch(value)
         if option is not None and (option[2] is not None or "," not in value):
             name, value = option[1], option[2] or ""
-            if name in _INCLUDES and value:
+            if name in ("conf-file", "conf-dir", "dhcp-hostsfile", "dhcp-hostsdir") and value:
                 yield from _remark_include(value.partition(",")[0], files, name)
             elif name == "read-ethers":
                 yield from _remark_include("/etc/ethers", files, name)
@@ -190,13 +182,11 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
-            remarks.append(remark_lost(f"the address {part} was left out, because it is not complete"))
+            remarks.append(remark_lost(f"the address {part}, which is not a complete address"))
         elif _NAME.fullmatch(part):
             names.append(part)
         else:
-            remarks.append(
-                remark_lost(f"{part} was left out, because it is not a MAC address, an IP address or a name")
-            )
+            remarks.append(remark_lost(f"{part}, which is not a MAC address, an IP address or a name"))
     if macs or remarks or identifiers or addresses:
         yield _Host(
             name=next(iter(names), None),
@@ -222,8 +212,7 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
         if piece.startswith("#"):
             continue
         if piece == "{":
-            is_host = len(words) == 2 and words[0].lower() == "host"
-            hosts.append((words[1].strip('"'), []) if is_host else None)
+            hosts.append((words[1].strip('"'), []) if len(words) == 2 and words[0].lower() == "host" else None)
             words = []
         elif piece == "}":
             if hosts and (host := hosts.pop()) is not None:
@@ -237,9 +226,8 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
             words = []
         else:
             words.append(piece)
-    for host in hosts:
-        if host is not None:  # the file ends inside this block
-            yield _read_isc_host(*host)
+    # the file ends inside these blocks
+    yield from (_read_isc_host(*host) for host in hosts if host is not None)
 
 
 def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
@@ -250,30 +238,24 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
             mac, about = read_mac(rest[1])
             macs += [mac] if mac and rest[0].lower() == "ethernet" else []
             remarks += about
-            remarks += remark_if(
-                rest[0].lower() != "ethernet" and mac,
-                remark_lost(f"hardware {' '.join(rest)} was left out, because it is not Ethernet"),
-            )
+            remarks += remark_if(rest[0].lower() != "ethernet" and mac, remark_lost(f"hardware {' '.join(rest)}"))
         elif key in ("fixed-address", "fixed-address6"):
             for each in filter(None, " ".join(rest).replace(",", " ").split()):
                 address = parse_address(each)
                 addresses += [address] if address else []
-                remarks += remark_if(
-                    address is None,
-                    remark_lost(f"the address {each} was left out, because it is a DNS name: add the IP address"),
-                )
+                remarks += remark_if(address is None, remark_lost(f"the address {each}, which is a DNS name"))
         elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
             shown = " ".join(words[2:] if key == "option" else rest)
             identifiers.append(f"client id {shown}" if key != "host-identifier" else shown)
         elif key in ("filename", "next-server"):
-            remarks.append(
-                remark_lost(
-                    f"{key} {' '.join(rest)} was left out, although the firmware uses it: select a boot with a "
-                    "BootPolicy"
-                )
-            )
-    identifier = next((each.replace('"', "") for each in identifiers), None)
-    return _Host(name=name, macs=tuple(macs), addresses=tuple(addresses), identifier=identifier, remarks=tuple(remarks))
+            remarks.append(remark_lost(f"{key} {' '.join(rest)}, which its firmware uses to boot"))
+    return _Host(
+        name=name,
+        macs=tuple(macs),
+        addresses=tuple(addresses),
+        identifier=next((each.replace('"', "") for each in identifiers), None),
+        remarks=tuple(remarks),
+    )
 
 
 # Kea
@@ -288,8 +270,6 @@ _BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-
 _SPARE_COMMA: Final = re.compile(
     r'("(?:\\.|[^"\\\n])*")|([\[{,]\s*)(?:,\s*)+(?![\s,\]}])|(?:,\s*)+(?=[\]}])', re.DOTALL
 )
-_IDENTIFIERS: Final = ("client-id", "duid", "circuit-id", "flex-id")
-_ELSEWHERE: Final = ("hosts-database", "hosts-databases", "config-databases")
 
 
 def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
@@ -299,7 +279,7 @@ def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
     for key, row in _walk(config):
         if key == "reservations":
             yield from (_read_kea_host(each) for each in as_list(row) if isinstance(each, dict))
-        elif key in _ELSEWHERE and row:
+        elif key in ("hosts-database", "hosts-databases", "config-databases") and row:
             yield remark_missing(f"the hosts of {key} were not imported, because the import does not read databases")
 
 
@@ -345,23 +325,19 @@ def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
 def _read_kea_host(row: dict[str, Any]) -> _Host:
     mac, remarks = read_mac(as_text(row.get("hw-address")))
     found = (row.get("ip-address"), *as_list(row.get("ip-addresses")))
-    addresses = tuple(filter(None, (parse_address(each) for each in found if each)))
-    used = next((key for key in _IDENTIFIERS if as_text(row.get(key))), None)
-    identifier = f"{'client id' if used == 'client-id' else used} {row[used]}" if used is not None else None
-    boots_by = [key for key in ("next-server", "boot-file-name") if as_text(row.get(key))]
+    used = next((key for key in ("client-id", "duid", "circuit-id", "flex-id") if as_text(row.get(key))), None)
     return _Host(
         name=as_text(row.get("hostname")),
         macs=(mac,) if mac else (),
-        addresses=addresses,
-        identifier=identifier,
+        addresses=tuple(filter(None, (parse_address(each) for each in found if each))),
+        identifier=f"{'client id' if used == 'client-id' else used} {row[used]}" if used is not None else None,
         remarks=(
             *remarks,
             *(
-                remark_lost(
-                    f"{key} {row[key]} was left out, although the firmware uses it: select a boot with a BootPolicy"
-                )
-                for key in boots_by
+                remark_lost(f"{key} {row[key]}, which its firmware uses to boot")
+                for key in ("next-server", "boot-file-name")
+                if as_text(row.get(key))
             ),
-            *remark_if(as_mapping(row.get("user-context")), remark_lost("the user-context was left out")),
+            *remark_if(as_mapping(row.get("user-context")), remark_lost("the user-context")),
         ),
     )

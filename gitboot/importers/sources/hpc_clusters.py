@@ -15,6 +15,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -92,18 +93,11 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
             *of_uuid,
             *more,
             *remark_if(
-                host and not by_ipmi,
-                remark_lost(f"the BMC {host} ({node.get('mgt', 'unknown')}) was left out: add the BMC by hand"),
+                host and not by_ipmi, remark_lost(f"the BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
             ),
-            *(
-                remark_lost(f"{key}={node[key]} was left out: select a boot with a BootPolicy")
-                for key in ("provmethod", "osimage", "netboot", "os")
-                if node.get(key)
-            ),
+            *(remark_lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
             *secret,
-            *remark_if(
-                arguments, remark_lost(f"addkcmdline {' '.join(arguments)} was left out: write it as kernelArguments")
-            ),
+            *remark_if(arguments, remark_lost(f"addkcmdline {' '.join(arguments)}")),
         ),
     )
 
@@ -113,21 +107,18 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
 
     ``*NOIP*`` instead of a name means that the interface has no fixed address (xCAT, table mac).
     """
-    address, nics, remarks = parse_address(node.get("ip")), list[ImportedNic](), list[ImportRemark]()
+    address, reader = parse_address(node.get("ip")), NicReader()
     for part in filter(None, (each.strip() for each in node.get("mac", "").split("|"))):
         text, _, host = part.partition("!")
-        mac, about = read_mac(text)
-        remarks += about
         is_own = not host or host.partition(".")[0] == name.partition(".")[0]
-        if host and not is_own:
-            remarks.append(
+        reader.add(text, addresses=(address,) if address and is_own else ())
+        if not is_own:
+            reader.remarks.append(
                 remark_kept(f"interface {text} has no fixed address" if host == "*NOIP*" else f"{text} is {host}")
             )
-        if mac:
-            nics.append(ImportedNic(mac=mac, addresses=(address,) if address and is_own else ()))
-    if address and not any(nic.addresses for nic in nics):
-        remarks.append(remark_lost(f"the address {address} was left out, because no interface with it is known"))
-    return tuple(nics), remarks
+    if address and not any(nic.addresses for nic in reader.nics):
+        reader.remarks.append(remark_lost(f"the address {address}, because no interface with it is known"))
+    return tuple(reader.nics), reader.remarks
 
 
 # Warewulf
@@ -135,46 +126,48 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
 
 def read_warewulf(files: Texts) -> ImportedInventory:
     """Read the nodes and profiles in a nodes.conf of Warewulf 4 or later."""
-    machines = []
-    for path, text in sorted(files.items()):
-        for document in parse_yaml(path, text):
-            profiles = as_mapping(get_nested(document, "nodeprofiles"))
-            for name, node in sorted(as_mapping(get_nested(document, "nodes")).items()):
-                machines.append(_read_warewulf_node(name, node if isinstance(node, dict) else {}, profiles))
-    return ImportedInventory(machines=tuple(machines))
+    return ImportedInventory(
+        machines=tuple(
+            _read_warewulf_node(name, as_mapping(node), as_mapping(get_nested(document, "nodeprofiles")))
+            for path, text in sorted(files.items())
+            for document in parse_yaml(path, text)
+            for name, node in sorted(as_mapping(get_nested(document, "nodes")).items())
+        )
+    )
 
 
 def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
-    nics, rejected = list[ImportedNic](), list[ImportRemark]()
+    reader = NicReader()
     for key, device in sorted(as_mapping(get_nested(node, "network devices")).items()):
-        mac, about = read_mac(as_text(get_nested(device, "hwaddr")), f"network device {key}:")
-        rejected += about
-        addresses = list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask"))
-        if mac:
-            device_name = as_text(get_nested(device, "device"))
-            nics.append(ImportedNic(mac=mac, name=device_name, addresses=addresses))
+        reader.add(
+            as_text(get_nested(device, "hwaddr")),
+            f"network device {key}:",
+            name=as_text(get_nested(device, "device")),
+            addresses=list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
+        )
     found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
-    images = {
-        label: next(filter(None, (as_text(each.get(key)) for each in found)), None)
-        for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
-    }
     address = next(filter(None, (as_text(get_nested(each, "ipmi", "ipaddr")) for each in found)), None)
     bmc, more = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
-    remarks = (
-        remark_kept(f"node {name}"),
-        *rejected,
-        *remark_if(
-            not nics and not rejected,
-            remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
+    return ImportedMachine(
+        name=name,
+        nics=tuple(reader.nics),
+        bmc=bmc,
+        remarks=(
+            remark_kept(f"node {name}"),
+            *reader.remarks,
+            *remark_if(
+                not reader.nics and not reader.remarks,
+                remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
+            ),
+            *(
+                remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
+                for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
+                for value in [next(filter(None, (as_text(each.get(key)) for each in found)), None)]
+                if value
+            ),
+            *more,
         ),
-        *(
-            remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
-            for label, value in images.items()
-            if value
-        ),
-        *more,
     )
-    return ImportedMachine(name=name, nics=tuple(nics), bmc=bmc, remarks=remarks)
 
 
 # OpenCHAMI
@@ -218,7 +211,11 @@ class _Config(Struct, frozen=True, kw_only=True):
 def read_openchami(files: Texts) -> ImportedInventory:
     """Read BSS boot parameters with SMD's Components and EthernetInterfaces, or read boot-service resources."""
     rows = [row for path, text in sorted(files.items()) for row in _parse_rows(path, text, len(files))]
-    configs = [_read_config(row) for row in rows if _KERNEL_KEYS & (row.keys() | as_mapping(row.get("spec")).keys())]
+    configs = [
+        _read_config(row)
+        for row in rows
+        if {"kernel", "params", "initrd"} & (row.keys() | as_mapping(row.get("spec")).keys())
+    ]
     nodes = _list_nodes(rows)
     nodes += _list_other_nodes(configs, nodes)
     bmcs = {
@@ -236,10 +233,6 @@ def read_openchami(files: Texts) -> ImportedInventory:
     )
 
 
-_KERNEL_KEYS: Final = {"kernel", "params", "initrd"}
-_LISTS: Final = ("Components", "boot-parameters", "nodes", "items")
-
-
 def _parse_rows(path: str, text: str, files: int) -> list[dict[str, Any]]:
     if path.endswith(".json"):
         documents = [parse_json(path, text)]
@@ -247,10 +240,11 @@ def _parse_rows(path: str, text: str, files: int) -> list[dict[str, Any]]:
         documents = parse_yaml(path, text)
     else:
         return []
+    keys = ("Components", "boot-parameters", "nodes", "items")
     lists = (
         found
         if isinstance(found, list)
-        else next((rows for key in _LISTS if (rows := as_mappings(get_nested(found, key)))), [found])
+        else next((rows for key in keys if (rows := as_mappings(get_nested(found, key)))), [found])
         for found in documents
     )
     return [row for found in lists for row in as_mappings(found)]
@@ -266,32 +260,28 @@ def _as_texts(value: Any) -> tuple[str, ...]:
 
 
 def _read_config(row: Mapping[str, Any]) -> _Config:
-    spec = as_mapping(row.get("spec")) or row
-    macs, remarks = set[MacAddress](), list[ImportRemark]()
+    spec, reader = as_mapping(row.get("spec")) or row, NicReader()
     for each in as_list(spec.get("macs")):
-        mac, about = read_mac(as_text(each), "boot parameters:")
-        macs |= {mac} if mac else set()
-        remarks += about
-    name = as_text(get_nested(row, "metadata", "name")) or ""
+        reader.add(as_text(each), "boot parameters:")
     return _Config(
-        name=name,
+        name=as_text(get_nested(row, "metadata", "name")) or "",
         row=spec,
         hosts=_as_texts(spec.get("hosts")),
-        macs=frozenset(macs),
+        macs=frozenset(nic.mac for nic in reader.nics),
         nids=tuple(nid for each in as_list(spec.get("nids")) if (nid := _as_int(each)) is not None),
         groups=_as_texts(spec.get("groups")),
         priority=_as_int(spec.get("priority")) or 0,
-        remarks=tuple(remarks),
+        remarks=tuple(reader.remarks),
     )
 
 
 def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
-    """Return the nodes that a source lists, without duplicates."""
     interfaces: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
     for row in rows:
         if "MACAddress" in row and (owner := as_text(row.get("ComponentID"))):
-            addresses = tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses")))
-            interfaces.setdefault(owner, []).append((row["MACAddress"], addresses))
+            interfaces.setdefault(owner, []).append(
+                (row["MACAddress"], tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses"))))
+            )
     found: dict[str, _Node] = {}
     for row in rows:
         spec = as_mapping(row.get("spec"))
@@ -307,12 +297,11 @@ def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
             )
         elif (name := as_text(spec.get("xname"))) and row.get("kind") != "BMC":
             own = [(each.get("mac"), (each.get("ip"),)) for each in as_mappings(spec.get("interfaces"))]
-            boot_mac = spec.get("bootMac")
             node = _Node(
                 name=name,
                 hostname=as_text(spec.get("hostname")),
                 nid=_as_int(spec.get("nid")),
-                interfaces=_add_boot_mac(own, boot_mac),
+                interfaces=_add_boot_mac(own, spec.get("bootMac")),
                 role=as_text(spec.get("role")),
                 subrole=as_text(spec.get("subRole")),
                 groups=_as_texts(spec.get("groups")),
@@ -380,9 +369,10 @@ def _score(config: _Config, node: _Node) -> int:
 
 
 def _choose_config(node: _Node, configs: list[_Config]) -> _Config | None:
-    scored = [(each, _score(each, node)) for each in configs]
-    fitting = [(-score, -each.priority, each.name, at) for at, (each, score) in enumerate(scored) if score]
-    return configs[min(fitting)[3]] if fitting else None
+    scored = [(_score(each, node), each) for each in configs]
+    fitting = [(score, each) for score, each in scored if score]
+    # min returns the first of several equal items
+    return min(fitting, key=lambda each: (-each[0], -each[1].priority, each[1].name), default=(0, None))[1]
 
 
 def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]) -> Iterator[ImportRemark]:
@@ -396,10 +386,7 @@ def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]
                     f"host pattern {host} does not select a node, because boot-service compares names exactly"
                 )
             elif host != "Default" and not _is_node_name(host) and host != "*":
-                yield remark_lost(
-                    f"the parameters of {host} are not for a single node: select nodes for their boot {boot} with "
-                    "a BootPolicy"
-                )
+                yield remark_lost(f"the parameters of {host}, which are not for a single node: their boot is {boot}")
         if boot is not None and boot not in used and (config.is_default or config.name):
             yield remark_guessed(f"{name}: their boot {boot} is in the fleet, but no server uses it")
 
@@ -409,11 +396,9 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
     for row in rows:
         owner = as_text(row.get("ComponentID")) or "no component"
         if "MACAddress" in row and owner not in names:
-            yield remark_lost(
-                f"EthernetInterface {row['MACAddress']} was left out, because {owner} is not a node in the source"
-            )
+            yield remark_lost(f"EthernetInterface {row['MACAddress']} of {owner}, which is not a node in the source")
         elif (xname := as_text(row.get("xname"))) and xname not in names:
-            yield remark_lost(f"{xname} was left out, because it is not a node: its type is {as_text(row.get('type'))}")
+            yield remark_lost(f"{xname} of type {as_text(row.get('type'))}, which is not a node")
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
@@ -431,9 +416,7 @@ def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
         remarks=(
             *remarks,
-            *remark_if(
-                has_data, remark_lost("the cloud-init data were left out: write them as user data, without secrets")
-            ),
+            *remark_if(has_data, remark_lost("the cloud-init data: write them as user data, without secrets")),
         ),
     )
 
@@ -451,15 +434,15 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
         mac, about = read_mac(as_text(text))
         remarks += about
         if mac and mac not in nics:
-            found = sorted(each for address in addresses for each in list_address(address))
-            nics[mac] = ImportedNic(mac=mac, addresses=tuple(found))
-    is_mac = parse_mac_or_none(node.name) is not None
+            nics[mac] = ImportedNic(
+                mac=mac, addresses=tuple(sorted(each for address in addresses for each in list_address(address)))
+            )
     host = bmcs.get(node.name.rpartition("n")[0])
     bmc, more = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")
     kernel = config.row.get("kernel") if config else None
     source = f"BootConfiguration {config.name}" if config and config.name else f"boot parameters of {node.name}"
     return ImportedMachine(
-        name=f"node-{node.name.replace(':', '-')}" if is_mac else node.name,
+        name=node.name if parse_mac_or_none(node.name) is None else f"node-{node.name.replace(':', '-')}",
         architecture=parse_architecture(node.architecture),
         nics=tuple(nic for _, nic in sorted(nics.items())),
         bmc=bmc,
@@ -480,8 +463,7 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
             *remark_if(
                 not nics and not remarks,
                 remark_missing(
-                    "the source does not contain the MAC addresses: export EthernetInterfaces of State Management "
-                    "together with the parameters"
+                    "the MAC addresses: export EthernetInterfaces of State Management together with the parameters"
                 ),
             ),
             *remark_if(

@@ -17,6 +17,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -90,8 +91,7 @@ def load_objects(files: Texts) -> Objects:
                 kind = as_text(each.get("kind")) or (as_text(get_nested(document, "kind")) or "").removesuffix("List")
                 name = as_text(get_nested(each, "metadata", "name"))
                 if kind and name:
-                    key = (as_text(get_nested(each, "metadata", "namespace")) or "", name)
-                    by_kind.setdefault(kind, {})[key] = each
+                    by_kind.setdefault(kind, {})[_get_namespace(each), name] = each
     return Objects(by_kind)
 
 
@@ -101,11 +101,10 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
         objects.get_kind("Secret"),
         remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
     )
-    counts = Counter({kind: len(each) for kind, each in objects.by_kind.items() if kind not in (*read_kinds, "Secret")})
-    for kind, number in sorted(counts.items()):
+    for kind in sorted(objects.by_kind.keys() - {*read_kinds, "Secret"}):
         names = sorted(key[1] for key in objects.get_kind(kind))
-        more = ", …" if number > _MAX_NAMES else ""
-        yield remark_lost(f"{kind} {', '.join(names[:_MAX_NAMES])}{more}: the import does not read this kind")
+        shown = [*names[:_MAX_NAMES], "…"] if len(names) > _MAX_NAMES else names
+        yield remark_lost(f"{kind} {', '.join(shown)}: the import does not read this kind")
 
 
 _MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
@@ -146,29 +145,21 @@ _Read = tuple[ImportedMachine, ImportedBoot | None]
 
 def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
     spec = as_mapping(get_nested(each, "spec"))
-    version = (as_text(each.get("apiVersion")) or "").rpartition("/")[2]
-    if version == "v1alpha2" or spec.get("networkInterfaces"):
+    if (as_text(each.get("apiVersion")) or "").rpartition("/")[2] == "v1alpha2" or spec.get("networkInterfaces"):
         return _read_hardware_v1alpha2(name, each, spec)
     interfaces = as_mappings(spec.get("interfaces"))
-    hosts = [as_mapping(interface.get("dhcp")) for interface in interfaces]
-    nics, remarks = list[ImportedNic](), list[ImportRemark]()
+    hosts, reader = [as_mapping(interface.get("dhcp")) for interface in interfaces], NicReader()
     for interface, dhcp in zip(interfaces, hosts, strict=True):
-        mac, about = read_mac(as_text(dhcp.get("mac")))
-        remarks += about
-        addresses = list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask"))
-        if mac:
-            nics.append(
-                ImportedNic(
-                    mac=mac,
-                    name=as_text(dhcp.get("iface_name")),
-                    addresses=addresses,
-                    boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
-                )
-            )
-    uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), None)
+        reader.add(
+            as_text(dhcp.get("mac")),
+            name=as_text(dhcp.get("iface_name")),
+            addresses=list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask")),
+            boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
+        )
+    uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), "")
     machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(each))
     bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
-    netboots = [as_mapping(interface.get("netboot")) for interface in interfaces]
+    netboots = (as_mapping(interface.get("netboot")) for interface in interfaces)
     boot, of_boot = _read_netboot(name, [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots])
     data = [key for key in ("userData", "vendorData") if spec.get(key)]
     data += ["metadata.instance.userdata"] if get_nested(spec, "metadata", "instance", "userdata") else []
@@ -177,12 +168,12 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
         ImportedMachine(
             name=name,
             architecture=architecture,
-            firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi or "")),
-            nics=tuple(nics),
+            firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi)),
+            nics=tuple(reader.nics),
             bmc=bmc,
             labels=read_labels(each),
             remarks=(
-                *remarks,
+                *reader.remarks,
                 *of_bmc,
                 *remark_if(
                     get_nested(spec, "bmcRef", "name") and not machine,
@@ -207,40 +198,33 @@ _USER_DATA: Final = (
 
 def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
     remarks = (remark_kept(f"Hardware {machine.name}"), *machine.remarks)
-    if machine.nics and not any(nic.boot for nic in machine.nics):
-        remarks += (
-            remark_lost(
-                f"{setting} on all interfaces was left out, because a Parked server does not boot from the network "
-                "either"
-            ),
-        )
-        nics = tuple(structs.replace(nic, boot=True) for nic in machine.nics)
-        return structs.replace(machine, nics=nics, remarks=remarks)
-    return structs.replace(machine, remarks=remarks)
+    if not machine.nics or any(nic.boot for nic in machine.nics):
+        return structs.replace(machine, remarks=remarks)
+    because = "because a Parked server does not boot from the network either"
+    return structs.replace(
+        machine,
+        nics=tuple(structs.replace(nic, boot=True) for nic in machine.nics),
+        remarks=(*remarks, remark_lost(f"{setting} on all its interfaces, {because}")),
+    )
 
 
 def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
     """Read v1alpha2 Hardware, which lists its interfaces by MAC address and contains the BMC itself."""
-    nics, remarks, netboots = list[ImportedNic](), list[ImportRemark](), list[Object]()
-    for text, interface in sorted(as_mapping(spec.get("networkInterfaces")).items()):
-        mac, about = read_mac(text)
-        remarks += about
-        netboots.append(as_mapping(get_nested(interface, "netboot")))
-        if mac:
-            families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
-            found = tuple(
-                address
-                for ip in families
-                if as_text(ip.get("address"))
-                for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
-            )
-            boots = str(get_nested(interface, "netboot", "disabled")) != "true"
-            nics.append(ImportedNic(mac=mac, addresses=found, boot=boots))
+    reader, interfaces = NicReader(), sorted(as_mapping(spec.get("networkInterfaces")).items())
+    for text, interface in interfaces:
+        families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
+        found = tuple(
+            address
+            for ip in families
+            if as_text(ip.get("address"))
+            for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
+        )
+        reader.add(text, addresses=found, boot=str(get_nested(interface, "netboot", "disabled")) != "true")
     bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(get_nested(spec, "bmc", "connection")), "credentialsRef")
     instance = as_mapping(spec.get("instance"))
     osie = as_mapping(instance.get("osie"))
-    boot, of_boot = _read_netboot(name, [(netboot, osie) for netboot in netboots or [{}]])
-    data = [key for key in ("userdata", "vendordata", "networkConfig", "metadata") if instance.get(key)]
+    netboots = [as_mapping(get_nested(interface, "netboot")) for _, interface in interfaces] or [{}]
+    boot, of_boot = _read_netboot(name, [(netboot, osie) for netboot in netboots])
     disabled = get_nested(each, "metadata", "annotations", "tinkerbell.org/disabled")
     return _build_hardware(
         ImportedMachine(
@@ -248,17 +232,21 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
             architecture=parse_architecture(spec.get("arch")),
             firmware=parse_firmware(get_nested(spec, "bmc", "bootMode")),
             secure_boot=parse_secure_boot(get_nested(spec, "bmc", "bootMode")),
-            nics=tuple(nics),
+            nics=tuple(reader.nics),
             bmc=bmc,
             labels=read_labels(each),
             remarks=(
-                *remarks,
+                *reader.remarks,
                 *of_bmc,
                 *of_boot,
                 *remark_if(disabled, remark_lost(f"the machine is disabled: {disabled}")),
-                *(remark_lost(_USER_DATA.format(key)) for key in data),
                 *(
-                    remark_lost(f"the variable {key} was left out: write it as vars, unless it is a secret")
+                    remark_lost(_USER_DATA.format(key))
+                    for key in ("userdata", "vendordata", "networkConfig", "metadata")
+                    if instance.get(key)
+                ),
+                *(
+                    remark_lost(f"the variable {key}: write it as vars, unless it is a secret")
                     for key in sorted(as_mapping(instance.get("vars")))
                 ),
             ),
@@ -279,7 +267,6 @@ def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[Imported
 def _read_netboot(
     name: str, netboots: list[tuple[Object, Object]]
 ) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
-    """Return the boot of the first interface with a kernel, or remarks that explain why there is no boot."""
     reasons = list[str]()
     for netboot, osie in netboots:
         ipxe = as_mapping(netboot.get("ipxe"))
@@ -308,16 +295,17 @@ def _read_netboot(
             )
         if kernel:
             translated, remarks = translate_arguments(arguments)
-            boot = ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks)
-            return boot, ()
+            return ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks), ()
     return None, tuple(remark_lost(f"the boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
 
 
 def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
     base = (as_text(osie.get("baseURL")) or "").rstrip("/")
-    first, second = as_text(osie.get("kernel")), as_text(osie.get("initrd"))
-    kernel = as_text(osie.get("kernelURL")) or (f"{base}/{first}" if base and first else None)
-    return kernel, as_text(osie.get("initrdURL")) or (f"{base}/{second}" if base and second else None)
+    kernel, initrd = (
+        as_text(osie.get(f"{key}URL")) or (f"{base}/{name}" if base and (name := as_text(osie.get(key))) else None)
+        for key in ("kernel", "initrd")
+    )
+    return kernel, initrd
 
 
 def _parse_pxelinux(config: str) -> tuple[str | None, tuple[str, ...], list[str]]:
@@ -353,11 +341,10 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         mac, about = read_mac(as_text(nic.get("mac")) or as_text(nic.get("macAddress")), f"interface {nic_name}:")
         remarks += about
         if mac:  # a second row with the same MAC address contains the IPv6 address
-            before = nics[mac].addresses if mac in nics else ()
-            own_name = nics[mac].name if mac in nics else nic_name
-            addresses = tuple(dict.fromkeys((*before, *list_address(nic.get("ip")))))
-            may_boot = boots_by is None or mac == boots_by
-            nics[mac] = ImportedNic(mac=mac, name=own_name, addresses=addresses, boot=may_boot)
+            known = nics.get(mac, ImportedNic(mac=mac, name=nic_name, boot=boots_by in (None, mac)))
+            nics[mac] = structs.replace(
+                known, addresses=tuple(dict.fromkeys((*known.addresses, *list_address(nic.get("ip")))))
+            )
     if boots_by is not None and boots_by not in nics:
         nics[boots_by] = ImportedNic(mac=boots_by)
     bmc, of_bmc = parse_bmc(
@@ -365,8 +352,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         as_text(get_nested(spec, "bmc", "credentialsName")),
         verify=str(get_nested(spec, "bmc", "disableCertificateVerification")) != "true",
     )
-    data = [key for key in ("userData", "networkData", "metaData") if spec.get(key)]
-    machine = ImportedMachine(
+    return ImportedMachine(
         name=name,
         serial=as_text(get_nested(seen, "systemVendor", "serialNumber")),
         architecture=parse_architecture(spec.get("architecture") or get_nested(seen, "cpu", "arch")),
@@ -381,19 +367,16 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
             *of_bmc,
             *remark_if(
                 not nics and not remarks,
-                remark_missing(
-                    "the source does not contain the MAC addresses: set bootMACAddress, or export the HardwareData "
-                    "or the status"
-                ),
+                remark_missing("the MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
             ),
             remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
             *(
                 remark_lost(f"the {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
-                for key in data
+                for key in ("userData", "networkData", "metaData")
+                if spec.get(key)
             ),
         ),
-    )
-    return machine, None
+    ), None
 
 
 def _describe_image(spec: Object) -> str:

@@ -20,6 +20,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    NicReader,
     Texts,
     as_list,
     as_mapping,
@@ -52,7 +53,6 @@ from gitboot.model.scalars import SystemUuid
 
 _BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # if a machine has both kinds, the first kind applies
 _KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
-_GROUP: Final = "metal.ironcore.dev/"
 _ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # values of Processor.ProcessorArchitecture in Redfish
 
 
@@ -126,7 +126,7 @@ def _list_boot_configs(objects: Objects) -> list[_BootConfig]:
 def _find_owner(namespace: str, each: Object) -> Key | None:
     """Return the key of the ServerBootConfiguration that owns an object. Both are in the same namespace."""
     for owner in as_mappings(get_nested(each, "metadata", "ownerReferences")):
-        is_group = (as_text(owner.get("apiVersion")) or "").startswith(_GROUP)
+        is_group = (as_text(owner.get("apiVersion")) or "").startswith("metal.ironcore.dev/")
         if is_group and owner.get("kind") == "ServerBootConfiguration" and (name := as_text(owner.get("name"))):
             return namespace, name
     return None
@@ -148,23 +148,16 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
         uki=None if kernel else uki,
         remarks=(
             remark_kept(str(config)),
-            *remark_if(
-                spec.get("ignitionSecretRef"),
-                remark_lost("the Ignition is in a Secret: write it as user data, without secrets"),
-            ),
+            *remark_if(spec.get("ignitionSecretRef"), remark_lost("the Ignition is in a Secret")),
             *remark_if(
                 spec.get("ipxeScriptSecretRef"),
                 remark_lost("the iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
             ),
             *remark_if(
                 kernel,
-                remark_lost(
-                    "the arguments of boot-operator's template were left out: `gitboot compare-old-system` shows them"
-                ),
+                remark_lost("the arguments of boot-operator's template: `gitboot compare-old-system` shows them"),
             ),
-            *remark_if(
-                image, remark_lost(f"image {image} was left out: write its layers with `gitboot artifacts resolve`")
-            ),
+            *remark_if(image, remark_lost(f"image {image}: name its layers with `gitboot artifacts resolve`")),
         ),
     )
 
@@ -208,8 +201,7 @@ def _read_server(name: str, each: Object, configs: Sequence[_BootConfig], object
 
 def _read_architecture(spec: Object, status: Object) -> str | None:
     for processor in (spec, *as_mappings(status.get("processors"))):
-        text = as_text(processor.get("instructionSet")) or as_text(processor.get("architecture")) or ""
-        if text:
+        if text := as_text(processor.get("instructionSet")) or as_text(processor.get("architecture")):
             return parse_architecture(_ARCHITECTURES.get(text.lower(), text))
     return None
 
@@ -230,11 +222,8 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
 def _choose_boot(
     name: str, uuid: SystemUuid | None, spec: Object, configs: Sequence[_BootConfig], objects: Objects
 ) -> tuple[str | None, list[ImportRemark]]:
-    """Return the boot of a server's workload, and remarks on the server's other boot configurations."""
-    workload, maintenance = (
-        _read_ref(spec.get("bootConfigurationRef")),
-        _read_ref(spec.get("maintenanceBootConfigurationRef")),
-    )
+    workload = _read_ref(spec.get("bootConfigurationRef"))
+    maintenance = _read_ref(spec.get("maintenanceBootConfigurationRef"))
     maintenance = None if is_same_key(maintenance, workload) else maintenance
     own = [
         each
@@ -273,11 +262,11 @@ def _choose_boot(
         if is_same_key(each.owner, maintenance):
             profile = f": its profile is {each.boot}" if each.boot else ""
             remarks.append(
-                remark_lost(f"{each} is the boot of a maintenance{profile}: write a Maintenance with a window")
+                remark_lost(f"{each}, the boot of its maintenance{profile}. Write a Maintenance with a window")
             )
         elif each not in chosen:
             why = f"owner {_spell(each.owner)}" if each.owner else "no owner"
-            remarks.append(remark_lost(f"{each} with {why} was left out, because the Server does not refer to it"))
+            remarks.append(remark_lost(f"{each} with {why}, to which the Server does not refer"))
     if maintenance and not any(is_same_key(each.owner, maintenance) for each in own):
         remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
@@ -297,26 +286,19 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
     """Return a remark if a server's ServerBootConfiguration is missing from the source or is for another server."""
     if workload is None or not objects.list_kind("ServerBootConfiguration"):
         return None
-    found = objects.find("ServerBootConfiguration", workload)
-    if found is None:
-        return remark_missing(
-            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is not in the source"
-        )
-    server = as_text(get_nested(found, "spec", "serverRef", "name"))
-    if server != name:
-        return remark_missing(
-            f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is for Server {server}"
-        )
-    return None
+    because = f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is"
+    if objects.find("ServerBootConfiguration", workload) is None:
+        return remark_missing(f"{because} not in the source")
+    server = _find_server_name(workload, objects)
+    return remark_missing(f"{because} for Server {server}") if server != name else None
 
 
 def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
     image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
     about = f". Its image is {image}: name the layers with `gitboot artifacts resolve`" if image else ""
-    kinds = " or ".join(_BOOT_KINDS)
     return remark_missing(
         f"{subject} was not imported, because ServerBootConfiguration {_spell(owner)} has no "
-        f"{kinds} in the source{about}"
+        f"{' or '.join(_BOOT_KINDS)} in the source{about}"
     )
 
 
@@ -331,52 +313,47 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
                     "and it is not clear which one boots"
                 )
             ]
-    first, others = next((each for each in configs if each.boot), None), configs
-    remarks = [
-        remark_missing(f"the boot of {each} was not imported, because it does not have a kernel or a uki")
-        for each in others
-        if not each.boot
+    first = next((each for each in configs if each.boot), None)
+    return first.boot if first else None, [
+        *(
+            remark_missing(f"the boot of {each} was not imported, because it does not have a kernel or a uki")
+            for each in configs
+            if not each.boot
+        ),
+        *(
+            remark_lost(f"{each}, another way to boot the same system: its profile is {each.boot}")
+            for each in configs
+            if each.boot and each is not first
+        ),
     ]
-    remarks += [
-        remark_lost(f"{each} is another way to boot the same system: to use it, select the profile {each.boot}")
-        for each in others
-        if each.boot and each is not first
-    ]
-    return first.boot if first else None, remarks
 
 
 def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> Iterator[ImportRemark]:
     claimed = _read_ref(spec.get("serverClaimRef"))
     for key, each in objects.list_kind("ServerClaim"):
         if is_same_key(key, claimed) or get_nested(each, "spec", "serverRef", "name") == name:
-            image = as_text(get_nested(each, "spec", "image"))
             yield remark_lost(
-                f"ServerClaim {_spell(key)} with image {image} was not imported, because gitboot "
-                "does not support claims"
+                f"ServerClaim {_spell(key)} with image {as_text(get_nested(each, 'spec', 'image'))} was not imported, "
+                "because gitboot does not support claims"
             )
     for key, each in objects.list_kind("ServerMaintenance"):
         if get_nested(each, "spec", "serverRef", "name") == name:
             yield _describe_maintenance(key, each)
     referred = _read_ref(spec.get("serverMaintenanceRef"))
     if referred and objects.find("ServerMaintenance", referred) is None:
-        yield remark_lost(
-            f"ServerMaintenance {_spell(referred)} is not in the source: write a Maintenance with a window"
-        )
+        yield remark_lost(f"ServerMaintenance {_spell(referred)}, which is not in the source")
 
 
 def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
     spec = as_mapping(get_nested(each, "spec"))
-    facts = [
-        *(f"{field} {value}" for field in ("policy", "priority", "serverPower") if (value := as_text(spec.get(field)))),
-        *(f"state {state}" for state in [as_text(get_nested(each, "status", "state"))] if state),
-        *(
-            f"image {image}"
-            for image in [as_text(get_nested(spec, "serverBootConfigurationTemplate", "spec", "image"))]
-            if image
-        ),
-    ]
+    values = {
+        **{field: spec.get(field) for field in ("policy", "priority", "serverPower")},
+        "state": get_nested(each, "status", "state"),
+        "image": get_nested(spec, "serverBootConfigurationTemplate", "spec", "image"),
+    }
+    facts = [f"{field} {text}" for field, value in values.items() if (text := as_text(value))]
     about = f" ({', '.join(facts)})" if facts else ""
-    return remark_lost(f"ServerMaintenance {_spell(key)}{about} was left out: write a Maintenance with a window")
+    return remark_lost(f"ServerMaintenance {_spell(key)}{about}: write a Maintenance with a window")
 
 
 # BMCs
@@ -389,8 +366,9 @@ def _read_bmc(
     endpoint = objects.get_spec(
         "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
     )
-    mac = get_nested(controller, "access", "macAddress") or endpoint.get("macAddress")
-    _, rejected = read_mac(as_text(mac), "the BMC:")
+    _, rejected = read_mac(
+        as_text(get_nested(controller, "access", "macAddress") or endpoint.get("macAddress")), "the BMC:"
+    )
     host = as_text(get_nested(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = as_mapping(get_nested(controller, "protocol"))
     if host is None:
@@ -411,8 +389,7 @@ def _read_bmc(
 
 
 def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
-    found = objects.find("ServerBootConfiguration", owner)
-    return as_text(get_nested(found, "spec", "serverRef", "name"))
+    return as_text(get_nested(objects.find("ServerBootConfiguration", owner), "spec", "serverRef", "name"))
 
 
 def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) -> Iterator[ImportedMachine]:
@@ -425,7 +402,11 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
         same = list(group)
         first = next((each for each in same if each.kind == _BOOT_KINDS[0]), same[0])
         owners = {each.owner or each.key for each in same}
-        boot, remarks = _pick_config(same) if len(owners) == 1 else (None, [_remark_several(same)])
+        boot, remarks = _pick_config(same)
+        if len(owners) > 1:
+            names = " and ".join(map(str, same))
+            because = f"because {names} are for one machine, and only its Server shows which one is for its workload"
+            boot, remarks = None, [remark_missing(f"the boot was not imported, {because}")]
         uuid, of_uuid = read_uuid(as_text(first.spec.get("systemUUID")))
         nics, more = _read_network_identifiers(same)
         yield ImportedMachine(
@@ -435,20 +416,12 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
             boot=boot,
             remarks=(
                 *(remark_kept(str(each)) for each in same),
-                remark_missing("the Server is not in the source: export it"),
+                remark_missing("the Server, which is not in the source"),
                 *remarks,
                 *of_uuid,
                 *more,
             ),
         )
-
-
-def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
-    names = " and ".join(map(str, configs))
-    return remark_missing(
-        f"the boot was not imported, because {names} are for one machine, and only its Server "
-        "shows which one is for its workload"
-    )
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
@@ -460,19 +433,15 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
         for value in ([each.spec[key]] if as_text(each.spec.get(key)) else as_list(each.spec.get(key)))
     )
     addresses = tuple(sorted({address for each in found if (address := parse_address(each))}))
-    macs, remarks = set(), list[ImportRemark]()
+    reader = NicReader()
     for each in found:
         if parse_address(each) is None:
-            mac, more = read_mac(each)
-            macs |= {mac} if mac else set()
-            remarks += more
+            reader.add(each)
+    macs = sorted({nic.mac for nic in reader.nics})
     if not macs and addresses:
-        remarks.append(
-            remark_lost(f"the addresses {', '.join(addresses)} were left out, because no interface is known")
-        )
-    first = min(macs, default=None)
-    nics = (ImportedNic(mac=mac, addresses=addresses if mac == first else ()) for mac in sorted(macs))
-    return tuple(nics), remarks
+        reader.remarks.append(remark_lost(f"the addresses {', '.join(addresses)}, because no interface is known"))
+    nics = (ImportedNic(mac=mac, addresses=addresses if mac == macs[0] else ()) for mac in macs)
+    return tuple(nics), reader.remarks
 
 
 def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Iterator[ImportRemark]:
@@ -484,7 +453,7 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
             elif server is None and not any(
                 is_same_key(_read_ref(get_nested(one, "spec", "serverClaimRef")), key) for one in servers.values()
             ):
-                yield remark_lost(f"{kind} {_spell(key)} was left out, because it does not belong to a Server")
+                yield remark_lost(f"{kind} {_spell(key)}, which does not belong to a Server")
     used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}
     endpoints = set()
     for key, each in objects.list_kind("BMC"):

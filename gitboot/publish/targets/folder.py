@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from msgspec import structs
+
 from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.files import lock_file, open_lock
 from gitboot.publish.durable_files import Disk, TreeModes, staging_path, to_publish_error
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.targets.follower import RsyncAddress
+from gitboot.publish.targets.follower import ReadCredentials, RsyncAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
     FileConflict,
@@ -26,9 +28,6 @@ from gitboot.publish.targets.sync_steps import (
     TargetFile,
 )
 from gitboot.render.endpoint_files import ListedFile
-
-_OPS: Final = "ops"
-_LOCK: Final = "target.lock"  # below ops/
 
 
 class TargetFolder:
@@ -109,7 +108,6 @@ class TargetFolder:
         return sorted(found)
 
     def _write(self, files: Mapping[str, TargetFile]) -> None:
-        """Stage and sync all files, and then place each of them."""
         for path, file in files.items():
             self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
         self._disk.sync()
@@ -129,7 +127,7 @@ class TargetFolder:
     def _hold_lock(self) -> Iterator[None]:
         """Prevent other processes from running `create` or `replace` until the block ends."""
         try:
-            fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
+            fd = open_lock("target.lock", self._disk.folders.make("ops"))
         except OSError as error:
             raise to_publish_error(self.root, error) from error
         try:
@@ -168,7 +166,6 @@ _CONNECT_S: Final = 10
 _SILENCE_S: Final = 60  # a copy fails if no byte from the other host arrives for this long
 _COPY_S: Final = 3600  # the time limit of one copy
 _LONGEST_DETAIL: Final = 300
-_RSYNC_OPS: Final = "ops/"
 _SHARDS: Final = "ops/shards/"  # the name of each file is the digest of its content
 _KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay even if they are empty
 # rsync(1), EXIT VALUES
@@ -227,7 +224,7 @@ class RsyncStore:
             self._run(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
         with self._lock_folder():
             for path in sent:
-                if path.startswith(_RSYNC_OPS):
+                if path.startswith("ops/"):
                     (at := self._read / path).parent.mkdir(parents=True, exist_ok=True)
                     (self._sent / path).replace(at)
         return left
@@ -289,16 +286,17 @@ class RsyncStore:
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
         command += [each if each is not None else self._place() for each in arguments]
         environment = {name: os.environ[name] for name in ("HOME", "PATH", "USER", "LOGNAME") if name in os.environ}
-        environment["LC_ALL"] = "C"
-        if self._password is not None:
-            environment["RSYNC_PASSWORD"] = self._password[1]
-        given = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        environment |= {"LC_ALL": "C", **({"RSYNC_PASSWORD": self._password[1]} if self._password is not None else {})}
         with self._lock_folder() as lock:
             # If rsync still runs after the end of this process, it must keep the lock, because it could overwrite files
             # that the next process sends.
             try:
                 done = run_with_input(
-                    command, input_data=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,)
+                    command,
+                    input_data=b"".join(os.fsencode(path) + b"\0" for path in paths),
+                    environment=environment,
+                    patience_s=_COPY_S,
+                    pass_fds=(lock,),
                 )
             except FileNotFoundError:
                 raise PublishError(f"{address.name}: rsync is missing on this host (install it)") from None
@@ -316,34 +314,21 @@ class RsyncStore:
         if "change_dir" in words and "No such file" in words:
             words += " (create the folder)"
         words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
-        if process.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words):
-            return PublishError(f"{self._address.name}: {words}")
-        return HostUnreachable(f"{self._address.name}: {words}")
+        needs_a_person = process.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words)
+        return (PublishError if needs_a_person else HostUnreachable)(f"{self._address.name}: {words}")
 
     def _place(self) -> str:
-        address = self._address
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        user = self._password[0] if self._password is not None else address.user
-        at = f"{user}@{host}" if user else host
-        if address.is_daemon:
-            return f"rsync://{at}{f':{address.port}' if address.port is not None else ''}{address.path}/"
-        return f"{at}:{address.path}/"
+        address = self._address if self._password is None else structs.replace(self._address, user=self._password[0])
+        return f"{address.name}/" if address.is_daemon else f"{address.place}:{address.path}/"
 
     def _shell(self) -> str:
         """Return the ssh command, quoted as rsync(1) expects it for --rsh. ssh accepts only known host keys."""
         address = self._address
         options = ["ssh", "-F", "none", "-T", "-x", "-i", str(address.ssh_key)]
         options += ["-p", str(address.port)] if address.port is not None else []
-        for option in (
-            "BatchMode=yes",
-            "IdentitiesOnly=yes",
-            "StrictHostKeyChecking=yes",
-            f'UserKnownHostsFile="{address.known_hosts}"',
-            "GlobalKnownHostsFile=none",
-            f"ConnectTimeout={_CONNECT_S}",
-            f"ServerAliveInterval={_SILENCE_S // 4}",
-        ):
-            options += ["-o", option]
+        options += ["-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=yes"]
+        options += ["-o", f'UserKnownHostsFile="{address.known_hosts}"', "-o", "GlobalKnownHostsFile=none"]
+        options += ["-o", f"ConnectTimeout={_CONNECT_S}", "-o", f"ServerAliveInterval={_SILENCE_S // 4}"]
         return " ".join("'" + each.replace("'", "''") + "'" for each in options)
 
     @contextmanager
@@ -365,9 +350,6 @@ class RsyncStore:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         finally:
             os.close(lock)
-
-
-ReadCredentials = Callable[[Path], tuple[str, str]]  # a function that reads a folder and returns a user and a password
 
 
 def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:

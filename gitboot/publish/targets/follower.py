@@ -188,8 +188,7 @@ class Follower:
                         self._possibly_overdue_since = None
                         self._following = structs.replace(self._following, overdue_since=None)
             held = self._holding
-            shard = partial(self._target.shard, held.head)
-            step = plan_next_step(self._tree, glance, held, shard, self._target.most)
+            step = plan_next_step(self._tree, glance, held, partial(self._target.shard, held.head), self._target.most)
             if step is None:
                 break
             self._holding = None  # if `apply` fails, the next attempt reads the target again
@@ -257,20 +256,18 @@ class Followers:
 
 
 _GIT: Final = "git+"
-_FOR_ALL: Final = frozenset({"ca-bundle", "credentials", "serves"})
-_FOR_GIT: Final = _FOR_ALL | {"known-hosts", "ssh-key"}
-_FOR_S3: Final = _FOR_ALL | {"endpoint", "region", "style"}
-_FOR_FOLDER: Final = frozenset({"serves"})
-_FOR_SSH: Final = frozenset({"known-hosts", "serves", "ssh-key"})
-_FOR_RSYNC: Final = frozenset({"credentials", "serves"})
-_SETTINGS: Final = {"rsync": _FOR_RSYNC, "s3": _FOR_S3, "ssh": _FOR_SSH}
+_SETTINGS: Final = {  # by the kind of target
+    _GIT: {"ca-bundle", "credentials", "known-hosts", "serves", "ssh-key"},
+    "file": {"serves"},
+    "rsync": {"credentials", "serves"},
+    "s3": {"ca-bundle", "credentials", "endpoint", "region", "serves", "style"},
+    "ssh": {"known-hosts", "serves", "ssh-key"},
+}
 _PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # the settings whose values are files or folders
-_HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # the value must not begin like an option of ssh
-_USER: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
-_EXPECTED: Final = (
-    "a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, git+https://…#BRANCH, git+ssh://…#BRANCH or "
-    "s3://BUCKET/PREFIX"
-)
+
+
+# a function that reads the credentials in a folder: a user and a password, or a key's ID and secret
+ReadCredentials = Callable[[Path], tuple[str, str]]
 
 
 class _Address(Struct, frozen=True, kw_only=True):
@@ -336,11 +333,15 @@ class RsyncAddress(_Address, frozen=True, kw_only=True):
     is_daemon: bool = False  # True for rsync:// URLs, False for ssh:// URLs
 
     @property
-    def name(self) -> str:
-        user = f"{self.user}@" if self.user else ""
+    def place(self) -> str:
+        """The user and the host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.user}@{host}" if self.user else host
+
+    @property
+    def name(self) -> str:
         port = f":{self.port}" if self.port is not None else ""
-        return f"{'rsync' if self.is_daemon else 'ssh'}://{user}{host}{port}{self.path}"
+        return f"{'rsync' if self.is_daemon else 'ssh'}://{self.place}{port}{self.path}"
 
 
 TargetAddress = BranchAddress | BucketAddress | FolderAddress | RsyncAddress
@@ -358,23 +359,25 @@ def parse_target(text: str) -> TargetAddress:
         given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
         raise UsageError(f"--target: {error}") from None
-    is_git = parts.scheme.startswith(_GIT)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     is_folder = parts.scheme == "file" or (not parts.scheme and not parts.netloc and text.startswith("/"))
+    kind = _GIT if parts.scheme.startswith(_GIT) else "file" if is_folder else parts.scheme
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     shown = parts.path if is_folder and not parts.netloc else shown
-    if not is_git and not is_folder and parts.scheme not in ("rsync", "s3", "ssh"):
-        raise UsageError(f"--target {shown}: expected {_EXPECTED}")
+    if kind not in _SETTINGS:
+        raise UsageError(
+            f"--target {shown}: expected a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
+            "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX"
+        )
     if parts.password is not None or (parts.username is not None and parts.scheme not in ("git+ssh", "ssh")):
         raise UsageError(
             f"--target {shown}: remove the credentials from the URL; pass a directory with ?credentials=DIR instead"
         )
-    known_settings = _FOR_GIT if is_git else _FOR_FOLDER if is_folder else _SETTINGS[parts.scheme]
-    if unknown := sorted(given.keys() - known_settings):
-        known = ", ".join(sorted(known_settings))
+    if unknown := sorted(given.keys() - _SETTINGS[kind]):
+        known = ", ".join(sorted(_SETTINGS[kind]))
         raise UsageError(f"--target {shown}: there is no setting {unknown[0]!r}; the settings are {known}")
     paths = {name.replace("-", "_"): Path(given[name]) for name in _PATHS if name in given}
     serves = given["serves"].rstrip("/") if "serves" in given else None
-    if is_git:
+    if kind == _GIT:
         address, _, branch = text.partition("#")
         branch = unquote(branch).removeprefix("refs/heads/")
         if not branch or branch.startswith("refs/"):
@@ -395,9 +398,10 @@ def _parse_rsync_address(
 ) -> RsyncAddress:
     is_daemon = parts.scheme == "rsync"
     host, path, user = parts.hostname or "", unquote(parts.path).rstrip("/"), parts.username
+    # the host and the user must not begin like an option of ssh
     if (
-        _HOST.fullmatch(host) is None
-        or (user is not None and _USER.fullmatch(user) is None)
+        re.fullmatch(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*", host) is None
+        or (user is not None and re.fullmatch(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", user) is None)
         or parts.fragment
         or {"", ".", ".."}.intersection(path.split("/")[1:] or [""])
     ):
@@ -405,20 +409,11 @@ def _parse_rsync_address(
             f"--target {display_url}: expected {'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}, "
             "with the path of a folder"
         )
-    address = RsyncAddress(
-        host=host,
-        path=path,
-        user=user,
-        port=parts.port,
-        is_daemon=is_daemon,
-        serves=serves,
-        **paths,
-    )
-    if not is_daemon and (address.ssh_key is None or address.known_hosts is None):
+    if not is_daemon and not paths.keys() >= {"ssh_key", "known_hosts"}:
         raise UsageError(
             f"--target {display_url}: add the private key and the file of host keys: ?ssh-key=…&known-hosts=…"
         )
-    return address
+    return RsyncAddress(host=host, path=path, user=user, port=parts.port, is_daemon=is_daemon, serves=serves, **paths)
 
 
 def _parse_bucket_address(

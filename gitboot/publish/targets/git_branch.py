@@ -77,7 +77,7 @@ class BranchTarget:
             unlisted = parse_unlisted(self._read(UNLISTED))
         except ValueError as error:
             raise self._build_damage_error(UNLISTED) from error
-        shards = [self.shard(head, number) for number in head.shards]
+        shards = (self.shard(head, number) for number in head.shards)
         return build_holding(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
@@ -102,9 +102,14 @@ class BranchTarget:
             changes[_shard_path(number)] = partial(bytes, data) if data else None
         changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted)}
         at = self._clock()
-        author = self._author_of(Revision(step.head.commit))
-        author = author or Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
-        commit = self._branch.commit(self._tip, changes, _message(step), author, at)
+        own = Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
+        author = self._author_of(Revision(step.head.commit)) or own
+        written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
+        message = (
+            f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
+            f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
+        )
+        commit = self._branch.commit(self._tip, changes, message, author, at)
         self._branch.push(self._tip, commit)
         self._tip, self._uncommitted = commit, {}
 
@@ -113,14 +118,6 @@ class BranchTarget:
 
     def _build_damage_error(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is damaged (delete the branch; gitboot creates it again)")
-
-
-def _message(step: TargetStep) -> str:
-    written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
-    return (
-        f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
-        f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
-    )
 
 
 def _content(tree: FollowedTree, path: str, digest: str) -> bytes:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.mirror_comparison import build_headers
-from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.follower import BucketAddress, ReadCredentials
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
     FileConflict,
@@ -205,8 +204,9 @@ class Bucket:
         try:
             names = found.get(timeout=listing_s)
         except Empty:
-            message = f"{self._name}: the listing of {folder} was not complete after {listing_s:g} s"
-            raise HostUnreachable(message) from None
+            raise HostUnreachable(
+                f"{self._name}: the listing of {folder} was not complete after {listing_s:g} s"
+            ) from None
         if isinstance(names, Exception):
             raise names
         return names
@@ -225,9 +225,7 @@ class Bucket:
     def _build_error(self, text: str) -> PublishError | HostUnreachable:
         """Convert the text of an obstore error to an exception whose message starts with the cause."""
         said, _, source = text.partition(_SOURCE)
-        code = _find_first(_CODE, said)
-        status = _find_first(_STATUS, said)
-        request = _find_first(_REQUEST, said)
+        code, status, request = (_find_first(pattern, said) for pattern in (_CODE, _STATUS, _REQUEST))
         where = f", at {request}" if request else ""
         if code == _SKEWED:
             return PublishError(f"{self._name}: {_describe_clock_fault(said)}")
@@ -239,14 +237,12 @@ class Bucket:
             return PublishError(f"{self._name}: the bucket does not exist{where}")
         if status:
             cause = f"the store answers {status} {code}".rstrip()
-        elif not (cause := _find_cause(source)):
+        elif found := next(filter(None, (pattern.search(source) for pattern in _CAUSES)), None):
+            cause = _CAUSES[found.re](found)
+        else:
             words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
             cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
         return HostUnreachable(f"{self._name}: {cause}{where}")
-
-
-# a function that reads a folder and returns the ID and the secret of a key
-ReadCredentials = Callable[[Path], tuple[str, str]]
 
 
 def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
@@ -279,40 +275,27 @@ def _describe_clock_fault(text: str) -> str:
     return f"the clock of this host {behind}, so the store rejects its requests (correct the clock)"
 
 
-def _find_cause(source: str) -> str:
-    """Read from the debug text of an obstore error why a request got no response.
-
-    Return "" if the text does not show this.
-    """
-    for expression, words in _CAUSES:
-        if (found := expression.search(source)) is not None:
-            return words(found)
-    return ""
-
-
 def _describe_certificate_times(match: re.Match[str]) -> str:
     here, there = (format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there"))
     words = f"expired at {there}" if match["which"] == "Expired" else f"is not valid before {there}"
-    hint = "renew the certificate, or correct the clock"
-    return f"the certificate of the store {words}, and the clock of this host shows {here} ({hint})"
+    return (
+        f"the certificate of the store {words}, and the clock of this host shows {here} (renew the certificate, or "
+        "correct the clock)"
+    )
 
 
-# Patterns for the debug text of errors from rustls, Rust's standard library and reqwest.
-_CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...]] = (
-    (
-        re.compile(
-            r"(?P<which>Expired|NotValidYet)Context \{\s*time: UnixTime\(\s*(?P<here>\d+),\s*\),\s*"
-            r"not_\w+: UnixTime\(\s*(?P<there>\d+)"
-        ),
-        _describe_certificate_times,
+# Why a request got no response: patterns for the debug text of errors from rustls, Rust's standard library and reqwest.
+_CAUSES: Final[Mapping[re.Pattern[str], Callable[[re.Match[str]], str]]] = {
+    re.compile(
+        r"(?P<which>Expired|NotValidYet)Context \{\s*time: UnixTime\(\s*(?P<here>\d+),\s*\),\s*"
+        r"not_\w+: UnixTime\(\s*(?P<there>\d+)"
+    ): _describe_certificate_times,
+    re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"): lambda found: (
+        f"the certificate of the store is not trusted: {found[1]}"
     ),
-    (
-        re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
-        lambda found: f"the certificate of the store is not trusted: {found[1]}",
-    ),
-    (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
-    (re.compile(r"\bTimedOut\b"), lambda _: "the store did not answer in time"),
-)
+    re.compile(r'(?:message|error): "([^"]+)"'): lambda found: found[1],
+    re.compile(r"\bTimedOut\b"): lambda _: "the store did not answer in time",
+}
 
 
 def _find_first(expression: re.Pattern[str], text: str) -> str:

@@ -28,9 +28,8 @@ from gitboot.publish.manifest import (
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
 from gitboot.publish.manifest import parse_head as parse_tree_head
-from gitboot.publish.mirror_comparison import ServedFiles, list_served_files
-from gitboot.render.endpoint_files import ListedFile, parse_state, state_path
-from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content, publication_stage
+from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state, state_path
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Role, Stage, is_content, publication_stage
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
@@ -56,6 +55,28 @@ class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Shard = Mapping[str, ServerFiles]  # by server
+
+
+def build_server_files(digest: str, state: PublishedServer) -> ServerFiles:
+    """Return the files that a target serves for one server. ``digest`` is the digest of the server's state.
+
+    `gitboot.render.copies` already removed one-time boots.
+    """
+    boots = [
+        turn.writes
+        for turns in state.paths.values()
+        for turn in turns[:1]
+        if turn.content is not None
+        and turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
+        and turn.writes is not None
+        and turn.writes.once
+        and not turn.writes.in_copies
+    ]
+    return ServerFiles(
+        digest,
+        {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
+        withheld=bool(boots) and all(writes.hop is None for writes in boots),
+    )
 
 
 class TargetHead(Struct, frozen=True, kw_only=True):
@@ -92,11 +113,12 @@ def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Ite
     """
     units = {server: unit for shard in shards for server, unit in shard.items()}
     doubted = frozenset(unlisted_paths)
-    is_known = head.gitboot == gitboot
     return Holding(
         head=head,
         states={
-            server: unit.state for server, unit in units.items() if is_known and doubted.isdisjoint(unit.files.keys())
+            server: unit.state
+            for server, unit in units.items()
+            if head.gitboot == gitboot and doubted.isdisjoint(unit.files.keys())
         },
         servers=frozenset(units),
         withheld=frozenset(server for server, unit in units.items() if unit.withheld),
@@ -104,46 +126,37 @@ def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Ite
     )
 
 
-_parse_head: Final = build_json_decoder(TargetHead)
-_parse_units: Final = build_json_decoder(dict[str, ServerFiles])
-_parse_unlisted: Final = build_json_decoder(frozenset[_Path])
+def _build_parser(kind: type[_T], fault: str) -> Callable[[bytes], _T]:
+    """Return a function that parses a record of a target. The function raises ValueError with the text ``fault``."""
+    decode = build_json_decoder(kind)
+
+    def parse(data: bytes) -> _T:
+        try:
+            return decode(data)
+        except (RecursionError, ValueError) as error:
+            raise ValueError(fault) from error
+
+    return parse
+
+
+parse_head: Final = _build_parser(TargetHead, "the file is not the head of a target in format 1")
+parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a shard of a target")
+# parses the list of the files at a target that are in no shard
+parse_unlisted: Final = _build_parser(frozenset[_Path], "not a list of paths")
 
 
 def render_head(head: TargetHead) -> bytes:
     return encode_canonical(msgspec.to_builtins(head)) + b"\n"
 
 
-def parse_head(data: bytes) -> TargetHead:
-    """Parse the head of a target. Raises ValueError."""
-    return _parse_or_explain(_parse_head, data, "the file is not the head of a target in format 1")
-
-
 def render_units(shard: Shard) -> bytes:
     return encode_canonical(msgspec.to_builtins(shard)) + b"\n"
-
-
-def parse_units(data: bytes) -> dict[str, ServerFiles]:
-    """Parse a shard of a target. Raises ValueError."""
-    return _parse_or_explain(_parse_units, data, "the file is not a shard of a target")
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
     return encode_canonical(sorted(paths)) + b"\n"
 
 
-def parse_unlisted(data: bytes) -> frozenset[str]:
-    """Parse the list of the files at a target that are in no shard. Raises ValueError."""
-    return _parse_or_explain(_parse_unlisted, data, "not a list of paths")
-
-
-def _parse_or_explain(parse: Callable[[bytes], _T], data: bytes, fault: str) -> _T:
-    try:
-        return parse(data)
-    except (RecursionError, ValueError) as error:
-        raise ValueError(fault) from error
-
-
-ReadShard = Callable[[str], Shard]  # by number; empty if there is no such shard
 MAX_RECORD_BYTES: Final = 32 << 20  # the maximum size of a file below ops/; with a million servers, a shard has 12 MiB
 
 
@@ -200,7 +213,6 @@ class FileStore(Protocol):
         """Return the sorted paths of all files below a folder. ``folder`` ends in a slash."""
 
 
-_MORE_TRIES: Final = 3
 _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")
 
 
@@ -228,7 +240,7 @@ class FollowedTree:
 
     def read_summary(self) -> TreeSummary | None:
         """Return a summary of the tree, or None if no tree is published. Raises `Overtaken`."""
-        for _ in range(_MORE_TRIES):
+        for _ in range(3):
             with suppress(Overtaken):
                 return self._read_summary_once()
         return self._read_summary_once()
@@ -245,12 +257,11 @@ class FollowedTree:
             return None
         for node, digest in head.nodes.items():
             if self._nodes.get(node, ("",))[0] != digest:
-                leaves = parse_digests(self._read_part(node_path(node), digest))
                 self._nodes[node] = (
                     digest,
                     {
                         server: state
-                        for leaf, expected in leaves.items()
+                        for leaf, expected in parse_digests(self._read_part(node_path(node), digest)).items()
                         for server, state in parse_digests(self._read_part(leaf_path(node, leaf), expected)).items()
                     },
                 )
@@ -258,8 +269,8 @@ class FollowedTree:
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
         if head.shared is not None:
-            listing = parse_listing(self._read_part(SHARED_LISTING, head.shared))
-            listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
+            listed = parse_listing(self._read_part(SHARED_LISTING, head.shared)).items()
+            listing = {path: each for path, each in listed if path.startswith(BOOT)}
             self._shared = {path: each.sha256 for path, each in listing.items()}
             states[SHARED] = compute_digest(render_listing(listing))
         if self._list:
@@ -285,16 +296,14 @@ class FollowedTree:
                 raise Overtaken(f"{SIGNED} is being published") from error
         return found if LIST_TIMESTAMP in found else {}
 
-    def find_served_files(self, server: str, digest: str) -> ServedFiles:
+    def read_server_files(self, server: str, digest: str) -> ServerFiles:
         """Return the files that a target serves for a server. Raises `Overtaken`.
 
         ``digest`` is the digest of the server's state.
         """
-        if server == SHARED:
-            return ServedFiles(self._shared)
-        if server == LIST:
-            return ServedFiles(self._list)
-        return list_served_files(parse_state(self._read_part(state_path(server), digest)))
+        if server in (SHARED, LIST):
+            return ServerFiles(digest, self._shared if server == SHARED else self._list)
+        return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
 
     def read_file(self, path: str, digest: str) -> TargetFile:
         """Return a file with its modification time. Raises `Overtaken` if the file has another digest."""
@@ -337,7 +346,7 @@ class TargetStep(Struct, frozen=True, kw_only=True):
 
 
 def plan_next_step(
-    tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: ReadShard, most: int
+    tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: Callable[[str], Shard], most: int
 ) -> TargetStep | None:
     """Return the step that updates up to ``most`` servers of a target, or None if the target is up to date.
 
@@ -380,8 +389,7 @@ def plan_next_step(
             was |= before.files
         units[server] = None
         if (state := glance.states.get(server)) is not None:
-            found = tree.find_served_files(server, state)
-            units[server] = shards[number][server] = ServerFiles(state, found.files, found.lacks_boots)
+            units[server] = shards[number][server] = found = tree.read_server_files(server, state)
             wanted |= found.files
     gone = (was.keys() | holding.unlisted) - wanted.keys()
     stand = {path for path in gone if tree.has_file(path)}
@@ -394,8 +402,14 @@ def plan_next_step(
         for unit in shard.values()
         for path in unit.files.keys() & given_up
     }
-    stay = stand - taken_over
-    of_others = _list_files_of_servers(going.intersection(changed[most:]), {**shards}, read_shard)
+    waiting = going.intersection(changed[most:])
+    of_others = {
+        path
+        for number in sorted({find_shard_number(server) for server in waiting})
+        for server, unit in (shards[number] if number in shards else read_shard(number)).items()
+        if server in waiting
+        for path in unit.files
+    }
     placed = {
         path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in holding.unlisted
     }
@@ -417,7 +431,7 @@ def plan_next_step(
         shards=rendered,
         units=units,
         doubtful=holding.unlisted | placed.keys() | gone,
-        unlisted=frozenset(stay),
+        unlisted=frozenset(stand - taken_over),
     )
 
 
@@ -427,19 +441,15 @@ def find_outdated_servers(glance: TreeSummary, holding: Holding) -> set[str]:
     return differing | (holding.servers - glance.states.keys())
 
 
-def _list_files_of_servers(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
-    numbers = {find_shard_number(server) for server in servers}
-    found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
-    return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
-
-
 def apply_step(holding: Holding, step: TargetStep) -> Holding:
     """Return the target's content after a step."""
     there = {server: unit for server, unit in step.units.items() if unit is not None}
-    others = {server: state for server, state in holding.states.items() if server not in step.units}
     return Holding(
         head=step.head,
-        states={**others, **{server: unit.state for server, unit in there.items()}},
+        states={
+            **{server: state for server, state in holding.states.items() if server not in step.units},
+            **{server: unit.state for server, unit in there.items()},
+        },
         servers=(holding.servers - step.units.keys()) | there.keys(),
         withheld=(holding.withheld - step.units.keys()) | {server for server, unit in there.items() if unit.withheld},
         unlisted=step.unlisted,
@@ -477,8 +487,7 @@ class StoreTarget:
         store = self._open()
         head = self._claim(store)
         found = self._read_holding(store, head, store.get(UNLISTED))
-        kept = set(map(_shard_path, head.shards.values()))
-        store.remove(path for path in store.names(_SHARDS) if path not in kept)
+        store.remove(sorted({*store.names(_SHARDS)}.difference(map(_shard_path, head.shards.values()))))
         return found
 
     def observe(self, hint: str) -> Holding | None:
@@ -547,8 +556,7 @@ class StoreTarget:
         self._write_head(store, step.head)
         if step.unlisted != step.doubtful:
             store.replace(UNLISTED, render_unlisted(step.unlisted))
-        kept = set(step.head.shards.values())
-        store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
+        store.remove(map(_shard_path, sorted({*before.head.shards.values()}.difference(step.head.shards.values()))))
 
     def _claim(self, store: FileStore) -> TargetHead:
         """Record in the head that this process is the writer, and return the head. If there is no head, create one."""
@@ -609,7 +617,6 @@ class StoreTarget:
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
-        """Return the content of the target that this head and this list of unlisted files describe."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
         size, counting = 0, threading.Lock()

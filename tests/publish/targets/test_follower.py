@@ -16,7 +16,6 @@ import pytest
 from gitboot import __version__
 from gitboot.controller.target_followers import FollowedTarget
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
-from gitboot.publish.mirror_comparison import ServedFiles, list_served_files
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.follower import (
@@ -37,12 +36,13 @@ from gitboot.publish.targets.sync_steps import (
     TargetHead,
     TargetStep,
     build_holding,
+    build_server_files,
     find_shard_number,
     plan_next_step,
 )
 from gitboot.render.endpoint_files import DiskWrite, ListedFile, PathVersion, PublishedServer
+from gitboot.render.page import NO_UPDATES
 from gitboot.render.paths import File, Role, find_content_type, find_delivery
-from gitboot.render.plan_and_record_files import NO_UPDATES
 from gitboot.status.instance_status import TargetStatus
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import eventually
@@ -187,7 +187,7 @@ def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(
         contents={},
         paths={path: (turn,)},
     )
-    assert list_served_files(published) == ServedFiles({path: "lies"}, lacks)
+    assert build_server_files("digest", published) == ServerFiles("digest", {path: "lies"}, lacks)
 
 
 @for_each(
@@ -280,7 +280,7 @@ def test_a_tree_that_changes_during_a_read_is_read_again(tmp_path: Path) -> None
     server = next(name for name in glance.states if name)
     (tmp_path / "out/ops/servers" / f"{server}.json").write_bytes(b"{}")
     with pytest.raises(Overtaken):
-        tree.find_served_files(server, glance.states[server])
+        tree.read_server_files(server, glance.states[server])
     (tmp_path / "out/boot/boot.ipxe").write_bytes(b"half")
     with pytest.raises(Overtaken):
         tree.read_file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from gitboot.importers.inventory import ImportedInventory
-from gitboot.importers.sources.cobbler import read
+from gitboot.importers.sources.boot_servers import read_cobbler
 from gitboot.resolve.kernel_arguments import merge_arguments
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
@@ -166,7 +166,7 @@ def _collections(interfaces: list[dict[str, Any]], **system: Any) -> ImportedInv
         "systems/s.json": {"name": "s", "uid": "3", "profile": "2", **system},
         **{f"network_interfaces/{at}.json": each for at, each in enumerate(interfaces)},
     }
-    return read({path: json.dumps(each) for path, each in files.items()})
+    return read_cobbler({path: json.dumps(each) for path, each in files.items()})
 
 
 @pytest.mark.parametrize(

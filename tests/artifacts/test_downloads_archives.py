@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.artifacts import archives
-from gitboot.artifacts.archives import read_member
-from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher
+from gitboot.artifacts import downloads
+from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher, read_member
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from tests.helpers.artifact_servers import artifact_server
 
@@ -167,7 +166,7 @@ def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -
         ("_LARGEST_ZIP_READ", 100, "a.zip", zipped()),
     ]:
         with monkeypatch.context() as changed:
-            changed.setattr(archives, limit, value)
+            changed.setattr(downloads, limit, value)
             with pytest.raises(ArtifactMissing, match=r"archive has more than|directory|damaged"):
                 read(content, archive, "amd64/initrd")
 

@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.importers.inventory import ImportedInventory
-from gitboot.importers.sources.matchbox import read, read_terraform
+from gitboot.importers.sources.boot_servers import read_matchbox, read_terraform
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC
 
 PROFILES: list[dict[str, Any]] = [
@@ -21,7 +21,7 @@ INSTALLED = {"id": "web01", "profile": "disk", "selector": {"mac": MAC, "os": "i
 
 def read_files(*groups: dict[str, Any]) -> ImportedInventory:
     files = {f"groups/{group['id']}.json": json.dumps(group) for group in groups}
-    return read(files | {f"profiles/{each['id']}.json": json.dumps(each) for each in PROFILES})
+    return read_matchbox(files | {f"profiles/{each['id']}.json": json.dumps(each) for each in PROFILES})
 
 
 def read_state(*groups: dict[str, Any]) -> ImportedInventory:
@@ -72,11 +72,11 @@ def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
         ({"id": "os", "profile": "disk", "selector": {"os": "installed"}}, "it boots profile disk if os=installed"),
         (
             {"id": "gone", "profile": "gone", "selector": {"os": "x"}},
-            "profile gone of group gone is not in the source",
+            "profile gone of group gone, which is not in the source",
         ),
         (
             {"id": "a", "profile": "disk", "selector": {"mac": "01:00:5e:00:00:01"}},
-            "the MAC address 01:00:5e:00:00:01 was left out, because the value is a multicast address",
+            "the MAC address 01:00:5e:00:00:01: the value is a multicast address",
         ),
     ],
 )
