@@ -131,39 +131,40 @@ _CLOCK: Final = (
 )
 _RECORD: Final = (
     "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check each server, then run this for the "
-    "servers that are installed. For the others, use pending instead of provisioned: gitboot then erases their disks "
+    "servers that are installed. For the others, use pending instead of provisioned. gitboot then erases their disks "
     "and installs them"
 )
 _INSTALL_AGAIN: Final = (
-    "gitboot records set SERVERS pending --state STATE --reason '…'  # fix the cause of the failure, then run this: "
+    "gitboot records set SERVERS pending --state STATE --reason '…'  # fix the cause of the failure, then run this. "
     "gitboot then erases the disks of these servers and installs them again. For a server that is installed despite "
     "the failure, use provisioned instead of pending"
 )
 _RUN: Final = (
     "git grep -n 'kind: Maintenance'  # look at the console of each server. If a server did not boot the maintenance "
     "image, find the Maintenance document with this command in a clone of the fleet repository. Increase its spec.run "
-    "by 1, and push the commit: the maintenance then starts again"
+    "by 1, and push the commit. The maintenance then starts again"
 )
 _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is its name
     _RECORD: (
         "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check SERVERS. If the server is "
-        "installed, run this. If it is not installed, use pending instead of provisioned: gitboot then erases the "
+        "installed, run this. If it is not installed, use pending instead of provisioned. gitboot then erases the "
         "disks of the server and installs it"
     ),
     _INSTALL_AGAIN: (
         "gitboot records set SERVERS pending --state STATE --reason '…'  # fix the cause of the failure, then run "
-        "this: gitboot then erases the disks of SERVERS and installs it again. If SERVERS is installed despite the "
+        "this. gitboot then erases the disks of SERVERS and installs it again. If SERVERS is installed despite the "
         "failure, use provisioned instead of pending"
     ),
     _RUN: (
         "git grep -n 'kind: Maintenance'  # look at the console of SERVERS. If it did not boot the maintenance image, "
         "find the Maintenance document with this command in a clone of the fleet repository. Increase its spec.run by "
-        "1, and push the commit: the maintenance then starts again"
+        "1, and push the commit. The maintenance then starts again"
     ),
 }
 _FETCHES: Final = (
     "gitboot secret fetches SERVERS --state STATE  # shows each fetch. If all fetches are legitimate, run this again "
-    "with --confirm '…'. If not, change the secret in the system that uses it, then encrypt the new one in the fleet"
+    "with --confirm '…'. If not, change the secret in the system that uses it, then encrypt the new secret for the "
+    "fleet"
 )
 _ACT: Final = (
     "ledger: LEDGER  # do this only if this instance is to become active. Stop the other instance, then replace the "
@@ -187,9 +188,9 @@ _ANY_BRANCH: Final = (
     "use --rev FOLLOWED. gitboot remembers the choice"
 )
 _KEYGEN: Final = (
-    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key, with the folder of "
-    "root.key. It renews the metadata and keeps root.key. Then copy all other files of that folder to the list-keys "
-    "folder of the instance"
+    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key. FOLDER is the folder of "
+    "root.key. The command renews the metadata and keeps root.key. Then copy all other files of FOLDER to the "
+    "list-keys folder of the instance"
 )
 _ENDPOINT: Final = (
     "endpoint: URL  # add this to the spec of the Fleet, with the URL at which machines reach gitboot run --listen or "
@@ -425,8 +426,9 @@ _TYPES: Final = (
                 "file that you pass with --config"
             ),
             "WaitingForApproval": (
-                "gitboot plan --state STATE  # shows the digests. spec.before.approval of the maintenance names a file "
-                "or a URL. To approve, add the digest to this file, or approve it at this URL"
+                "gitboot plan --state STATE  # shows the digest of the maintenance. To approve the maintenance, add "
+                "this digest to the file that spec.before.approval names. If spec.before.approval is a URL, approve "
+                "there"
             ),
             "WaitingForDrain": (
                 "gitboot events --state STATE | tail  # shows the requests to drain servers. gitboot repeats each "
@@ -520,10 +522,10 @@ _TYPES: Final = (
             ),
             "ForeignLedger": _FOREIGN_OUTPUT,
             "NewLedger": (
-                "gitboot records begin adopt --state STATE  # first check that STATE is the right folder. Run this "
-                f"if {_ADOPTED}. If you exported the records of an earlier instance, pass that file instead of adopt. "
-                "If no server is installed yet, pass fresh instead: gitboot then erases the disks of all servers and "
-                "installs them"
+                "gitboot records begin adopt --state STATE  # first check that STATE is the right folder. Run this if "
+                f"{_ADOPTED}. If you exported the records of an earlier instance, pass the file with the records "
+                "instead of adopt. If no server is installed yet, pass the word fresh. gitboot then erases the disks "
+                "of all servers and installs them"
             ),
             "RestoredLedger": (
                 f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
@@ -611,7 +613,7 @@ _TYPES: Final = (
             ),
             "TransitionOverdue": (
                 "gitboot reconcile --state STATE  # find the error with gitboot events and fix it, then run this to "
-                "retry now. Do not restart machines that boot from this target before the condition is true"
+                "retry now. Do not restart machines that boot from this target until it is up to date"
             ),
             ANY: _RETRY,
         },
@@ -637,7 +639,7 @@ _TYPES: Final = (
         "OutputTreeReadable",
         {
             "Absent": (
-                "gitboot run REPOSITORY --out OUTPUT --state STATE  # check that the instance runs, and that it "
+                "gitboot run REPOSITORY --out OUTPUT --state STATE  # check that the instance is running, and that it "
                 "publishes to the folder that this endpoint serves"
             ),
             "UnknownFormat": "gitboot --version  # install the same version here and on the host of the instance",
@@ -660,8 +662,8 @@ _TYPES: Final = (
         {
             "AnotherMachine": (
                 "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # run this only if the BMC belongs to "
-                "SERVER, for example after its mainboard was replaced: gitboot accepts the new identity. If the BMC "
-                "belongs to another machine, correct bmc.address in the Server document instead"
+                "SERVER, for example after its mainboard was replaced. gitboot then accepts the new identity. If the "
+                "BMC belongs to another machine, correct bmc.address in the Server document instead"
             ),
             "Contended": f"{_ASK}  # find and stop what else changes the boot override, then run this",
             "ForeignMedium": (
@@ -674,7 +676,7 @@ _TYPES: Final = (
             "NeedsOperator": (
                 "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console of SERVER. If "
                 "SERVER has started since gitboot set the override, run this. Otherwise use --not-set instead of "
-                "--consumed: gitboot then sets the override again, and this boot can erase the disks of SERVER"
+                "--consumed. gitboot then sets the override again, and this boot can erase the disks of SERVER"
             ),
             "Overdue": (
                 f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, correct "
