@@ -201,8 +201,7 @@ def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
 def format_access_arguments(access: AccessSettings) -> list[str]:
     """Return the access settings as command line arguments for a worker process, which inherits the sockets."""
     names = ("firmware_ciphers", "idle_connections", "operators_hosts", "trusted_proxies")
-    settings = {name: getattr(access, name) for name in names}
-    arguments = ["--settings", json.dumps(settings)]
+    arguments = ["--settings", json.dumps({name: getattr(access, name) for name in names})]
     for network in access.operators:
         arguments += ["--operators", network]
     if access.operators_tokens is not None:

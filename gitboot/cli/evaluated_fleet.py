@@ -158,8 +158,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
     def make_plan(self, decision: Decision, at: datetime) -> BootPlan | None:
         record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
-        remaining = drop_ended_windows(decision, self.latest_clock)
-        return make_plan(remaining, at, record, stop=self.stop, absent=absent)
+        return make_plan(drop_ended_windows(decision, self.latest_clock), at, record, stop=self.stop, absent=absent)
 
     def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
         record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
@@ -275,8 +274,10 @@ def print_unknown_instance(records: str | None, state: Path | None) -> None:
     Print nothing if ``records`` or ``state`` is set.
     """
     if records is None and state is None:
-        text = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
-        click.echo(wrap_text(text), err=True)
+        click.echo(
+            wrap_text("Without --state, gitboot cannot read the accepted commit and the records of an instance."),
+            err=True,
+        )
 
 
 def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | None) -> PlannedFleet:

@@ -188,8 +188,7 @@ def open_instance(
     """Return a reader for an API's URL, an output tree, or the ``ops/records`` in an output tree."""
     if "://" not in place:
         path = Path(place)
-        is_records = path.parts[-2:] == Path(RECORDS).parts
-        return TreeReader(path.parent.parent if is_records else path)
+        return TreeReader(path.parent.parent if path.parts[-2:] == Path(RECORDS).parts else path)
     client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
     credentials = {}
     if token is not None:

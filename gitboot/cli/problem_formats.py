@@ -76,8 +76,7 @@ def format_sarif(problems: Sequence[Problem]) -> str:
         "columnKind": "unicodeCodePoints",
         "results": results,
     }
-    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(log, indent=2, sort_keys=True) + "\n"
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, sort_keys=True) + "\n"
 
 
 def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
@@ -112,8 +111,7 @@ def format_junit(problems: Sequence[Problem]) -> str:
         attributes = {"classname": problem.code, "name": name, "file": printable(problem.path)}
         test, text = SubElement(tests, "testcase", attributes), printable(str(problem))
         if problem.severity is Severity.ERROR:
-            attributes = {"type": problem.code, "message": printable(problem.message)}
-            SubElement(test, "failure", attributes).text = text
+            SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = text
         else:
             SubElement(test, "skipped", {"message": f"warning: {text}"})
     if not problems:
@@ -173,8 +171,9 @@ def format_text(problems: Sequence[Problem], prefix: str) -> str:
     for problem in problems:
         error = problem.severity is Severity.ERROR
         place, code = f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", f"{problem.code}:"
-        text = f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}"
-        text = wrap_on_terminal(text, sys.stdout, hanging="    ").replace(place, style(place, bold=True), 1)
+        text = wrap_on_terminal(
+            f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}", sys.stdout, hanging="    "
+        ).replace(place, style(place, bold=True), 1)
         lines.append(text.replace(code, style(code, fg="red" if error else "yellow"), 1))
         if problem.hint:
             lines.append(wrap_on_terminal(f"    {printable(problem.hint)}", sys.stdout))

@@ -234,8 +234,7 @@ _EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cya
 def print_event(event: Event) -> None:
     """Print an event to standard error. Any thread may call this."""
     with _lock:
-        is_progress = event.type == "Progress" and _is_terminal()
-        after = _BACK if is_progress else "\n"  # the next line replaces this one
+        after = _BACK if event.type == "Progress" and _is_terminal() else "\n"  # the next line replaces this one
         # Write in one call, because other threads also write.
         sys.stderr.write(f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}")
         sys.stderr.flush()

@@ -357,8 +357,7 @@ class CauseFinder:
             if was and is_now and was.value == is_now.value:
                 continue
             boots = [part.boot for part in (was, is_now) if part and part.boot]
-            images = {boot.image for boot in boots}
-            other_image = len(images) > 1 or not (was and is_now)
+            other_image = len({boot.image for boot in boots}) > 1 or not (was and is_now)
             for side, part in enumerate((was, is_now)):
                 if part is not None:
                     yield from self._find_causes_of_part(side, part, other_image=other_image)
@@ -369,11 +368,9 @@ class CauseFinder:
             return
         if decision.policy is not None:
             name = decision.policy.policy
-            profile = self._pools[side][name].profile
-            yield _Part(Id("BootPolicy", name), profile, decision.policy.boot, decision.policy)
+            yield _Part(Id("BootPolicy", name), self._pools[side][name].profile, decision.policy.boot, decision.policy)
         for each in decision.maintenances:
-            profile = repository.maintenances[each.name].spec.profile
-            yield _Part(Id("Maintenance", each.name), profile, each.boot, each)
+            yield _Part(Id("Maintenance", each.name), repository.maintenances[each.name].spec.profile, each.boot, each)
 
     def _find_causes_of_part(self, side: int, part: _Part, *, other_image: bool) -> Iterator[Id]:
         repository = (self._old, self._new)[side]

@@ -93,10 +93,9 @@ def find_commit_path(
     - gitboot calls ``on_arrival`` for each position when a step to this position can be accepted.
     """
     if len(commits) > MAX_STEPS:
-        messages = tuple(message for leg in commits for message in leg.messages)
         commits = (
             *(structs.replace(leg, valid=False, messages=()) for leg in commits[:-1]),
-            structs.replace(commits[-1], messages=messages),
+            structs.replace(commits[-1], messages=tuple(message for leg in commits for message in leg.messages)),
         )
     search = _Search(commits, judge_step, approvals, need, counted_before, on_arrival)
     for new, leg in enumerate(commits, 1):

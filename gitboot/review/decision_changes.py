@@ -398,8 +398,7 @@ def _count_areas(
             count("size", labels(new, is_now) - labels(old, was))
     for change in servers:
         before = change.old.server if change.old else None
-        after = change.new.server if change.new else None
-        touched = {None, *labels(old, before), *labels(new, after)}
+        touched = {None, *labels(old, before), *labels(new, change.new.server if change.new else None)}
         what = "less" if Risk.HARMLESS in change.risks else "changed"
         if change.fate is ChangeKind.ADDED:
             what = "added"

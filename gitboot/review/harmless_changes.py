@@ -144,8 +144,7 @@ def _policy_demand(policy: PolicyDecision | None) -> Demand:
         return Demand(boot=None, disk=policy.disk_boot)
     when: BootCondition = EveryBoot()
     if policy.network_boot is not NetworkBoot.ALWAYS:
-        of_image = policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE
-        image = policy.boot.image if of_image else None
+        image = policy.boot.image if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE else None
         when = UntilProvisioned(policy.provision, image, policy.attempts, policy.boot.boots)
     return Demand(
         boot=policy.boot,
@@ -205,9 +204,8 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
     Guards ignore the change in this case.
     """
-    is_active_as_before = old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED
     if (
-        not is_active_as_before
+        not (old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED)
         or new.provision > old.provision
         or _get_compared_fields(new) != _get_compared_fields(old)
     ):

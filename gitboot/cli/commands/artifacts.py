@@ -496,11 +496,13 @@ def resolve_image(
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
-    text = f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}"
     write_outputs(
         outputs,
         json=partial(format_document, image=str(found.image), architectures=found.architectures),
-        yaml=partial(str, text),
+        yaml=partial(
+            str,
+            f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}",
+        ),
     )
 
 

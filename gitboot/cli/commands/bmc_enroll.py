@@ -222,10 +222,9 @@ def enroll(
     steps += [(access, f"lets in {format_count(len(enrolled), 'BMC')}")] if text is not None else []
     ledger = _plan_ledger(state, path, fleet) if state is not None and good else None
     steps += ledger.steps if ledger is not None else ()
-    is_silent = any(each.error is not None and "/" not in lines[each.address].place for each in contacts)
     is_complete = (
         not refused
-        and not is_silent
+        and not any(each.error is not None and "/" not in lines[each.address].place for each in contacts)
         and len(good) == len({each.address for each in found})
         and all(map(_is_read, probes))
     )
@@ -434,10 +433,9 @@ def _read_bmcs(
 ) -> list[Probe]:
     """Read the machines, in the order of the contacts. This is the first time that BMCs get the credentials."""
     by_address = {each.address: each for each in contacts}
-    redfish = [each.address for each in contacts if not each.address.startswith("ipmi:")]
     found = list(
         scan(
-            redfish,
+            [each.address for each in contacts if not each.address.startswith("ipmi:")],
             lambda address: connect_pinned(by_address[address], credentials),
             parallel=parallel,
             on_result=on_result,

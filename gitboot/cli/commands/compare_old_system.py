@@ -201,11 +201,10 @@ def _compare_server(
     *,
     contents: bool,
 ) -> BootComparison:
-    macs = tuple(mac.replace("-", ":") for mac in server.boot_macs)
     asker = ComparedMachine(
         name=decision.server,
         uuid=str(decision.uuid),
-        macs=macs,
+        macs=tuple(mac.replace("-", ":") for mac in server.boot_macs),
         serial=server.spec.serial or "",
         addresses=tuple(each.partition("/")[0] for nic in server.spec.interfaces for each in nic.addresses),
     )

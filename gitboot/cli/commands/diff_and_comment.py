@@ -137,25 +137,22 @@ def command(
     since_commit = fetch_accepted_commit(accepted) if accepted is not None else None
     found = compare_range(path, range, merge=merge, at=at or current_second(), accepted=since_commit, trust=trust)
     where = [str(path)] if path != Path() else []
-    since = ["--accepted", accepted] if accepted is not None else []
-    instant = ["--at", format_instant(at)] if at is not None else []
     options = [
         *(["--merge"] * merge),
         *(["--each-merge"] * each_merge),
-        *since,
-        *instant,
+        *(["--accepted", accepted] if accepted is not None else []),
+        *(["--at", format_instant(at)] if at is not None else []),
         *(["--verified", str(verified)] if verified is not None else []),
         *_format_flags(limits),
         *asked,
     ]
-    again = quote_words("gitboot", "diff", *([range] if range or where else []), *where, *options)
     result = review_commits(
         found.base,
         found.head,
         limits=build_limits(limits),
         messages=found.messages,
         line=found.commits if each_merge or accepted is not None else (),
-        command=again,
+        command=quote_words("gitboot", "diff", *([range] if range or where else []), *where, *options),
         need=trust.reinstalls_need,
         counted_before=found.base_acknowledgements,
         known_changes=found.changes() if found.changes is not None else None,

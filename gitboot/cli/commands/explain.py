@@ -162,8 +162,7 @@ def _format_fields(kind: str, field: str | None) -> str:
 
     known_kinds = {each.__name__: each for each in KINDS}
     if kind == "Any":
-        kinds = [(name, str(each.__doc__)) for name, each in known_kinds.items()]
-        return format_table(("KIND", "DESCRIPTION"), kinds)
+        return format_table(("KIND", "DESCRIPTION"), [(name, str(each.__doc__)) for name, each in known_kinds.items()])
     fields = list(list_schema_fields(known_kinds[kind]))
     path = f"spec.{_strip_items(field).removeprefix('spec.')}" if field not in (None, "spec") else "spec"
     below = [each for each in fields if f"{_strip_items(each.path)}.".startswith(f"{path}.")]
@@ -180,8 +179,11 @@ def _format_fields(kind: str, field: str | None) -> str:
     deeper = [name for each in found if (name := _strip_items(each.path)) in parents and name != path]
     if deeper:
         names = [name.removeprefix("spec.") for name in deeper]
-        text = f"More fields are below {', '.join(names)}. To see them, run:"
-        lines += ["", wrap_text(text, continuation=""), f"    gitboot explain {kind} {names[0]}"]
+        lines += [
+            "",
+            wrap_text(f"More fields are below {', '.join(names)}. To see them, run:", continuation=""),
+            f"    gitboot explain {kind} {names[0]}",
+        ]
     return "\n".join(lines)
 
 

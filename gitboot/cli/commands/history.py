@@ -203,8 +203,7 @@ def _show_server(
     installations = None
     if places != (None, None):
         names = {server, *(each.effect.server for each in effects)}
-        uuid = next((each.uuid for each in effects), None)
-        installations = _list_installations(names, uuid, places)
+        installations = _list_installations(names, next((each.uuid for each in effects), None), places)
     listed = partial(format_document, server=server, items=list(map(_build_item, entries)), installations=installations)
     text = partial(_format_text, entries)
     if installations is not None:

@@ -99,8 +99,7 @@ def command(
     from gitboot.review.rollout_progress import report_images
 
     fleet = plan_fleet(path, rev, at or current_second(), records, state)
-    known_records = fleet.records if fleet.knows_records else None
-    found = report_images(fleet.repository, fleet.decisions, known_records, fleet.at)
+    found = report_images(fleet.repository, fleet.decisions, fleet.records if fleet.knows_records else None, fleet.at)
     write_outputs(
         outputs,
         json=partial(format_document, **to_json_value(found), revision=fleet.decisions.revision),

@@ -214,8 +214,7 @@ def requirement() -> str | None:
 def find_requirement(found: Distribution) -> str | None:
     text = found.read_text("direct_url.json")
     if text is None:
-        installer = (found.read_text("INSTALLER") or "").strip()
-        return f"gitboot=={__version__}" if installer in _FROM_INDEX else None
+        return f"gitboot=={__version__}" if (found.read_text("INSTALLER") or "").strip() in _FROM_INDEX else None
     noted: dict[str, Any] = json.loads(text)
     url = noted["url"]
     if "vcs_info" in noted:

@@ -147,9 +147,8 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
         return None  # the instance is still evaluating the commit
     accepted = conditions.get("CommitAccepted")
     if accepted is not None and not accepted["status"]:
-        code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
         return (
-            code,
+            Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID,
             f"Fetched {commit[:12]}. The instance has not accepted it ({accepted['reason']}): {accepted['message']}",
         )
     if status["accepted"]["commit"] != commit:

@@ -231,8 +231,7 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
             new.take_lease(holder)
             rows = _copy_ledger(old, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
         _finish(new)
-    kept = _switch_address(path, address)
-    return MoveResult(old.name, new.name, rows, kept, notes.moved_to is not None)
+    return MoveResult(old.name, new.name, rows, _switch_address(path, address), notes.moved_to is not None)
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:

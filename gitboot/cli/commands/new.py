@@ -211,21 +211,19 @@ def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, 
     [one] = found
     if one.missing_identity is not None:
         raise UsageError(f"{address}: {one.missing_identity}")
-    bmc = {
-        "address": one.address,
-        **({} if one.is_only_system else {"system": one.system}),
-        "credentials": credentials_name,
-        **({} if verify else {"tls": {"verify": False}}),
-    }
-    new = NewServer(
+    return NewServer(
         macs={nic.mac: nic.name or None for nic in one.nics},
         uuid=one.identity.uuid,
         serial=one.serial,
         architecture=one.architecture,
         firmware=one.firmware,
-        bmc=bmc,
-    )
-    return new, f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
+        bmc={
+            "address": one.address,
+            **({} if one.is_only_system else {"system": one.system}),
+            "credentials": credentials_name,
+            **({} if verify else {"tls": {"verify": False}}),
+        },
+    ), f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
 
 
 image_keys_option = click.option(
@@ -256,11 +254,9 @@ def _file_options(command: Any) -> Any:
     }
     for role, text in reversed(texts.items()):
         name = str(role).removesuffix("s") if role is FileRole.INITRD else str(role)
-        is_list = role is FileRole.INITRD
-        option = click.option(
-            f"--{name}", str(role), multiple=is_list, metavar="URL|FILE", help=f"{text}. Default: none."
-        )
-        command = option(command)
+        command = click.option(
+            f"--{name}", str(role), multiple=role is FileRole.INITRD, metavar="URL|FILE", help=f"{text}. Default: none."
+        )(command)
     return command
 
 
@@ -469,8 +465,7 @@ def _list_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOp
     rows, items = [], []
     for name, each in sources.items():
         spec = each.spec
-        signed = "yes" if spec.keys else "no"
-        rows.append((name, spec.description or "-", signed, ", ".join(spec.channels) or "-"))
+        rows.append((name, spec.description or "-", "yes" if spec.keys else "no", ", ".join(spec.channels) or "-"))
         items.append(
             {
                 "name": name,

@@ -157,21 +157,20 @@ def _write_plans(
     if not items and chosen is not None:
         among = f" among {', '.join(names)}" if names else ""
         raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
-    rows = [
-        (
-            item["server"],
-            item["phase"] or "-",
-            item["image"] or "local disk" if item["phase"] else "no plan",
-            item["method"] or "-",
-            format_plan_source(item),
-            format_time(item["nextTransition"]) if item["nextTransition"] else "-",
-        )
-        for item in items
-    ]
     text = partial(
         format_table,
         ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE"),
-        rows,
+        [
+            (
+                item["server"],
+                item["phase"] or "-",
+                item["image"] or "local disk" if item["phase"] else "no plan",
+                item["method"] or "-",
+                format_plan_source(item),
+                format_time(item["nextTransition"]) if item["nextTransition"] else "-",
+            )
+            for item in items
+        ],
         optional=3,
         below=[
             "\n".join(filter(None, (line, *_format_preconditions(item))))
@@ -303,8 +302,7 @@ def boot_script_command(
         )
     if found_server is None:
         servers = tree / "ops" / "servers"
-        known = sorted(each.stem for each in servers.glob("*.json"))
-        hint = did_you_mean(name, known, f"{servers} lists the servers")
+        hint = did_you_mean(name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _list_boot_scripts(found_server, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)

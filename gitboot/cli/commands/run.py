@@ -624,7 +624,6 @@ def _open_loop(
             )
             instance, source = stack.enter_context(acting)
             gc.freeze()  # so that the collector does not examine these objects again
-        identity = instance.store.progress[0]
         yield (
             instance,
             Loop(
@@ -636,7 +635,7 @@ def _open_loop(
                 keeping=read_clock_state,
                 forge=build_forge_reader(verdicts, source, instance.store) if verdicts is not None else None,
                 notices=stack.enter_context(
-                    notifying(settings, identity, current_time, bell.wake, patience_s=patience_s)
+                    notifying(settings, instance.store.progress[0], current_time, bell.wake, patience_s=patience_s)
                 ),
             ),
         )

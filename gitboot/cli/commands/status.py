@@ -152,7 +152,6 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         if status.get(name)
     }
     phases = numbers.pop("phases", "")
-    planned = f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since the start"
     lines = [
         _format_fact("gitboot", runs),
         *age,
@@ -165,7 +164,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         _format_fact("servers", f"{sum(status['phases'].values())}{': ' if phases else ''}{phases}"),
         *(_format_fact(_COUNT_LABELS[name], text) for name, text in numbers.items()),
         *([_format_fact("progress", status["progress"]["message"])] if process and status.get("progress") else []),
-        _format_fact("planned at", planned),
+        _format_fact("planned at", f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since the start"),
         _format_fact("next change", status["nextTransition"] or "no change without a commit"),
     ]
     installations = status.get("installations", [])
@@ -408,8 +407,7 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
         text += "\n\nWrite a document for a machine:\n    gitboot new server NAME --seen MAC --state STATE"
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
-        notice = (
+        text += "\n" + wrap_text(
             f"gitboot did not list {requests}, because the list was full. gitboot unknown-machines --forget clears it."
         )
-        text += "\n" + wrap_text(notice)
     return text.strip("\n")

@@ -170,8 +170,7 @@ def command(
     public_keys = [key for each in keys for key in _parse_public_keys(each)]
     opened: FolderMirror | WebMirror
     if "://" in mirror and not mirror.startswith("file://"):
-        nonce = secrets.token_hex(8)
-        opened = WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
+        opened = WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=secrets.token_hex(8))
     else:
         opened = FolderMirror(_resolve_folder(mirror), tree)
     now = current_time()

@@ -258,8 +258,7 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
         for boot, files in groupby(diffs, key=lambda each: each.boot)
     ]
     for number, (boot, lines) in enumerate(boots):
-        first = [printable(line.expandtabs(4)) for line in lines[:_DIFF]]
-        shown = _fit_diff(first, room // (len(boots) - number))
+        shown = _fit_diff([printable(line.expandtabs(4)) for line in lines[:_DIFF]], room // (len(boots) - number))
         room -= sum(map(_measure, shown))
         if left := format_rest(len(lines) - len(shown), "line"):
             shown.append(f"… {left}")
@@ -470,8 +469,7 @@ def format_code(text: str, *, in_table: bool = False) -> str:
 
 
 def _make_fence(text: str, least: int) -> str:
-    runs = re.findall("`+", text)
-    return "`" * max(least, *(len(run) + 1 for run in runs), least)
+    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
 
 
 def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[str]:
