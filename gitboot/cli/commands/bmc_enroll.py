@@ -172,7 +172,9 @@ def enroll(
         raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
     machines = list(described_machines(fleet).values())
     lines = _expand(_read_lines(places), ports)
-    _check_schemes(lines, allow_http=allow_http, allow_ipmi=allow_ipmi)
+    for scheme, is_allowed, option in (("http", allow_http, "--allow-http"), ("ipmi", allow_ipmi, "--allow-ipmi")):
+        if not is_allowed and (first := next((each for each in lines if each.startswith(f"{scheme}:")), None)):
+            raise UsageError(f"{first}: {_WEAK[scheme]}. Use https://, or add {option}")
     contacts = read_certificates(list(lines), parallel=parallel)
     expected = _read_fingerprints(fingerprints) if fingerprints is not None else None
     refused = dict(filter(None, (_refuse(each, entrusted.trust, name, expected) for each in contacts)))
@@ -345,12 +347,6 @@ def _expand(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
     if twice := sorted({each for each in names if names.count(each) > 1}):
         raise UsageError(f"two BMCs have the name {twice[0]}: give each server another name")
     return found
-
-
-def _check_schemes(addresses: Collection[str], *, allow_http: bool, allow_ipmi: bool) -> None:
-    for scheme, is_allowed, option in (("http", allow_http, "--allow-http"), ("ipmi", allow_ipmi, "--allow-ipmi")):
-        if not is_allowed and (first := next((each for each in addresses if each.startswith(f"{scheme}:")), None)):
-            raise UsageError(f"{first}: {_WEAK[scheme]}. Use https://, or add {option}")
 
 
 _WEAK: Final = {

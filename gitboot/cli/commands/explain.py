@@ -194,7 +194,11 @@ def _strip_items(path: str) -> str:
 
 def _filter_field(explanation: Explanation, field: str) -> Explanation:
     explained = (*explanation.reasons, *explanation.others)
-    reasons = tuple(each for each in explained if _is_below(each.field, field))
+    reasons = tuple(
+        each
+        for each in explained
+        if each.field == field or each.field.startswith((f"{field}[", f"{field}.", f"{field}{{"))
+    )
     if not reasons:
         known = ", ".join(_list_names(explained))
         hint = f"to set the path of the fleet, use --path {field}" if Path(field).is_dir() else f"it has {known}"
@@ -234,7 +238,3 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     if names := [each for each in _list_names(explanation.others) if each not in _list_names(explanation.reasons)]:
         text = f"{text}\n\n" + wrap_text(f"Other fields: {', '.join(names)}")
     return text
-
-
-def _is_below(name: str, field: str) -> bool:
-    return name == field or name.startswith((f"{field}[", f"{field}.", f"{field}{{"))

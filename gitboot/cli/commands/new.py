@@ -346,7 +346,10 @@ def image(
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
         for url in (each for each in (source, *(value for _, value in files)) if each.startswith(_WEB)):
-            _check_url(url)
+            try:
+                parse_artifact_url(url)
+            except Malformed as error:
+                raise UsageError(f"{error.message}; {error.hint}") from None
         if source.startswith(_WEB) and not files:
             files, source = [(_guess_role(source), source)], PurePosixPath(urlsplit(source).path).stem
         is_image = source.startswith("oci://")
@@ -390,13 +393,6 @@ def _list_values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 _WEB: Final = ("http://", "https://")
-
-
-def _check_url(url: str) -> None:
-    try:
-        parse_artifact_url(url)
-    except Malformed as error:
-        raise UsageError(f"{error.message}; {error.hint}") from None
 
 
 def _guess_role(url: str) -> FileRole:

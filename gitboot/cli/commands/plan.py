@@ -294,7 +294,14 @@ def boot_script_command(
     with curl, and read the comment in its second line.
     """
     if tree is None:
-        tree = _find_output(state)
+        from gitboot.cli.instance_client import find_output
+
+        if state is None:
+            raise UsageError(
+                "name the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
+            )
+        if (tree := find_output(state)) is None:
+            raise UsageError(f"the ledger in {state} names no output tree; pass the tree with --tree")
     found_server = read_state(tree, name)
     if found_server is None and not (tree / MANIFEST).is_file():
         raise UsageError(
@@ -307,16 +314,6 @@ def boot_script_command(
     found = _list_boot_scripts(found_server, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
     write_outputs(outputs, text=partial(str, text), json=partial(format_document, items=found))
-
-
-def _find_output(state: Path | None) -> Path:
-    from gitboot.cli.instance_client import find_output
-
-    if state is None:
-        raise UsageError("name the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE")
-    if (output := find_output(state)) is None:
-        raise UsageError(f"the ledger in {state} names no output tree; pass the tree with --tree")
-    return output
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
