@@ -17,8 +17,7 @@ from gitboot.bmc.credentials import FILE, credential_use, read_trust, render_acc
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
-from gitboot.cli.commands.bmc_enroll import enroll
-from gitboot.cli.commands.bmc_scan import scan_network
+from gitboot.cli.commands.bmc_enroll import enroll, scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import (

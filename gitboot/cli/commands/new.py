@@ -201,7 +201,7 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
 
 def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import list_addresses
-    from gitboot.cli.commands.bmc_scan import scan_places
+    from gitboot.cli.commands.bmc_enroll import scan_places
 
     answers = scan_places(list_addresses([address], [443]), credentials, credentials_name, verify=verify, parallel=1)
     found = [each for answer in answers for each in answer.servers]
