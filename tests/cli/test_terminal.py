@@ -268,7 +268,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
     "bmc_enroll": "BMCs of a network",
-    "compare_old_system": "another provisioning system",
+    "old_system": "another provisioning system",
     "secret": "an endpoint that gives secrets",
 }
 
