@@ -101,6 +101,7 @@ _HOMES: Final = {  # the modules of commands that share a module, or whose modul
     "import": "old_system:import_command",
     "new": "new:new_command",
     "prepare": "prepare_tree:prepare_subcommand",
+    "read-access-logs": "mirrors:read_access_logs_command",
     "reconcile": "instance_control:reconcile_command",
     "records": "provisioning_records:records_command",
     "render": "plan:render_command",
@@ -109,6 +110,7 @@ _HOMES: Final = {  # the modules of commands that share a module, or whose modul
     "suspend": "instance_control:suspend_command",
     "unknown-machines": "status:unknown_machines_command",
     "update-images": "images:update_images_command",
+    "verify-mirror": "mirrors:command",
 }
 _REPLACED: Final = {  # commands of earlier versions, and their replacements
     "assets": "gitboot artifacts",

@@ -264,7 +264,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "provisioning_records": "records show --state {state}",
     "bmc": "bmc get --state {state} --credentials {folder}/credentials",
     "bmc POWER": "bmc power get --state {state} --credentials {folder}/credentials",
-    "verify_mirror": "verify-mirror --tree {folder}/output {folder}/empty",
+    "mirrors": "verify-mirror --tree {folder}/output {folder}/empty",
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
     "bmc_enroll": "BMCs of a network",
