@@ -28,6 +28,7 @@ from gitboot.artifacts.availability import (
 from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import SignatureCheck, VendorKeys, VouchedFile
+from gitboot.cli.commands.validate import FORMATS, count_problems
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.main import Exit, Group
@@ -42,7 +43,6 @@ from gitboot.cli.options import (
     registry_options,
     write_outputs,
 )
-from gitboot.cli.problem_formats import FORMATS, count_problems
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import AssetError, InvalidRepository, UsageError
 from gitboot.fleet.resources import FleetRepository, Id

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import structs
 
+from gitboot.cli.commands.validate import FORMATS, format_problems
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
@@ -31,8 +32,6 @@ from gitboot.cli.options import (
     token_over_http_option,
     trust_options,
 )
-from gitboot.cli.problem_formats import FORMATS
-from gitboot.cli.problem_formats import format_text as problems_as_text
 from gitboot.cli.terminal import format_table, terminal_width, wrap_text
 from gitboot.errors import ForgeRefused, UsageError
 from gitboot.files import convert_os_errors
@@ -626,7 +625,7 @@ def _format_documents(review: Review) -> Iterator[str]:
 def _format_problems(review: Review, prefix: str) -> Iterator[str]:
     for heading, problems in review.problems():
         yield _format_heading(heading)
-        yield problems_as_text(problems, prefix)
+        yield format_problems(problems, prefix)
 
 
 def _format_next_steps(review: Review) -> Iterator[str]:
