@@ -236,11 +236,9 @@ def _extract_script(files: dict[str, File], name: str) -> str:
 
 
 def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> Decisions:
-    boots = decisions.unknown
-    return structs.replace(
-        decisions,
-        unknown={architecture: prepare(boot) for architecture, boot in boots.items()} if boots is not None else None,
-    )
+    if decisions.unknown is None:
+        return decisions
+    return structs.replace(decisions, unknown={name: prepare(boot) for name, boot in decisions.unknown.items()})
 
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"

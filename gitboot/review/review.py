@@ -261,9 +261,7 @@ class Review(Struct, frozen=True, kw_only=True):
     @property
     def approval(self) -> str | None:
         """The command that approves the commit on the host of an instance, or None if no guard holds the commit."""
-        if self.verdict is None or not self.verdict.held:
-            return None
-        return format_approval(self.verdict.digest)
+        return format_approval(self.verdict.digest) if self.verdict is not None and self.verdict.held else None
 
 
 def review_commits(

@@ -53,10 +53,7 @@ from gitboot.standard_streams import style
 from gitboot.text import format_count, format_names, format_rest, printable, quote_words
 
 if TYPE_CHECKING:
-    from gitboot.http_client import HttpClient
-
-
-_FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
+    from gitboot.http_client import HttpClient, WebAnswer
 
 
 @click.command(
@@ -97,7 +94,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @at_option
 @trust_options
 @limit_options
-@output_option(*_FORMATS)
+@output_option("text", "json", "markdown", "github", "sarif", "junit")
 @evaluator_command
 def command(
     range: str,
@@ -161,9 +158,11 @@ def command(
     result = structs.replace(result, signers=found.signers)
     for output in outputs:
         output.write(_format_review(output.format, result, path, range))
-    codes = {ReviewOutcome.INVALID: Exit.INVALID, ReviewOutcome.HELD: Exit.HELD}
-    if detailed_exitcode:
-        codes[ReviewOutcome.FINE] = Exit.CHANGES
+    codes = {
+        ReviewOutcome.INVALID: Exit.INVALID,
+        ReviewOutcome.HELD: Exit.HELD,
+        ReviewOutcome.FINE: Exit.CHANGES if detailed_exitcode else Exit.FINE,
+    }
     sys.exit(codes.get(result.outcome, Exit.FINE))
 
 
@@ -210,7 +209,6 @@ _MAX_REVIEW_BYTES: Final = 65_536
 _COMMENTS_PER_PAGE: Final = 10
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
-_FORBIDDEN_STATUSES: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
 def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
@@ -328,7 +326,7 @@ class _CommentThread:
 
     def newest_commit(self) -> str:
         """Return the newest commit of the pull request."""
-        return str(_escape_field(self._request_json("GET", self.request), *self.commit))
+        return str(_read_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
         """Edit the newest comment of this account with the marker, or add a comment.
@@ -337,25 +335,25 @@ class _CommentThread:
         """
         # The token of a GitHub job belongs to an app, and an app may not GET /user. GraphQL returns the bot account of
         # the app.
-        status, detail, own = self._send_request("GET", self.user)
-        if self.graphql is None and (status != HTTPStatus.OK or own is None):
-            raise ForgeRefused(f"GET {self.user}: {status} {detail}")
-        if self.graphql and status != HTTPStatus.OK:
-            own = _escape_field(
-                self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})[2], "data", "viewer"
-            )
-        account = _escape_field(own, *self.account)
-        written = (each for each in self._list_comments() if account and _escape_field(each, *self.author) == account)
+        found = self._send_request("GET", self.user)
+        own = found.json
+        if self.graphql is None and (found.status != HTTPStatus.OK or own is None):
+            raise ForgeRefused(f"GET {self.user}: {found.status} {found.detail}")
+        if self.graphql and found.status != HTTPStatus.OK:
+            found = self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})
+            own = _read_field(found.json, "data", "viewer")
+        account = _read_field(own, *self.account)
+        written = (each for each in self._list_comments() if account and _read_field(each, *self.author) == account)
         # GitLab records changes to a merge request as comments by their author.
         ours = [each for each in written if not each.get("system")]
         marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
         if marked:
             newest = max(int(each["id"]) for each in marked)
-            status, detail, _ = self._send_request(self.edits_by, f"{self.comment}/{newest}", {"body": body})
-            if 200 <= status < 300:
+            edited = self._send_request(self.edits_by, f"{self.comment}/{newest}", {"body": body})
+            if 200 <= edited.status < 300:
                 return "updated the comment"
-            if status not in _FORBIDDEN_STATUSES:
-                raise ForgeRefused(f"{self.edits_by} of a comment: {status} {detail}")
+            if edited.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+                raise ForgeRefused(f"{self.edits_by} of a comment: {edited.status} {edited.detail}")
         self._request_json("POST", self.comments, {"body": body})
         return "added a comment"
 
@@ -372,16 +370,15 @@ class _CommentThread:
 
         Raises `ForgeRefused` if the forge returns an error or a response that is not JSON.
         """
-        status, detail, answer = self._send_request(method, url, body)
-        if not 200 <= status < 300 or answer is None:
-            raise ForgeRefused(f"{method} {url}: {status} {detail}")
-        return answer
+        answer = self._send_request(method, url, body)
+        if not 200 <= answer.status < 300 or answer.json is None:
+            raise ForgeRefused(f"{method} {url}: {answer.status} {answer.detail}")
+        return answer.json
 
-    def _send_request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
-        answer = self.client.request_json(
+    def _send_request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
+        return self.client.request_json(
             url, credentials=self.credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
         )
-        return answer.status, answer.detail, answer.json
 
 
 def _open_github_thread(client: HttpClient, variables: Mapping[str, str]) -> _CommentThread:
@@ -425,7 +422,7 @@ def _open_gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _Co
     )
 
 
-def _escape_field(value: Any, *names: str) -> Any:
+def _read_field(value: Any, *names: str) -> Any:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -597,15 +594,13 @@ def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
 
 
 def _format_times(review: Review) -> Iterator[str]:
-    found = phrases.count_effects(review.groups)
-    if found:
+    if found := phrases.count_effects(review.groups):
         yield _format_heading("When")
         yield from (_wrap_lines(f"{when}: {format_count(number, 'server')}") for when, number in found)
 
 
 def _format_documents(review: Review) -> Iterator[str]:
-    found = review.documents_only
-    if found:
+    if found := review.documents_only:
         yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision changes")
         for each in found[:20]:
             fields = format_names([field.dotted_path for field in each.fields], 3)

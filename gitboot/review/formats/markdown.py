@@ -390,8 +390,7 @@ def _cut_changed(text: str, limit: int) -> str:
 
 
 def _render_effects(review: Review) -> Iterator[str]:
-    found = phrases.count_effects(review.groups)
-    if found:
+    if found := phrases.count_effects(review.groups):
         yield "\n### When\n"
         yield from _limit_lines(
             [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "time"
@@ -399,8 +398,7 @@ def _render_effects(review: Review) -> Iterator[str]:
 
 
 def _render_documents(review: Review) -> Iterator[str]:
-    found = review.documents_only
-    if found:
+    if found := review.documents_only:
         yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision changes\n"
         lines = [
             f"- {format_code(str(each.id))} {each.fate}"
