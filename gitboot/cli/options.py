@@ -639,14 +639,14 @@ LIMIT_HELP: Final = {
 
 
 def _build_limit_options(cls: type[click.Option]) -> Callable[[Command], Command]:
-    options = []
-    for name, text in LIMIT_HELP.items():
-        options.append(
+    return combine_options(
+        *(
             click.option(
                 f"--{name.replace('_', '-')}", name, cls=cls, type=click.IntRange(min=0), metavar="N", help=text
             )
+            for name, text in LIMIT_HELP.items()
         )
-    return combine_options(*options)
+    )
 
 
 limit_options = _build_limit_options(click.Option)

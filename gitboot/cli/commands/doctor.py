@@ -146,11 +146,9 @@ def _run_checks(
 
     yield from of_git(list_features(), LIBGIT2_VERSION)
     yield from of_the_clock(read_clock_state())
-    if state is None:
-        yield from of_certificate(tls)
-        return
-    yield from of_state(state)
-    if not state.is_dir() or not has_ledger(state):
+    if state is not None:
+        yield from of_state(state)
+    if state is None or not state.is_dir() or not has_ledger(state):
         yield from of_certificate(tls)
         return
     try:
@@ -178,11 +176,10 @@ def _run_checks(
 def _format_text(results: Examined) -> str:
     from gitboot.cli.terminal import wrap_text
 
-    label = f"{results.health:<8} {results.subject:<12} "
-    message = wrap_text(results.message, " " * len(label), continuation="    ").removeprefix(" " * len(label))
+    indent = " " * len(f"{results.health:<8} {results.subject:<12} ")
+    message = wrap_text(results.message, indent, continuation="    ").removeprefix(indent)
     health = style(f"{results.health:<8}", fg=_COLOURS[results.health])
-    lines = [f"{health} {results.subject:<12} {message}"]
-    return "\n".join([*lines, *([f"    {results.hint}"] if results.hint else [])])
+    return f"{health} {results.subject:<12} {message}" + (f"\n    {results.hint}" if results.hint else "")
 
 
 _FEW: Final = 0.1  # gitboot warns if less than this fraction of a file system is free

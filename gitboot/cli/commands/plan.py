@@ -231,12 +231,12 @@ def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[st
     """Return the approvals and drains that the server's maintenances need before a boot, with the digest to approve,
     and the missing ones.
     """
-    found, record = [], fleet.records.get(decision.uuid)
-    for each in decision.maintenances:
-        if each.before is not None and each.end is not None and fleet.at < each.end:
-            facts = {"maintenance": each.name, "waits": find_missing_precondition(each, record)}
-            found.append({**facts, **to_json_value(each.before)})
-    return found
+    record = fleet.records.get(decision.uuid)
+    return [
+        {"maintenance": each.name, "waits": find_missing_precondition(each, record), **to_json_value(each.before)}
+        for each in decision.maintenances
+        if each.before is not None and each.end is not None and fleet.at < each.end
+    ]
 
 
 def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:

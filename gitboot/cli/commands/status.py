@@ -176,13 +176,12 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         lines.append(_format_fact("held by", ", ".join(held["guards"])))
         if reinstalled := held.get("reinstalls", ()):
             lines.append(wrap_text(f"may be reinstalled: {format_names(reinstalled, _MAX_SERVERS)}", "    "))
-    withheld = []
-    for each in status["attempted"].get("withheld", ()):
-        by = ", ".join(commit[:12] for commit in each["by"])
-        boots = each["boots"] or "its disk"
-        text = f"{each['server']} boots {boots}; {by} does not contain its install boot"
-        withheld.append(wrap_text(_format_fact("withheld", text)))
-    lines += _limit_lines(withheld)
+    withheld = [
+        f"{each['server']} boots {each['boots'] or 'its disk'}; {', '.join(commit[:12] for commit in each['by'])} does "
+        "not contain its install boot"
+        for each in status["attempted"].get("withheld", ())
+    ]
+    lines += _limit_lines([wrap_text(_format_fact("withheld", text)) for text in withheld])
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MAX_PROBLEMS]
     ]
