@@ -231,25 +231,23 @@ def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys 
 
 def open_operators_socket(access: AccessSettings) -> socket.socket | None:
     """Listen for operators on a separate address. Return None if the settings contain no such address."""
-    from gitboot.endpoint.server import build_url, open_listening_socket
-
-    if access.operators_listen is None:
-        return None
-    listener = open_listening_socket(access.operators_listen)
-    url = build_url(access.operators_listen, listener, "https" if access.operators_tls is not None else "http")
-    print_event(Event(at=current_time(), type="ListeningForOperators", message=url, facts={"url": url}))
-    return listener
+    scheme = "https" if access.operators_tls is not None else "http"
+    return _open_socket(access.operators_listen, scheme, "ListeningForOperators")
 
 
 def open_machines_tls_socket(access: AccessSettings) -> socket.socket | None:
     """Listen for machines that use TLS. Return None if the settings contain no address for them."""
+    return _open_socket(access.machines_tls[0] if access.machines_tls is not None else None, "https", "ListeningByTls")
+
+
+def _open_socket(address: str | None, scheme: str, event_type: str) -> socket.socket | None:
     from gitboot.endpoint.server import build_url, open_listening_socket
 
-    if access.machines_tls is None:
+    if address is None:
         return None
-    listener = open_listening_socket(access.machines_tls[0])
-    url = build_url(access.machines_tls[0], listener, "https")
-    print_event(Event(at=current_time(), type="ListeningByTls", message=url, facts={"url": url}))
+    listener = open_listening_socket(address)
+    url = build_url(address, listener, scheme)
+    print_event(Event(at=current_time(), type=event_type, message=url, facts={"url": url}))
     return listener
 
 

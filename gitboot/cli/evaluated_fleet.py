@@ -183,22 +183,23 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
 def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[str, ServerDetails]:
     """Return facts about each server that appear on the page and in exports, but do not affect any decision."""
-    descriptions = {}
     machines_by_name = {machine.name: machine for machine in list_machines(repository).values()}
     has_page = Output.PAGES in repository.fleet.spec.outputs
     explanations = Explanations(repository, decisions.servers) if has_page else None
     sites = find_server_sites(repository)
-    for name, server in repository.servers.items():
-        addresses = {address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses}
-        descriptions[name] = ServerDetails(
+    return {
+        name: ServerDetails(
             site=sites[name].name if name in sites else None,
             labels=server.metadata.labels,
-            addresses=tuple(sorted(addresses)),
+            addresses=tuple(
+                sorted({address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses})
+            ),
             idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
             machine=machines_by_name[name],
             source=explanations.explain_server(name) if explanations is not None else None,
         )
-    return descriptions
+        for name, server in repository.servers.items()
+    }
 
 
 def plan_fleet(
@@ -228,8 +229,11 @@ def plan_fleet(
         facts = instance.knowledge.facts
         offered = remove_withheld_boots(instance.commit, facts.withheld)
         decisions = offered.decisions
-        stored = {each: instance.knowledge.record(each) for each in instance.knowledge.records}
-        known_records = {uuid: record for uuid, record in stored.items() if record is not None}
+        known_records = {
+            uuid: record
+            for uuid in instance.knowledge.records
+            if (record := instance.knowledge.record(uuid)) is not None
+        }
         accepted = PlannedFleet(
             repository=instance.repository,
             decisions=decisions,

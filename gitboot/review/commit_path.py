@@ -187,7 +187,8 @@ class _Search:
             if line.key not in path.used and (line.at >= hop.new or line.key not in self.matched_lines)
         ]
         self.matched_lines.update(line.key for line in same if line.at >= hop.new)
-        given: dict[str, _Given] = {
+        # an acknowledgement is a line in a message, or an approval
+        given: dict[str, _AckPosition | tuple[str, str]] = {
             each[1]: each for each in self.approvals.keys() - path.used if each[0] == hop.verdict.digest
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
@@ -246,7 +247,6 @@ class _Search:
 
 
 _Used = _AckPosition | str | tuple[str, str]  # each acknowledgement is used only once on a path
-_Given = _AckPosition | tuple[str, str]  # an acknowledgement is a line in a message, or an approval
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:

@@ -211,8 +211,9 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:
-            hint = "the Fleet names the sites"
-            raise UsageError(f"there is no site {site!r}; {did_you_mean(site, decisions.sites, hint)}")
+            raise UsageError(
+                f"there is no site {site!r}; {did_you_mean(site, decisions.sites, 'the Fleet names the sites')}"
+            )
     named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
 

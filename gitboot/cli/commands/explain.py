@@ -151,8 +151,7 @@ def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] |
     if blame is None or reason.path is None or reason.line is None:
         return None
 
-    commit = blame.line(reason.path, reason.line)
-    if commit is None:
+    if (commit := blame.line(reason.path, reason.line)) is None:
         return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
     return {**to_json_value(commit)}
 
@@ -232,8 +231,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
         written.append(style(place, fg=_COMMENT_COLOUR) if place else "")
     text = format_table(("FIELD", "VALUE", "RULE", "REASON"), rows, below=written)
     rules = {each.rule for each in explanation.reasons}
-    lost = [(lost.candidate, lost.rule, lost.why) for lost in explanation.lost if lost.rule in rules]
-    if lost:
+    if lost := [(each.candidate, each.rule, each.why) for each in explanation.lost if each.rule in rules]:
         text = f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}"
     if names := [each for each in _list_names(explanation.others) if each not in _list_names(explanation.reasons)]:
         text = f"{text}\n\n" + wrap_text(f"Other fields: {', '.join(names)}")

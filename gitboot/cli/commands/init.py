@@ -137,7 +137,7 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the requirements file the requirements file with hashes, for the CI jobs that use a token.
+    """Return the requirements file with hashes, for the CI jobs that use a token.
 
     A requirement that ends in ``#sha256=DIGEST`` gets this hash. Any other requirement gets the hash MISSING, so the
     jobs fail until a person runs the command in the comment above the requirement.

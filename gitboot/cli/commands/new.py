@@ -192,10 +192,12 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
     if (inventory := machine.inventory) is None:
         return new, about
     names = {each.mac: each.name for each in inventory.interfaces}
-    macs = {mac: names.get(mac) for mac in machine.macs}
-    architecture = Architecture(inventory.architecture) if inventory.architecture is not None else None
-    firmware = Firmware(inventory.firmware) if inventory.firmware is not None else None
-    new = structs.replace(new, macs=macs, architecture=architecture, firmware=firmware)
+    new = structs.replace(
+        new,
+        macs={mac: names.get(mac) for mac in machine.macs},
+        architecture=Architecture(inventory.architecture) if inventory.architecture is not None else None,
+        firmware=Firmware(inventory.firmware) if inventory.firmware is not None else None,
+    )
     return new, f"{about} Its inventory: {inventory}."
 
 
@@ -458,21 +460,21 @@ def _describe_files(
 
 
 def _list_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOption]) -> None:
-    rows, items = [], []
-    for name, each in sources.items():
-        spec = each.spec
-        rows.append((name, spec.description or "-", "yes" if spec.keys else "no", ", ".join(spec.channels) or "-"))
-        items.append(
-            {
-                "name": name,
-                "description": spec.description,
-                "channels": list(spec.channels),
-                "architectures": sorted(spec.architectures),
-                "keys": list(spec.keys),
-            }
-        )
-    header = ("SOURCE", "DESCRIPTION", "SIGNED", "CHANNELS")
-    text = partial(format_table, header, rows, shrinkable=[3])
+    items = [
+        {
+            "name": name,
+            "description": each.spec.description,
+            "channels": list(each.spec.channels),
+            "architectures": sorted(each.spec.architectures),
+            "keys": list(each.spec.keys),
+        }
+        for name, each in sources.items()
+    ]
+    rows = [
+        (name, each.spec.description or "-", "yes" if each.spec.keys else "no", ", ".join(each.spec.channels) or "-")
+        for name, each in sources.items()
+    ]
+    text = partial(format_table, ("SOURCE", "DESCRIPTION", "SIGNED", "CHANNELS"), rows, shrinkable=[3])
     write_outputs(outputs, json=partial(format_document, items=items), text=text)
 
 

@@ -256,9 +256,14 @@ def format_worker_command(
 ) -> list[str]:
     """Return the command line for a worker process, which inherits this process's sockets."""
     arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
-    paths = [("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys)]
-    paths.append(("--push-secret", push_secret))
-    for name, path in paths:
+    paths = {
+        "--spool": spool,
+        "--assets": assets,
+        "--status": status,
+        "--secret-keys": secret_keys,
+        "--push-secret": push_secret,
+    }
+    for name, path in paths.items():
         if path is not None:
             arguments += [name, str(path.absolute())]
     arguments += format_access_arguments(access)
