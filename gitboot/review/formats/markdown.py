@@ -467,7 +467,8 @@ def format_code(text: str, *, in_table: bool = False) -> str:
 
 
 def _make_fence(text: str, least: int) -> str:
-    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
+    runs = re.findall("`+", text)
+    return "`" * max(least, *(len(run) + 1 for run in runs), least)
 
 
 def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[str]:
