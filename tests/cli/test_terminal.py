@@ -260,7 +260,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "history": "history {server} --path {work}",
     "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",
-    "status": "status --state {state}",
+    "instance": "status --state {state}",
     "provisioning_records": "records show --state {state}",
     "bmc": "bmc get --state {state} --credentials {folder}/credentials",
     "bmc POWER": "bmc power get --state {state} --credentials {folder}/credentials",
