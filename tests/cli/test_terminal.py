@@ -253,8 +253,8 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 COMMANDS: Final = {  # by the module that prints it, and a word where it prints several tables
     "plan": "plan {work} --records fresh",
     "plan --timeline": "plan {work} --timeline {server}",
-    "explain": "explain {server} --path {work}",
-    "explain KIND": "explain Server",
+    "plan explain": "explain {server} --path {work}",
+    "plan explain KIND": "explain Server",
     "images": "images {work} --records fresh",
     "new": "new image --path {work}",
     "history": "history {server} --path {work}",
