@@ -51,7 +51,7 @@ from gitboot.publish.tree_reader import read_records, stop_folders
 from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision
-from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
+from gitboot.review.images import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, quote_words
 
@@ -414,8 +414,10 @@ def resolve_active_state(state: Path) -> Path:
     If it belongs to a standby on this host, return the state directory of the active instance instead.
     """
     if (active := find_acting_directory(state)) != state:
-        notice = f"{state}: this instance is a standby; the command uses the active instance, --state {active}"
-        click.echo(f"gitboot: {notice}", err=True)
+        click.echo(
+            f"gitboot: {state}: this instance is a standby; the command uses the active instance, --state {active}",
+            err=True,
+        )
     return active
 
 

@@ -33,7 +33,7 @@ from gitboot.review.guards import (
     judge,
     list_ack_guards,
 )
-from gitboot.review.image_provenance import ProvenanceChanges, SignatureResults, compare_provenance
+from gitboot.review.images import ProvenanceChanges, SignatureResults, compare_provenance
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
 from gitboot.review.rendered_diffs import RenderedDiff, diff_shared, diff_unknown
 from gitboot.review.risks import DANGEROUS, Risk

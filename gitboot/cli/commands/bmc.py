@@ -120,8 +120,11 @@ def get(
     you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot does not change the BMCs.
     """
     found = _inspect(servers, selector, state, credentials)
-    text = partial(_format_text, found, state, in_full=bool(servers))
-    write_outputs(outputs, text=text, json=partial(_format_json, found))
+    write_outputs(
+        outputs,
+        text=partial(_format_text, found, state, in_full=bool(servers)),
+        json=partial(_format_json, found),
+    )
     if any(one.observed is None for one in found):
         sys.exit(Exit.PARTIAL)
 

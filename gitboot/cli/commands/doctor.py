@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from ipaddress import ip_address
@@ -317,41 +318,38 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
 
 def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
     """Check that the credentials for each BMC exist, and that gitboot is allowed to send them to the BMC."""
-    machines = [each for each in look.commit.machines.values() if each.bmc is not None]
-    names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
-    if not names:
+    bmcs = {each.name: each.bmc for each in look.commit.machines.values() if each.bmc is not None}
+    if not bmcs:
         yield fine("credentials", "no server has a BMC")
         return
     found = CredentialDirectory(credentials)
-    for name in names:
-        of_it = sorted(each.name for each in machines if each.bmc is not None and each.bmc.credentials == name)
+    for name in sorted({bmc.credentials for bmc in bmcs.values()}):
+        servers = sorted(server for server, bmc in bmcs.items() if bmc.credentials == name)
         try:
             entrusted = found.read(name)
         except UsageError as error:
             yield _wrong(
                 "credentials",
-                f"{error}: {format_count(len(of_it), 'server')} ({format_names(of_it, 3)})",
+                f"{error}: {_format_servers(servers)}",
                 f"{credentials or 'DIR'}/{name}/username and …/password, mode 0600",
             )
             continue
         refused = []
-        for each in sorted(machines, key=lambda machine: machine.name):
-            if each.bmc is not None and each.bmc.credentials == name:
-                try:
-                    entrusted.trust.build_address_filter(
-                        each.bmc, is_in_ledger=credential_use(each.bmc) in look.knowledge.known_pairs
-                    )
-                except BmcNotTrusted:
-                    refused.append(each.name)
+        for server in servers:
+            is_known = credential_use(bmcs[server]) in look.knowledge.known_pairs
+            try:
+                entrusted.trust.build_address_filter(bmcs[server], is_in_ledger=is_known)
+            except BmcNotTrusted:
+                refused.append(server)
         if refused:
-            servers = f"{format_count(len(refused), 'server')} ({format_names(refused, 3)})"
             yield _wrong(
                 "networks",
-                f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of {servers}",
+                f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of "
+                f"{_format_servers(refused)}",
                 "gitboot bmc access-files --state STATE  # prints a suitable access.toml",
             )
         else:
-            yield fine("credentials", f"{name}, for {format_count(len(of_it), 'BMC')}")
+            yield fine("credentials", f"{name}, for {format_count(len(servers), 'BMC')}")
 
 
 def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Examination:
@@ -380,7 +378,10 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
     if usable:
         yield fine("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
     elif hosts:  # only a warning, because other web servers may serve some of the hosts
-        kind = "IP" if _is_address(hosts[0]) else "DNS"
+        kind = "DNS"
+        with suppress(ValueError):
+            ip_address(hosts[0])
+            kind = "IP"
         yield _wrong(
             "certificate",
             f"{certificate} is not valid for {format_names(hosts, 3)}, the host of the base URL",
@@ -412,14 +413,6 @@ def _list_https_urls(decisions: Decisions) -> set[str]:
     urls = {each.base_url for each in list_mirrors(decisions)}
     urls |= {each.endpoint for each in decisions.servers.values() if each.endpoint is not None}
     return {url for url in urls if urlsplit(url).scheme == "https"}
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def of_firmware_suites(url: str) -> Examination:
@@ -574,7 +567,7 @@ def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]
         yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
 
 
-def _format_servers(names: set[str]) -> str:
+def _format_servers(names: Collection[str]) -> str:
     return f"{format_count(len(names), 'server')} ({format_names(sorted(names), 3)})"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import click
 from msgspec import Struct, structs
@@ -58,12 +58,19 @@ from gitboot.model.fleet import Evidence
 from gitboot.resolve.explanation import describe_origin
 from gitboot.resolve.fleet_decisions import FleetDecisions
 from gitboot.review.formats.markdown import format_code_block
-from gitboot.review.rollout_progress import AppliedRollout, RolloutProgress, StepOutcome, advance, find_applied_rollout
+from gitboot.review.images import (
+    AppliedRollout,
+    ImageReport,
+    Joining,
+    RolloutProgress,
+    StepOutcome,
+    StreamUse,
+    advance,
+    find_applied_rollout,
+    report_images,
+)
 from gitboot.standard_streams import style
 from gitboot.text import did_you_mean, format_count, format_names
-
-if TYPE_CHECKING:
-    from gitboot.review.rollout_progress import ImageReport, Joining, StreamUse
 
 _MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in page.js
 _MAX_NAMES: Final = 3  # maximum number of servers in a cell
@@ -104,8 +111,6 @@ def command(
     signatures` verifies the claims. For each stream, gitboot lists the source that the stream follows, and whether
     the stream requires signed images.
     """
-    from gitboot.review.rollout_progress import report_images
-
     fleet = plan_fleet(path, rev, at or current_second(), records, state)
     found = report_images(fleet.repository, fleet.decisions, fleet.records if fleet.knows_records else None, fleet.at)
     write_outputs(

@@ -19,7 +19,7 @@ from gitboot.review.decision_changes import Changes
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange
 from gitboot.review.formats import phrases
 from gitboot.review.guards import format_ack_line
-from gitboot.review.image_provenance import FileClaim
+from gitboot.review.images import FileClaim
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk

@@ -16,7 +16,7 @@ from gitboot.problems import Code, Problem, Severity
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard
-from gitboot.review.image_provenance import Place
+from gitboot.review.images import Place
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk

@@ -21,7 +21,7 @@ from gitboot.review.document_changes import (
     FieldChange,
 )
 from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, Area, Guard, Limits, Trip
-from gitboot.review.image_provenance import (
+from gitboot.review.images import (
     FileClaim,
     ImageProvenance,
     Place,
