@@ -530,12 +530,9 @@ def _format_provenance(review: Review) -> Iterator[str]:
         yield from (_wrap_lines(f"{files}: {text}", "    ") for files, text in phrases.list_image_claims(image))
     if left := format_rest(len(found.images) - _MAX_IMAGES, "image"):
         yield f"  {left}: use -o json to see all"
-    for rule in found.rules:
-        at = f" at {':'.join(map(str, rule.place))}" if rule.place is not None else ""
-        yield _wrap_lines(f"ImageStream/{rule.stream}{at}: {phrases.format_rule_change(rule)}")
-    for source in found.sources:
-        at = f" at {':'.join(map(str, source.place))}" if source.place is not None else ""
-        yield _wrap_lines(f"ImageSource/{source.source}{at}: {phrases.format_source_change(source)}")
+    for document, place, text in phrases.list_provenance_changes(found):
+        at = f" at {':'.join(map(str, place))}" if place is not None else ""
+        yield _wrap_lines(f"{document}{at}: {text}")
     if any(map(phrases.has_unverified_claims, found.images)):
         yield _wrap_lines(phrases.CLAIMS_NOTE)
 

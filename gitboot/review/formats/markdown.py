@@ -174,15 +174,9 @@ def _render_provenance(review: Review) -> Iterator[str]:
         at = ":".join(map(str, image.place))
         lines.append(f"- {format_code(f'BootImage/{image.image}')} {image.fate} at {format_code(at)}")
         lines += (f"  - {format_code(files)}: {format_code(text)}" for files, text in phrases.list_image_claims(image))
-    for rule in review.provenance.rules:
-        at = f" at {format_code(':'.join(map(str, rule.place)))}" if rule.place is not None else ""
-        lines.append(
-            f"- {format_code(f'ImageStream/{rule.stream}')}{at}: {format_code(phrases.format_rule_change(rule))}"
-        )
-    for source in review.provenance.sources:
-        at = f" at {format_code(':'.join(map(str, source.place)))}" if source.place is not None else ""
-        text = phrases.format_source_change(source)
-        lines.append(f"- {format_code(f'ImageSource/{source.source}')}{at}: {format_code(text)}")
+    for document, place, text in phrases.list_provenance_changes(review.provenance):
+        at = f" at {format_code(':'.join(map(str, place)))}" if place is not None else ""
+        lines.append(f"- {format_code(document)}{at}: {format_code(text)}")
     if not lines:
         return
     yield "\n### Provenance\n"

@@ -377,6 +377,12 @@ def format_rule_change(rule: StreamRuleChange) -> str:
     return format_change(rule.change._replace(old=_join_rules(rule.change.old), new=_join_rules(rule.change.new)))
 
 
+def list_provenance_changes(provenance: ProvenanceChanges) -> Iterator[tuple[str, Place | None, str]]:
+    """Yield each stream with a changed rule and each changed image source, with its location and the change."""
+    yield from ((f"ImageStream/{each.stream}", each.place, format_rule_change(each)) for each in provenance.rules)
+    yield from ((f"ImageSource/{each.source}", each.place, format_source_change(each)) for each in provenance.sources)
+
+
 def _join_rules(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
