@@ -15,8 +15,7 @@ from msgspec import structs
 
 from gitboot.child_processes import pause_garbage_collection, raise_limits, reap_orphans
 from gitboot.cli.commands.prepare_tree import format_prepare_command
-from gitboot.cli.commands.serve import format_worker_command
-from gitboot.cli.endpoint_options import (
+from gitboot.cli.commands.serve import (
     AccessSettings,
     access_options,
     build_certificates,
@@ -24,6 +23,7 @@ from gitboot.cli.endpoint_options import (
     create_spool,
     credential_files,
     format_ledger_arguments,
+    format_worker_command,
     forward_spool,
     load_secret_keys,
     open_machines_tls_socket,
