@@ -1,4 +1,4 @@
-"""`gitboot serve`: an endpoint that serves an output tree without an instance. `gitboot run` shares the options."""
+"""`gitboot serve`, and the options of endpoints, which `gitboot run` shares."""
 
 from __future__ import annotations
 
@@ -40,17 +40,19 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, print_event, stop_on_signal
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.files import check_fetch_log_folder, convert_os_errors
-from gitboot.ledger.store import PostgresAddress
+from gitboot.ledger.store import PostgresAddress, read_address
 from gitboot.status.conditions import Event
 from gitboot.system_clock import read_clock_state
 
 if TYPE_CHECKING:
+    from gitboot.controller.instance.settings import Settings
     from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.age_encryption import AgeKeys
     from gitboot.endpoint.app import ClientRules
     from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
     from gitboot.endpoint.tls import Certificate
     from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
+    from gitboot.status.instance_status import Endpoints
 
 
 class AccessSettings(Struct, frozen=True, kw_only=True):
@@ -268,7 +270,7 @@ def _open_socket(address: str | None, scheme: str, event_type: str) -> socket.so
         return None
     listener = open_listening_socket(address)
     url = build_url(address, listener, scheme)
-    print_event(Event(at=current_time(), type=event_type, message=url, facts={"url": url}))
+    print_new_event(event_type, url, url=url)
     return listener
 
 
@@ -486,7 +488,7 @@ def command(
         create_spool(spool)
         if parent is None:  # otherwise the instance has already checked it
             check_fetch_log_folder(
-                spool, accepted_filesystems, partial(_print_event, "StateMayBeLost", is_warning=True)
+                spool, accepted_filesystems, partial(print_new_event, "StateMayBeLost", is_warning=True)
             )
     access = take_access_settings(given)
     shared = parse_shared_ledger(ledger, ledger_password, spool)
@@ -518,21 +520,21 @@ def command(
     listening = open_listening_socket(listen)
     url = build_url(listen, listening)
     operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
-    _print_event("Listening", url, url=url)
+    print_new_event("Listening", url, url=url)
     if not (output / MANIFEST).exists():
-        _print_event(
+        print_new_event(
             "NothingPublished",
             f"{output} has no published files yet: the endpoint serves no boots until an instance has published",
             is_warning=True,
         )
     if spool is None:
-        _print_event(
+        print_new_event(
             "NotRecording",
             "without --spool, gitboot records no fetches: it withholds one-time boots, and ignores reports",
             is_warning=True,
         )
     if (why := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
-        _print_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
+        print_new_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators, machines_tls)
@@ -550,10 +552,11 @@ def command(
         with Workers(command, listening, workers, operators=operators, machines_tls=machines_tls):
             while not stop.wait(3600):
                 pass
-    _print_event("Stopped", "the endpoint stopped")
+    print_new_event("Stopped", "the endpoint stopped")
 
 
-def _print_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+def print_new_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+    """Print an event that happens now."""
     print_event(Event(at=current_time(), type=type, message=message, facts=facts, warning=is_warning))
 
 
@@ -582,6 +585,45 @@ def format_worker_command(
             arguments += [name, str(path.absolute())]
     arguments += format_access_arguments(access)
     return python_command("gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else []))
+
+
+@contextmanager
+def serve_endpoints(
+    settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
+) -> Iterator[Callable[[], Endpoints] | None]:
+    """Run the endpoints at --listen for the duration of the block. Yields a function that returns their state.
+
+    ``wake`` is called whenever an endpoint starts or ends.
+    """
+    if settings.listen is None:
+        yield None
+        return
+    from gitboot.controller.instance.state_directory import LEDGER, STATUS
+    from gitboot.endpoint.server import Workers, build_url, open_listening_socket
+
+    files = credential_files(access, load_secret_keys(settings.secret_keys), settings.push_secret)
+    certificates = [each for each in build_certificates(access) if each is not None]
+    listening = open_listening_socket(settings.listen)
+    url = build_url(settings.listen, listening)
+    operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
+    command = format_worker_command(
+        *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
+        access=access,
+        push_secret=settings.push_secret,
+    )
+    command += format_ledger_arguments(read_address(settings.state / LEDGER))
+    with Workers(command, listening, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
+        print_new_event("Listening", url, url=url)
+
+        def read_endpoints() -> Endpoints:
+            found = structs.replace(workers.count_processes(), unread=files.find_failures())
+            # Each process checks the certificates itself and reports its own result.
+            for each in certificates:
+                each.reload_if_changed(current_time())
+            failures = [each.failure for each in certificates if each.failure is not None]
+            return structs.replace(found, certificate="; ".join(failures) or None)
+
+        yield read_endpoints
 
 
 def _serve_until_stopped(
@@ -661,10 +703,10 @@ def _serve_until_stopped(
             if next(looks) % _DRAIN_CHECKS == 0:
                 clients.unknown_recorder.write_file()
             if (found := endpoint.denials.build_report(current_time()).proxies) and not proxied:
-                _print_event("ProxyNotTrusted", build_unnamed_proxy_message(found), is_warning=True)
+                print_new_event("ProxyNotTrusted", build_unnamed_proxy_message(found), is_warning=True)
             proxied = proxied or bool(found)
             if endpoint.limits.closed_count and not closed:
-                _print_event("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
+                print_new_event("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
             closed = endpoint.limits.closed_count
             if life is not None:
                 server.write_heartbeat(life)
