@@ -77,7 +77,8 @@ class FleetEvaluator:
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last_valid: Revision | None = None
-        self._evaluator = Evaluator(self._snapshot, workers=count_evaluation_workers())
+        # the evaluator compares the blobs, so the earlier snapshot does not matter
+        self._evaluator = Evaluator(lambda revision, _: self._snapshots[revision], workers=count_evaluation_workers())
 
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """Evaluate a snapshot, and compare it with the previous valid snapshot. Raises `InvalidRepository`.
@@ -97,10 +98,6 @@ class FleetEvaluator:
         if not is_base:
             check_acceptable(pair.head.decided.decisions, pair.head.decided.repository.fleet.spec, self.now)
         return pair
-
-    def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        del previous  # not here, because the evaluator compares the blobs
-        return self._snapshots[revision]
 
 
 class HistoryEvaluator:

@@ -15,7 +15,7 @@ from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, build_pools
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.decision_changes import Changes, ServerChange, UnknownReason
-from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, SharedChange, compare_fields
+from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, Path, SharedChange, compare_fields
 from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
@@ -203,12 +203,10 @@ def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator
         yield FieldChange(("policy",), _summarize_policy(before), _summarize_policy(after))
         yield FieldChange(("maintenances",), None, sorted(whole["maintenances"]))
         return
-    seen = set()
-    for field in compare_fields(before, after):
-        collapsed = _collapse_field(field)
-        if collapsed.path not in seen:
-            seen.add(collapsed.path)
-            yield collapsed
+    found: dict[Path, FieldChange] = {}
+    for field in map(_collapse_field, compare_fields(before, after)):
+        found.setdefault(field.path, field)
+    yield from found.values()
 
 
 def _collapse_field(field: FieldChange) -> FieldChange:
