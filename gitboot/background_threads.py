@@ -104,8 +104,9 @@ class RetryingSender(ABC):
         self.changed = threading.Condition()  # the lock of everything for which the thread waits
         self.failure: tuple[str, str] | None = None  # the kind and the message of the error at the last attempt
         self.is_ending = False
-        note_death = partial(self.note_failure, "ThreadDied")
-        self._thread = BackgroundThread(self._keep_sending, name=name, on_death=note_death)
+        self._thread = BackgroundThread(
+            self._keep_sending, name=name, on_death=partial(self.note_failure, "ThreadDied")
+        )
 
     @abstractmethod
     def send_next(self) -> None:

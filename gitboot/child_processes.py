@@ -26,7 +26,6 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.standard_streams import guard_output
 
 if TYPE_CHECKING:
-    from msgspec import Struct
     from msgspec.msgpack import Encoder
 
 LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # child processes inherit this variable

@@ -20,7 +20,6 @@ from threading import RLock
 from typing import Any, Final, Self, TypeVar
 
 T = TypeVar("T")
-Warn = Callable[[str], None]
 
 # maximum size of the file; if the file is larger, gitboot deletes the least recently used entries
 MAX_BYTES: Final = 2**30
@@ -64,7 +63,9 @@ class DiskCache:
     locks on a file when it closes the file (fcntl(2)).
     """
 
-    def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:
+    def __init__(
+        self, path: Path | None, warn: Callable[[str], None], *, max_bytes: int = MAX_BYTES, writes: bool = True
+    ) -> None:
         """Use the file at ``path``, and create the file if it does not exist.
 
         If ``path`` is None, each lookup is a miss.

@@ -61,6 +61,10 @@ class GitbootError(Exception):
 class TryAgain(GitbootError):
     """A fault after which a later attempt may succeed."""
 
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        self.retry_after_s = retry_after_s  # the Retry-After header of a response
+        super().__init__(message)
+
 
 class SourceError(TryAgain):
     """The repository cannot be read or fetched now."""
@@ -89,10 +93,6 @@ class BmcUnreachable(TryAgain):
 class BmcBusy(TryAgain):
     """A BMC temporarily rejected a request: it is in POST, busy, or has changed since the last read."""
 
-    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
-        self.retry_after_s = retry_after_s  # the Retry-After header of the BMC's response
-        super().__init__(message)
-
 
 class BmcChanged(BmcBusy):
     """A BMC has changed since gitboot read it, so gitboot did not write to the BMC."""
@@ -100,10 +100,6 @@ class BmcChanged(BmcBusy):
 
 class HostUnreachable(TryAgain):
     """A web server sent no usable response."""
-
-    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
-        self.retry_after_s = retry_after_s  # the Retry-After header of the server's response
-        super().__init__(message)
 
 
 class Orders(NamedTuple):

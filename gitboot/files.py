@@ -382,8 +382,7 @@ class _Walk:
         if self._symlinks > _MAX_SYMLINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         self._names.pop()
-        parts = [each for each in target.split("/") if each not in ("", ".")]
-        self._names += reversed(parts)
+        self._names += reversed([each for each in target.split("/") if each not in ("", ".")])
         if target.startswith("/"):
             while len(self.folders) > 1:
                 os.close(self.folders.pop().fd)

@@ -80,8 +80,11 @@ def build_command_line(arguments: Iterable[str]) -> str:
     """
     line = " ".join(map(quote_kernel_argument, arguments))
     if (length := len(fill_boot_nic(line, "00-00-00-00-00-00"))) > MAX_COMMAND_LINE:
-        excess = f"the command line has {length} bytes, but boot loaders pass on only {MAX_COMMAND_LINE} bytes"
-        raise Unquotable("the kernel's command line", line, excess)
+        raise Unquotable(
+            "the kernel's command line",
+            line,
+            f"the command line has {length} bytes, but boot loaders pass on only {MAX_COMMAND_LINE} bytes",
+        )
     return line
 
 

@@ -73,8 +73,7 @@ def read_document_names(folder: Path, kind: str) -> Iterator[str]:
             if time.monotonic() > until:
                 return
             if file.endswith((".yaml", ".yml")) and not file.startswith("."):
-                text = Path(parent, file).read_text(errors="replace")
-                yield from _find_names(text, kind)
+                yield from _find_names(Path(parent, file).read_text(errors="replace"), kind)
 
 
 def _find_names(text: str, kind: str) -> Iterator[str]:

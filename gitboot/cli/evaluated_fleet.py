@@ -77,7 +77,8 @@ class FleetEvaluator:
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last_valid: Revision | None = None
-        self._evaluator = Evaluator(self._snapshot, workers=count_evaluation_workers())
+        # the evaluator compares the blobs, so the earlier snapshot does not matter
+        self._evaluator = Evaluator(lambda revision, _: self._snapshots[revision], workers=count_evaluation_workers())
 
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """Evaluate a snapshot, and compare it with the previous valid snapshot. Raises `InvalidRepository`.
@@ -97,10 +98,6 @@ class FleetEvaluator:
         if not is_base:
             check_acceptable(pair.head.decided.decisions, pair.head.decided.repository.fleet.spec, self.now)
         return pair
-
-    def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        del previous  # not here, because the evaluator compares the blobs
-        return self._snapshots[revision]
 
 
 class HistoryEvaluator:
@@ -158,8 +155,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
     def make_plan(self, decision: Decision, at: datetime) -> BootPlan | None:
         record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
-        remaining = drop_ended_windows(decision, self.latest_clock)
-        return make_plan(remaining, at, record, stop=self.stop, absent=absent)
+        return make_plan(drop_ended_windows(decision, self.latest_clock), at, record, stop=self.stop, absent=absent)
 
     def drop_ended_windows(self) -> Decisions:
         """Return the decisions without the maintenances that had ended before the clock was set back."""
@@ -191,22 +187,23 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
 def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[str, ServerDetails]:
     """Return facts about each server that appear on the page and in exports, but do not affect any decision."""
-    descriptions = {}
     machines_by_name = {machine.name: machine for machine in list_machines(repository).values()}
     has_page = Output.PAGES in repository.fleet.spec.outputs
     explanations = Explanations(repository, decisions.servers) if has_page else None
     sites = find_server_sites(repository)
-    for name, server in repository.servers.items():
-        addresses = {address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses}
-        descriptions[name] = ServerDetails(
+    return {
+        name: ServerDetails(
             site=sites[name].name if name in sites else None,
             labels=server.metadata.labels,
-            addresses=tuple(sorted(addresses)),
+            addresses=tuple(
+                sorted({address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses})
+            ),
             idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
             machine=machines_by_name[name],
             source=explanations.explain_server(name) if explanations is not None else None,
         )
-    return descriptions
+        for name, server in repository.servers.items()
+    }
 
 
 def plan_fleet(
@@ -236,8 +233,11 @@ def plan_fleet(
         facts = instance.knowledge.facts
         offered = remove_withheld_boots(instance.commit, facts.withheld)
         decisions = offered.decisions
-        stored = {each: instance.knowledge.record(each) for each in instance.knowledge.records}
-        known_records = {uuid: record for uuid, record in stored.items() if record is not None}
+        known_records = {
+            uuid: record
+            for uuid in instance.knowledge.records
+            if (record := instance.knowledge.record(uuid)) is not None
+        }
         accepted = PlannedFleet(
             repository=instance.repository,
             decisions=decisions,
@@ -282,8 +282,10 @@ def print_unknown_instance(records: str | None, state: Path | None) -> None:
     Print nothing if ``records`` or ``state`` is set.
     """
     if records is None and state is None:
-        text = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
-        click.echo(wrap_text(text), err=True)
+        click.echo(
+            wrap_text("Without --state, gitboot cannot read the accepted commit and the records of an instance."),
+            err=True,
+        )
 
 
 def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | None) -> PlannedFleet:
@@ -339,12 +341,10 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
     """
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
         pronoun = "it is" if number == 1 else "they are"
-        remedy = "Use --state, or --records fresh, adopt or FILE."
-        if state is not None:
-            remedy = f"Run gitboot records show --state {quote_words(state)}."
+        show = f"Run gitboot records show --state {quote_words(state)}." if state is not None else None
         text = (
             f"{format_count(number, 'server')} may need an installation, because gitboot does not know if "
-            f"{pronoun} installed. {remedy}"
+            f"{pronoun} installed. {show or 'Use --state, or --records fresh, adopt or FILE.'}"
         )
         click.echo(wrap_text(text), err=True)
 

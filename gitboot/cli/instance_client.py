@@ -51,7 +51,7 @@ from gitboot.publish.tree_reader import read_records, stop_folders
 from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision
-from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
+from gitboot.review.images import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, quote_words
 
@@ -188,8 +188,7 @@ def open_instance(
     """Return a reader for an API's URL, an output tree, or the ``ops/records`` in an output tree."""
     if "://" not in place:
         path = Path(place)
-        is_records = path.parts[-2:] == Path(RECORDS).parts
-        return TreeReader(path.parent.parent if is_records else path)
+        return TreeReader(path.parent.parent if path.parts[-2:] == Path(RECORDS).parts else path)
     client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
     credentials = {}
     if token is not None:
@@ -415,8 +414,10 @@ def resolve_active_state(state: Path) -> Path:
     If it belongs to a standby on this host, return the state directory of the active instance instead.
     """
     if (active := find_acting_directory(state)) != state:
-        notice = f"{state}: this instance is a standby; the command uses the active instance, --state {active}"
-        click.echo(f"gitboot: {notice}", err=True)
+        click.echo(
+            f"gitboot: {state}: this instance is a standby; the command uses the active instance, --state {active}",
+            err=True,
+        )
     return active
 
 

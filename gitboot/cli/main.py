@@ -90,24 +90,30 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
 }
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
 _HOMES: Final = {  # the modules of commands that share a module, or whose module has another name
-    "allow-installs": "instance_control:allow_installs_command",
-    "approve": "instance_control:approve_command",
+    "allow-installs": "instance:allow_installs_command",
+    "approve": "instance:approve_command",
     "boot-script": "plan:boot_script_command",
     "comment": "diff_and_comment:comment_command",
+    "compare-old-system": "old_system:command",
     "completion": ".main:command",
     "diff": "diff_and_comment:command",
-    "events": "status:events_command",
-    "import": "import_:command",
+    "events": "instance:events_command",
+    "explain": "plan:explain_command",
+    "import": "old_system:import_command",
     "new": "new:new_command",
-    "prepare": "prepare_tree:prepare_subcommand",
-    "reconcile": "instance_control:reconcile_command",
+    "prepare": "run:prepare_subcommand",
+    "read-access-logs": "mirrors:read_access_logs_command",
+    "reconcile": "instance:reconcile_command",
     "records": "provisioning_records:records_command",
     "render": "plan:render_command",
-    "resume": "instance_control:resume_command",
-    "stop-installs": "instance_control:stop_installs_command",
-    "suspend": "instance_control:suspend_command",
-    "unknown-machines": "status:unknown_machines_command",
+    "resume": "instance:resume_command",
+    "rollout": "images:rollout_command",
+    "status": "instance:command",
+    "stop-installs": "instance:stop_installs_command",
+    "suspend": "instance:suspend_command",
+    "unknown-machines": "instance:unknown_machines_command",
     "update-images": "images:update_images_command",
+    "verify-mirror": "mirrors:command",
 }
 _REPLACED: Final = {  # commands of earlier versions, and their replacements
     "assets": "gitboot artifacts",
@@ -343,33 +349,11 @@ class _Page:
     exit_codes: Mapping[int, str]
     sections: Sections
 
-    def write_sections(self, records: Mapping[str, tuple[str, str]], formatter: click.HelpFormatter) -> None:
-        """Write the options in sections. ``records`` maps each parameter name to the option's name and help text."""
-        left = dict(records)
-        sections: list[tuple[str, list[tuple[str, str]]]] = []
-        for heading, names in self.sections.items():
-            found = [left.pop(name) for name in names if name in left]
-            if len(found) >= _MIN_SHARED or heading not in SHARED_SECTIONS:
-                sections.append((heading, found))
-            else:
-                left.update((name, records[name]) for name in names if name in records)
-        first = [record for name, record in records.items() if name in left]
-        for heading, rows in (("Options", first), *sections):
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
     def write_example(self, formatter: click.HelpFormatter) -> None:
         if self.example:
             with formatter.section("Example"):
                 for line in self.example.splitlines():
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
-
-    def write_exit_codes(self, formatter: click.HelpFormatter) -> None:
-        if self.exit_codes:
-            codes = {Exit.USAGE: "an option or an argument is wrong", **self.exit_codes}
-            with formatter.section("Exit codes"):
-                formatter.write_dl([(str(int(code)), text) for code, text in sorted(codes.items())])
 
 
 class Command(_Page, click.Command):
@@ -395,16 +379,31 @@ class Command(_Page, click.Command):
         self.write_example(formatter)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {}
+        records = {}  # the name and the help text of each option, by parameter name
         for parameter in self.get_params(context):
             record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
             if record is not None:
                 records[str(parameter.name)] = record[0], _HUGE_RANGE.sub("", record[1])
-        self.write_sections(records, formatter)
+        left = dict(records)
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        for heading, names in self.sections.items():
+            found = [left.pop(name) for name in names if name in left]
+            if len(found) >= _MIN_SHARED or heading not in SHARED_SECTIONS:
+                sections.append((heading, found))
+            else:
+                left.update((name, records[name]) for name in names if name in records)
+        first = [record for name, record in records.items() if name in left]
+        for heading, rows in (("Options", first), *sections):
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(context, formatter)
-        self.write_exit_codes(formatter)
+        if self.exit_codes:
+            codes = {Exit.USAGE: "an option or an argument is wrong", **self.exit_codes}
+            with formatter.section("Exit codes"):
+                formatter.write_dl([(str(int(code)), text) for code, text in sorted(codes.items())])
 
 
 class Group(_Page, click.Group):

@@ -413,8 +413,7 @@ class InstantType(click.ParamType[datetime]):
         try:
             duration = parse_duration(value)
             if duration is not None:
-                is_signed = value.strip()[0] in "+-"
-                return current_second() + (-duration if self.is_past and not is_signed else duration)
+                return current_second() + (-duration if self.is_past and value.strip()[0] not in "+-" else duration)
         except OverflowError:
             self.fail(f"{value!r} is too long: use a shorter duration, or a time", param, context)
         try:
@@ -447,8 +446,7 @@ def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Com
     def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
         # An integer, even for seconds, because the kernel does not count fractions of a second.
-        whole_numbers = click.IntRange(min=1, max=most)
-        return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
+        return click.option(name, cls=cls, type=click.IntRange(min=1, max=most), metavar=unit, envvar=envvar, help=text)
 
     return combine_options(
         limit(
@@ -641,12 +639,14 @@ LIMIT_HELP: Final = {
 
 
 def _build_limit_options(cls: type[click.Option]) -> Callable[[Command], Command]:
-    options = []
-    for name, text in LIMIT_HELP.items():
-        flag = f"--{name.replace('_', '-')}"
-        count = click.IntRange(min=0)
-        options.append(click.option(flag, name, cls=cls, type=count, metavar="N", help=text))
-    return combine_options(*options)
+    return combine_options(
+        *(
+            click.option(
+                f"--{name.replace('_', '-')}", name, cls=cls, type=click.IntRange(min=0), metavar="N", help=text
+            )
+            for name, text in LIMIT_HELP.items()
+        )
+    )
 
 
 limit_options = _build_limit_options(click.Option)

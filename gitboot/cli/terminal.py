@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -199,7 +199,6 @@ def _measure_width(cell: str) -> int:
 
 
 _lock = threading.Lock()
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class LogFormat(StrEnum):
@@ -212,17 +211,16 @@ def _set_log_format(_: click.Context, __: click.Parameter, log_format: str) -> N
     os.environ[LOG_FORMAT] = log_format
 
 
-def log_format_option(command: _Command) -> _Command:
-    return click.option(
-        "--log-format",
-        type=click.Choice([each.value for each in LogFormat]),
-        default=LogFormat.AUTO.value,
-        show_default=True,
-        callback=_set_log_format,
-        expose_value=False,
-        help="The format of events: one line for each event (text), one JSON object for each event (json), or text on "
-        "a terminal and JSON elsewhere (auto).",
-    )(command)
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice([each.value for each in LogFormat]),
+    default=LogFormat.AUTO.value,
+    show_default=True,
+    callback=_set_log_format,
+    expose_value=False,
+    help="The format of events: one line for each event (text), one JSON object for each event (json), or text on "
+    "a terminal and JSON elsewhere (auto).",
+)
 
 
 _MIN_MESSAGE_COLUMNS: Final = 20  # The minimum number of columns for a message on a narrow terminal.
@@ -234,8 +232,7 @@ _EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cya
 def print_event(event: Event) -> None:
     """Print an event to standard error. Any thread may call this."""
     with _lock:
-        is_progress = event.type == "Progress" and _is_terminal()
-        after = _BACK if is_progress else "\n"  # the next line replaces this one
+        after = _BACK if event.type == "Progress" and _is_terminal() else "\n"  # the next line replaces this one
         # Write in one call, because other threads also write.
         sys.stderr.write(f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}")
         sys.stderr.flush()

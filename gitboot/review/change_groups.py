@@ -15,7 +15,7 @@ from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, build_pools
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.decision_changes import Changes, ServerChange, UnknownReason
-from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, SharedChange, compare_fields
+from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, Path, SharedChange, compare_fields
 from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
@@ -203,12 +203,10 @@ def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator
         yield FieldChange(("policy",), _summarize_policy(before), _summarize_policy(after))
         yield FieldChange(("maintenances",), None, sorted(whole["maintenances"]))
         return
-    seen = set()
-    for field in compare_fields(before, after):
-        collapsed = _collapse_field(field)
-        if collapsed.path not in seen:
-            seen.add(collapsed.path)
-            yield collapsed
+    found: dict[Path, FieldChange] = {}
+    for field in map(_collapse_field, compare_fields(before, after)):
+        found.setdefault(field.path, field)
+    yield from found.values()
 
 
 def _collapse_field(field: FieldChange) -> FieldChange:
@@ -357,8 +355,7 @@ class CauseFinder:
             if was and is_now and was.value == is_now.value:
                 continue
             boots = [part.boot for part in (was, is_now) if part and part.boot]
-            images = {boot.image for boot in boots}
-            other_image = len(images) > 1 or not (was and is_now)
+            other_image = len({boot.image for boot in boots}) > 1 or not (was and is_now)
             for side, part in enumerate((was, is_now)):
                 if part is not None:
                     yield from self._find_causes_of_part(side, part, other_image=other_image)
@@ -369,11 +366,9 @@ class CauseFinder:
             return
         if decision.policy is not None:
             name = decision.policy.policy
-            profile = self._pools[side][name].profile
-            yield _Part(Id("BootPolicy", name), profile, decision.policy.boot, decision.policy)
+            yield _Part(Id("BootPolicy", name), self._pools[side][name].profile, decision.policy.boot, decision.policy)
         for each in decision.maintenances:
-            profile = repository.maintenances[each.name].spec.profile
-            yield _Part(Id("Maintenance", each.name), profile, each.boot, each)
+            yield _Part(Id("Maintenance", each.name), repository.maintenances[each.name].spec.profile, each.boot, each)
 
     def _find_causes_of_part(self, side: int, part: _Part, *, other_image: bool) -> Iterator[Id]:
         repository = (self._old, self._new)[side]

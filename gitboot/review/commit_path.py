@@ -93,10 +93,9 @@ def find_commit_path(
     - gitboot calls ``on_arrival`` for each position when a step to this position can be accepted.
     """
     if len(commits) > MAX_STEPS:
-        messages = tuple(message for leg in commits for message in leg.messages)
         commits = (
             *(structs.replace(leg, valid=False, messages=()) for leg in commits[:-1]),
-            structs.replace(commits[-1], messages=messages),
+            structs.replace(commits[-1], messages=tuple(message for leg in commits for message in leg.messages)),
         )
     search = _Search(commits, judge_step, approvals, need, counted_before, on_arrival)
     for new, leg in enumerate(commits, 1):
@@ -188,7 +187,8 @@ class _Search:
             if line.key not in path.used and (line.at >= hop.new or line.key not in self.matched_lines)
         ]
         self.matched_lines.update(line.key for line in same if line.at >= hop.new)
-        given: dict[str, _Given] = {
+        # an acknowledgement is a line in a message, or an approval
+        given: dict[str, _AckPosition | tuple[str, str]] = {
             each[1]: each for each in self.approvals.keys() - path.used if each[0] == hop.verdict.digest
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
@@ -247,7 +247,6 @@ class _Search:
 
 
 _Used = _AckPosition | str | tuple[str, str]  # each acknowledgement is used only once on a path
-_Given = _AckPosition | tuple[str, str]  # an acknowledgement is a line in a message, or an approval
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:

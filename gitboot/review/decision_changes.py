@@ -378,18 +378,15 @@ def _count_areas(
 
     If a server moves to another site or role, count the server in both.
     """
-    counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
-    counts.update((label, {"size": size}) for label, size in sizes.items())
+    counts: dict[Label | None, Counter[str]] = {label: Counter(size=size) for label, size in sizes.items()}
+    counts[None] = Counter(size=len(old.servers) if old is not None else 0)
 
     def count(field_name: str, labels: Iterable[Label | None]) -> None:
         for label in labels:
-            group = counts.setdefault(label, {})
-            group[field_name] = group.get(field_name, 0) + 1
+            counts.setdefault(label, Counter())[field_name] += 1
 
     def labels(repository: FleetRepository | None, server: str | None) -> set[Label]:
-        if repository is None or server is None:
-            return set()
-        return set(list_labels(repository.servers[server]))
+        return set(list_labels(repository.servers[server])) if repository is not None and server is not None else set()
 
     changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
@@ -398,8 +395,7 @@ def _count_areas(
             count("size", labels(new, is_now) - labels(old, was))
     for change in servers:
         before = change.old.server if change.old else None
-        after = change.new.server if change.new else None
-        touched = {None, *labels(old, before), *labels(new, after)}
+        touched = {None, *labels(old, before), *labels(new, change.new.server if change.new else None)}
         what = "less" if Risk.HARMLESS in change.risks else "changed"
         if change.fate is ChangeKind.ADDED:
             what = "added"
@@ -452,9 +448,11 @@ def find_unknown_reasons(
     if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
         return tuple(found)  # gitboot serves no install boot, or the policy ignores records
     before = {each.name: replace(each, before=None) for each in old.maintenances} if old is not None else {}
-    for each in new.maintenances:
-        if each.boot is not None and each.boot.writes_disk and before.get(each.name) != replace(each, before=None):
-            found.append(UnknownReason(UnknownCause.OVERWRITTEN, each.name))
+    found += (
+        UnknownReason(UnknownCause.OVERWRITTEN, each.name)
+        for each in new.maintenances
+        if each.boot is not None and each.boot.writes_disk and before.get(each.name) != replace(each, before=None)
+    )
     return tuple(found)
 
 

@@ -265,8 +265,7 @@ class FieldChange(NamedTuple):
     @property
     def dotted_path(self) -> str:
         """The path in dotted notation, such as spec.holds[0].image."""
-        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
-        return "".join(steps).removeprefix(".")
+        return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path).removeprefix(".")
 
 
 def compare_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]:
@@ -328,5 +327,4 @@ def _covers(networks: list[str], others: list[str]) -> bool:
 def _collapse_networks(networks: list[str]) -> list[IPv4Network | IPv6Network]:
     found = list(map(ip_network, networks))
     ipv4 = collapse_addresses([each for each in found if isinstance(each, IPv4Network)])
-    ipv6 = collapse_addresses([each for each in found if isinstance(each, IPv6Network)])
-    return [*ipv4, *ipv6]
+    return [*ipv4, *collapse_addresses([each for each in found if isinstance(each, IPv6Network)])]

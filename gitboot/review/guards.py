@@ -143,7 +143,6 @@ def judge(
     - ``takeover`` means that an instance may no longer act for the fleet. If it is None, the extent decides.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
-    inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
     numbers = (
         (Guard.ALLOW_REWIND, "commits taken back", int(rewound and not limits.allow_rewind), 0),
         (
@@ -158,7 +157,7 @@ def judge(
         (
             Guard.MAX_REINSTALLS,
             "servers that may be reinstalled",
-            extent.reinstalls + returning + len(inheriting),
+            extent.reinstalls + returning + len({each.server for each in inheritances} - {*extent.reinstalled_servers}),
             limits.max_reinstalls,
         ),
         *(() if extent.first else _list_change_numbers(extent, limits)),
@@ -240,7 +239,6 @@ class IgnoredLine(Struct, frozen=True, kw_only=True):
 
 _LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
 _WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)((?:[ \t]+\S+)+)[ \t\r]*")
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 SHOWN_DIGITS: Final = 16  # the number of digits of a digest in commands; `gitboot approve` needs at least 8
 
 
@@ -327,7 +325,7 @@ def _find_line_fault(line: str) -> str | None:
     if (found := _WORDS.fullmatch(line)) is None:
         return "the line does not have the form Gitboot-Ack: DIGEST GUARD"
     digest, guards = found.groups()
-    if not _DIGEST.fullmatch(digest):
+    if not re.fullmatch("[0-9a-f]{64}", digest):
         return "the digest does not have 64 lower-case hexadecimal digits: copy the whole line"
     if (unknown := next((each for each in guards.split() if each not in list(Guard)), None)) is not None:
         return f"there is no guard {unknown}; {did_you_mean(unknown, Guard, 'copy the whole line')}"
@@ -405,7 +403,7 @@ def first_commit_extent(decisions: Decisions, repository: FleetRepository, serve
     `compare_decisions` returns the same extent but needs more memory. ``servers`` yields the decisions for all servers.
     The function reads ``servers`` only once.
     """
-    counts: dict[Label | None, dict[str, int]] = {None: {"size": 0}}
+    counts: dict[Label | None, Counter[str]] = {None: Counter()}
     found = Counter[Risk]()
     pairs: list[Pair] = []
     for decision in servers:
@@ -413,8 +411,7 @@ def first_commit_extent(decisions: Decisions, repository: FleetRepository, serve
         found.update(find_risks(None, decision, ()))
         pairs.append(("server", None, decision.digest))
         for label in (None, *list_labels(server)):
-            group = counts.setdefault(label, {})
-            group["added"] = group.get("added", 0) + 1
+            counts.setdefault(label, Counter())["added"] += 1
         if (access := build_machine(repository, server).bmc) is not None:
             pairs.append(("bmc", digest_bmc_access(None, None), digest_bmc_access(decision.server, access)))
     unknown, shared = compare_unknown(None, decisions), compare_shared(None, decisions, None, repository)

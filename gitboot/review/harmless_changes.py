@@ -50,9 +50,8 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
             return as_often and other.number <= one.number and other.image == one.image
         case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
             # A run that was consumed in one window is also consumed in the other window, even if the window was moved.
-            if other.start is None or one.end is None or other.start < one.end:
-                return True
-            return one.start is not None and other.start <= one.start
+            overlaps = other.start is None or one.end is None or other.start < one.end
+            return overlaps or (one.start is not None and other.start is not None and other.start <= one.start)
     return False
 
 
@@ -144,8 +143,7 @@ def _policy_demand(policy: PolicyDecision | None) -> Demand:
         return Demand(boot=None, disk=policy.disk_boot)
     when: BootCondition = EveryBoot()
     if policy.network_boot is not NetworkBoot.ALWAYS:
-        of_image = policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE
-        image = policy.boot.image if of_image else None
+        image = policy.boot.image if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE else None
         when = UntilProvisioned(policy.provision, image, policy.attempts, policy.boot.boots)
     return Demand(
         boot=policy.boot,
@@ -173,12 +171,10 @@ def _maintenance_demand(maintenance: MaintenanceDecision, boot_while_waiting: Bo
             preconditions=_find_preconditions(maintenance),
             boot_while_waiting=boot_while_waiting,
         )
-    when: BootCondition = EveryBoot()
-    if maintenance.network_boot is NetworkBoot.ONCE:
-        when = UntilRun(maintenance.name, maintenance.run, maintenance.start, maintenance.end)
+    run = UntilRun(maintenance.name, maintenance.run, maintenance.start, maintenance.end)
     return Demand(
         boot=maintenance.boot,
-        when=when,
+        when=run if maintenance.network_boot is NetworkBoot.ONCE else EveryBoot(),
         override=maintenance.override,
         power=power,
         maintenance=maintenance.name,
@@ -205,9 +201,8 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
     Guards ignore the change in this case.
     """
-    is_active_as_before = old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED
     if (
-        not is_active_as_before
+        not (old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED)
         or new.provision > old.provision
         or _get_compared_fields(new) != _get_compared_fields(old)
     ):

@@ -195,9 +195,8 @@ def wants_install(decision: Decision) -> bool:
     """Return whether a new server would get an install boot from its policy or from a maintenance."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
-        if policy.network_boot in _BY_KEY and policy.provision > 0:  # gitboot adopts a server with provision 0
-            return True
-        if policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk:
+        is_pending = policy.network_boot in _BY_KEY and policy.provision > 0  # gitboot adopts a server with provision 0
+        if is_pending or (policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk):
             return True
     return any(each.boot is not None and each.boot.writes_disk for each in decision.maintenances)
 

@@ -151,8 +151,7 @@ def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> I
             whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
             # The number of changed lines that are hidden because they look like a secret.
             was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
-            hidden = ((was - now) + (now - was)).total()
-            if lines := _diff_texts(*shown, file, hidden):
+            if lines := _diff_texts(*shown, file, ((was - now) + (now - was)).total()):
                 yield RenderedDiff(boot=boot, file=file, lines=tuple(lines))
 
 
@@ -237,11 +236,9 @@ def _extract_script(files: dict[str, File], name: str) -> str:
 
 
 def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> Decisions:
-    boots = decisions.unknown
-    prepared_boots = (
-        {architecture: prepare(boot) for architecture, boot in boots.items()} if boots is not None else None
-    )
-    return structs.replace(decisions, unknown=prepared_boots)
+    if decisions.unknown is None:
+        return decisions
+    return structs.replace(decisions, unknown={name: prepare(boot) for name, boot in decisions.unknown.items()})
 
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"

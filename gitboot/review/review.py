@@ -33,7 +33,7 @@ from gitboot.review.guards import (
     judge,
     list_ack_guards,
 )
-from gitboot.review.image_provenance import ProvenanceChanges, SignatureResults, compare_provenance
+from gitboot.review.images import ProvenanceChanges, SignatureResults, compare_provenance
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
 from gitboot.review.rendered_diffs import RenderedDiff, diff_shared, diff_unknown
 from gitboot.review.risks import DANGEROUS, Risk
@@ -261,9 +261,7 @@ class Review(Struct, frozen=True, kw_only=True):
     @property
     def approval(self) -> str | None:
         """The command that approves the commit on the host of an instance, or None if no guard holds the commit."""
-        if self.verdict is None or not self.verdict.held:
-            return None
-        return format_approval(self.verdict.digest)
+        return format_approval(self.verdict.digest) if self.verdict is not None and self.verdict.held else None
 
 
 def review_commits(

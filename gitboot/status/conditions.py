@@ -48,8 +48,11 @@ def _merge_events(events: list[Event]) -> Event:
     first, servers = events[0], sorted(str(each.facts["server"]) for each in events)
     facts = {**{name: value for name, value in first.facts.items() if name not in _OF_SERVER}, "servers": servers}
     text = first.message.removeprefix(f"{first.facts['server']}: ")
-    message = f"{format_count(len(servers), 'server')} ({format_names(servers, _MOST_NAMED)}): {text}"
-    return structs.replace(first, message=message, facts=facts)
+    return structs.replace(
+        first,
+        message=f"{format_count(len(servers), 'server')} ({format_names(servers, _MOST_NAMED)}): {text}",
+        facts=facts,
+    )
 
 
 ANY: Final = "*"  # the key for all reasons without their own remedy, such as names of errors

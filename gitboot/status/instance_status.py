@@ -230,15 +230,14 @@ def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
 
 
 def _build_stale_condition(written_at: datetime, age_s: float) -> dict[str, Any]:
-    message = (
-        f"gitboot wrote this status {format_age(age_s)} ago, at {format_instant(written_at)}. gitboot is stopped, "
-        "hangs, or cannot write its status. All values may be out of date"
-    )
     return {
         "type": STATUS_CURRENT,
         "status": False,
         "reason": "Stale",
-        "message": message,
+        "message": (
+            f"gitboot wrote this status {format_age(age_s)} ago, at {format_instant(written_at)}. gitboot is stopped, "
+            "hangs, or cannot write its status. All values may be out of date"
+        ),
         "lastTransitionTime": format_instant(written_at + timedelta(seconds=STALE_S)),
         "remedy": find_remedy(STATUS_CURRENT, "Stale"),
     }

@@ -253,23 +253,22 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 COMMANDS: Final = {  # by the module that prints it, and a word where it prints several tables
     "plan": "plan {work} --records fresh",
     "plan --timeline": "plan {work} --timeline {server}",
-    "explain": "explain {server} --path {work}",
-    "explain KIND": "explain Server",
+    "plan explain": "explain {server} --path {work}",
+    "plan explain KIND": "explain Server",
     "images": "images {work} --records fresh",
     "new": "new image --path {work}",
     "history": "history {server} --path {work}",
     "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",
-    "status": "status --state {state}",
+    "instance": "status --state {state}",
     "provisioning_records": "records show --state {state}",
     "bmc": "bmc get --state {state} --credentials {folder}/credentials",
     "bmc POWER": "bmc power get --state {state} --credentials {folder}/credentials",
-    "verify_mirror": "verify-mirror --tree {folder}/output {folder}/empty",
+    "mirrors": "verify-mirror --tree {folder}/output {folder}/empty",
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
     "bmc_enroll": "BMCs of a network",
-    "bmc_scan": "BMCs of a network",
-    "compare_old_system": "another provisioning system",
+    "old_system": "another provisioning system",
     "secret": "an endpoint that gives secrets",
 }
 

@@ -21,7 +21,7 @@ CODE: Final = ROOT / "gitboot"
 _TAKERS: Final[dict[str, tuple[str, int | None]]] = {
     "Event": ("type", None),
     "add_event": ("type", 0),
-    "_print_event": ("type", 0),
+    "print_new_event": ("type", 0),
     "_send_result": ("type", 0),
     "ClearanceChange": ("event", -3),
 }
@@ -30,7 +30,8 @@ _NO_FACTS: Final = {"at", "type", "message", "warning", "is_warning"}
 
 # The types that an expression of a module can have, if it is no literal. A set is empty if another call has the type.
 _COMPUTED: Final[dict[tuple[str, str], set[str]]] = {
-    ("cli/commands/prepare_tree.py", "type"): set(),
+    ("cli/commands/run.py", "type"): set(),
+    ("cli/commands/serve.py", "event_type"): {"ListeningForOperators", "ListeningByTls"},
     ("cli/commands/serve.py", "type"): set(),
     ("controller/records/ledger_snapshot.py", "type"): set(),
     ("controller/records/ledger_changes.py", "each.event"): set(),

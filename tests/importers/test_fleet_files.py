@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gitboot.cli.commands.import_ import SYSTEMS
+from gitboot.cli.commands.old_system import SYSTEMS
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import render_fleet
@@ -864,10 +864,10 @@ def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
 ) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "vmlinuz").write_bytes(b"\0" * 200)
-    monkeypatch.setattr("gitboot.cli.commands.import_._MAX_BYTES", 100)
+    monkeypatch.setattr("gitboot.cli.commands.old_system._MAX_BYTES", 100)
     fleet = imported(tmp_path, "netbox")  # its files are larger
     assert list(fleet.rglob("servers/*.yaml"))
-    monkeypatch.setattr("gitboot.cli.commands.import_._MAX_DATA_BYTES", 100)
+    monkeypatch.setattr("gitboot.cli.commands.old_system._MAX_DATA_BYTES", 100)
     done = typed("import", "netbox", tmp_path / "source", "--out", tmp_path / "other")
     assert done.code == 64 and "devices.json has " in done.err and "more than 100" in done.err
 

@@ -28,6 +28,7 @@ from gitboot.artifacts.availability import (
 from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import SignatureCheck, VendorKeys, VouchedFile
+from gitboot.cli.commands.validate import FORMATS, count_problems
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.main import Exit, Group
@@ -42,7 +43,6 @@ from gitboot.cli.options import (
     registry_options,
     write_outputs,
 )
-from gitboot.cli.problem_formats import FORMATS, count_problems
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import AssetError, InvalidRepository, UsageError
 from gitboot.fleet.resources import FleetRepository, Id
@@ -211,8 +211,9 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:
-            hint = "the Fleet names the sites"
-            raise UsageError(f"there is no site {site!r}; {did_you_mean(site, decisions.sites, hint)}")
+            raise UsageError(
+                f"there is no site {site!r}; {did_you_mean(site, decisions.sites, 'the Fleet names the sites')}"
+            )
     named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
 
@@ -496,11 +497,13 @@ def resolve_image(
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
-    text = f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}"
     write_outputs(
         outputs,
         json=partial(format_document, image=str(found.image), architectures=found.architectures),
-        yaml=partial(str, text),
+        yaml=partial(
+            str,
+            f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}",
+        ),
     )
 
 

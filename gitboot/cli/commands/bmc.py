@@ -17,8 +17,7 @@ from gitboot.bmc.credentials import FILE, credential_use, read_trust, render_acc
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
-from gitboot.cli.commands.bmc_enroll import enroll
-from gitboot.cli.commands.bmc_scan import scan_network
+from gitboot.cli.commands.bmc_enroll import enroll, scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import (
@@ -121,8 +120,11 @@ def get(
     you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot does not change the BMCs.
     """
     found = _inspect(servers, selector, state, credentials)
-    text = partial(_format_text, found, state, in_full=bool(servers))
-    write_outputs(outputs, text=text, json=partial(_format_json, found))
+    write_outputs(
+        outputs,
+        text=partial(_format_text, found, state, in_full=bool(servers)),
+        json=partial(_format_json, found),
+    )
     if any(one.observed is None for one in found):
         sys.exit(Exit.PARTIAL)
 

@@ -1,10 +1,11 @@
-"""`gitboot bmc enroll`: show certificates of BMCs, read the BMCs, and write what an instance needs to manage them."""
+"""`gitboot bmc scan` and `gitboot bmc enroll`: find BMCs, and write what an instance needs to manage them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Final, NoReturn
 
@@ -36,23 +37,21 @@ from gitboot.bmc.scan import (
     render_document,
     scan,
 )
-from gitboot.cli.commands.bmc_scan import (
-    parallel_option,
-    places_options,
-    port_option,
-    read_places,
-    require_credentials,
-)
+from gitboot.bmc.worker_pool import open_connections
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import confirm_or_abort
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
+    combine_options,
+    credentials_option,
     current_time,
     output_option,
     path_option,
     read_operator_name,
+    rev_option,
+    write_outputs,
 )
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, check_acts, has_ledger, lock, make_private
@@ -60,15 +59,204 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_trust import Beginning
 from gitboot.errors import OperatorError, TryAgain, UsageError
 from gitboot.files import create_output_file, read_text, write_output_file
-from gitboot.fleet.identities import BmcAccess
-from gitboot.fleet.identities import list_machines as described_machines
+from gitboot.fleet.identities import BmcAccess, Machine, list_machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.yaml import insert_field
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.model.scalars import MacAddress, Malformed, parse_fingerprint, parse_mac, parse_name
+from gitboot.model.scalars import MacAddress, Malformed, SystemUuid, parse_fingerprint, parse_mac, parse_name
 from gitboot.text import did_you_mean, format_count, printable, quote_words
+
+# Options of the commands that connect to BMCs at addresses from the command line.
+places_options = combine_options(
+    click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE..."),
+    credentials_option,
+    click.option(
+        "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
+    ),
+)
+port_option = click.option(
+    "--port",
+    "ports",
+    metavar="PORT",
+    multiple=True,
+    default=[443],
+    type=click.IntRange(1, 65535),
+    help="A port to connect to. Repeat the option for several ports. Default: 443.",
+)
+parallel_option = click.option(
+    "--parallel",
+    metavar="NUMBER",
+    default=64,
+    type=click.IntRange(1, 256),
+    help="The number of addresses to connect to at the same time. Default: 64.",
+)
+
+
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example=("gitboot bmc scan 10.20.0.0/24 --credentials /etc/gitboot/bmc --as site1 \\\n    --path fleet"),
+    exit_codes={
+        Exit.FINE: "gitboot compared all services that responded",
+        Exit.CHANGES: (
+            "with --detailed-exitcode: a machine is swapped, moved, missing or unknown, or has other network "
+            "cards than its document"
+        ),
+        Exit.INVALID: "the fleet has errors",
+        Exit.PARTIAL: "a service responded, and gitboot could not read it",
+    },
+)
+@places_options
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path),
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Without this option, every "
+    "machine is unknown.",
+)
+@rev_option
+@port_option
+@click.option(
+    "--no-verify",
+    is_flag=True,
+    help="Accept any certificate, and write this into new documents. An access.toml must allow it.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write new documents to OUT/servers. Default: write none.",
+)
+@parallel_option
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if a machine differs from its document.")
+@output_option("text", "json")
+@evaluator_command
+def scan_network(
+    places: tuple[str, ...],
+    credentials: Path | None,
+    name: str,
+    path: Path | None,
+    rev: str | None,
+    ports: tuple[int, ...],
+    no_verify: bool,
+    out: Path | None,
+    parallel: int,
+    detailed_exitcode: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Find Redfish services and compare them with the fleet.
+
+    gitboot connects to each address of NETWORK, ADDRESS or FILE. Each FILE contains one network, address or URL per
+    line. If a Redfish service responds, gitboot reads it with the credentials in DIR/NAME. If DIR/NAME has an
+    access.toml, the file must allow the address. gitboot does not change the BMCs.
+
+    With --out, gitboot writes a document for each machine that no document describes, for a pull request. These servers
+    are Parked, so gitboot does not boot them or set overrides at their BMCs until you change the documents.
+    """
+    machines: list[Machine] = []
+    if path is not None:
+        from gitboot.cli.evaluated_fleet import load_fleet
+
+        machines = list(list_machines(load_fleet(path, rev)).values())
+    asked = list_addresses([" ".join(words) for _, words in read_places(places)], ports)
+    answers = scan_places(asked, credentials, name, verify=not no_verify, parallel=parallel)
+    found = [each for answer in answers for each in answer.servers]
+    failed = [each for each in answers if each.error is not None]
+    compared = compare(found, machines, asked, [each.address for each in failed])
+    render = partial(render_document, credentials=name, verify=not no_verify)
+    documents = _build_documents(found, compared, {}, {each.name for each in machines}, render)
+    written = {each: str(out / file) for each, (file, _) in documents.items()} if out is not None else {}
+    for each, file in written.items():
+        write_output_file(Path(file), [documents[each][1].encode()], make_folders=True)
+    items = [
+        {**to_json_value(each), "server": compared.servers.get(each), "document": written.get(each)} for each in found
+    ]
+    unread = [{"address": each.address, "why": each.error} for each in failed]
+    write_outputs(
+        outputs,
+        text=partial(_format_scan, answers, compared, written, len(asked)),
+        json=partial(format_document, items=items, unread=unread, differences=compared.differences),
+    )
+    if failed:
+        sys.exit(Exit.PARTIAL)
+    if compared.differences and detailed_exitcode:
+        sys.exit(Exit.CHANGES)
+
+
+def read_places(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the source and the words of each place on the command line, and of each line of a file without comments."""
+    for place in places:
+        if not Path(place).is_file():
+            yield place, [place]
+            continue
+        for number, line in enumerate(read_text(Path(place)).splitlines(), start=1):
+            if words := line.partition("#")[0].split():
+                yield f"{place}:{number}", words
+
+
+def require_credentials(directory: Path | None) -> Path:
+    if directory is None:
+        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    return directory
+
+
+def scan_places(
+    places: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int
+) -> list[Probe]:
+    """Return the responses of Redfish services, in the order of ``places``."""
+    from gitboot.bmc.redfish.client import BmcConnection
+
+    credentials = require_credentials(credentials)
+    CredentialDirectory(credentials).read(name)  # raises one error here instead of an error for each address
+    order = {address: number for number, address in enumerate(places)}
+    with open_connections(credentials) as kept:
+
+        def connect(address: str) -> BmcConnection:
+            access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
+            driver = kept.connect(
+                SystemUuid(address), address, access, is_in_ledger=True
+            )  # the operator named the address on the command line
+            assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
+            return driver
+
+        with show_progress("addresses", len(places)) as advance:
+            answers = list(scan(places, connect, parallel=parallel, on_result=lambda: advance(1)))
+    return sorted((each for each in answers if each.servers or each.error), key=lambda each: order[each.address])
+
+
+def _format_scan(
+    answers: Sequence[Probe], comparison: Comparison, written: Mapping[FoundServer, str], place_count: int
+) -> str:
+    found = [each for answer in answers for each in answer.servers]
+    rows = [
+        (
+            each.address.removeprefix("https://"),
+            comparison.servers.get(each, "-")[:20],
+            (f"{each.maker} {each.model}".strip() or "-")[:26],
+            (each.serial or "-")[:16],
+            (each.bmc or "-")[:12],
+            str(len(each.nics)),
+        )
+        for each in found
+    ]
+    lines = [format_table(("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS"), rows), ""] if rows else []
+    for difference in comparison.differences:
+        who = f"{difference.server} at {difference.address}" if difference.server else difference.address
+        lines.append(wrap_text(f"{difference.kind}: {who}: {difference.message}"))
+    lines += [wrap_text(f"could not read {each.address}: {each.error}") for each in answers if each.error is not None]
+    lines += [f"wrote {path}" for path in written.values()]
+    lacking = [each for each in found if each not in comparison.servers and each.missing_identity is not None]
+    lines += [wrap_text(f"no document for {each.address}: {each.missing_identity}") for each in lacking]
+    if lines and lines[-1]:
+        lines.append("")
+    unread = sum(each.error is not None for each in answers)
+    ends = [format_count(len(found), "machine"), format_count(len(comparison.differences), "difference")]
+    if unread:
+        ends.append(f"{unread} not read")
+    return "\n".join(
+        [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} scanned: {', '.join(ends)}"]
+    )
+
 
 _SCHEMES: Final = ("https", "http", "ipmi")
 
@@ -171,9 +359,11 @@ def enroll(
     if policy is not None and policy not in fleet.policies:
         hint = did_you_mean(policy, fleet.policies, f"the policies of the fleet are in {path / 'policies'}")
         raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
-    machines = list(described_machines(fleet).values())
+    machines = list(list_machines(fleet).values())
     lines = _expand(_read_lines(places), ports)
-    _check_schemes(lines, allow_http=allow_http, allow_ipmi=allow_ipmi)
+    for scheme, is_allowed, option in (("http", allow_http, "--allow-http"), ("ipmi", allow_ipmi, "--allow-ipmi")):
+        if not is_allowed and (first := next((each for each in lines if each.startswith(f"{scheme}:")), None)):
+            raise UsageError(f"{first}: {_WEAK[scheme]}. Use https://, or add {option}")
     contacts = read_certificates(list(lines), parallel=parallel)
     expected = _read_fingerprints(fingerprints) if fingerprints is not None else None
     refused = dict(filter(None, (_refuse(each, entrusted.trust, name, expected) for each in contacts)))
@@ -204,7 +394,8 @@ def enroll(
         probes = _read_bmcs(asked, entrusted.credentials, parallel, lambda: advance(1))
     found = [_complete(each, lines[each.address]) for probe in probes for each in probe.servers]
     compared = compare(found, machines, list(lines), [each.address for each in probes if each.error is not None])
-    documents = _build_documents(found, compared, lines, {each.name for each in machines}, name, policy)
+    render = partial(render_document, credentials=name, policy=policy)
+    documents = _build_documents(found, compared, lines, {each.name for each in machines}, render)
     good = {each.address for each in found if each in compared.servers or each in documents}
     enrolled = [
         Enrolment(bmc=_build_access(each.address, name), ip=each.ip, certificate=each.certificate)
@@ -215,7 +406,7 @@ def enroll(
     access, text = extend_access_file(credentials, name, enrolled, own)
     report.facts |= {
         "items": [_build_item(each, compared, documents.get(each), path) for each in found],
-        "unread": [{"address": each.address, "why": _explain_unread(each)} for each in probes if not _is_read(each)],
+        "unread": [{"address": each.address, "why": each.error or _SILENT} for each in probes if not _is_read(each)],
         "differences": _list_differences(compared),
     }
     report.say(_format_found(found, compared, documents, probes))
@@ -223,10 +414,9 @@ def enroll(
     steps += [(access, f"lets in {format_count(len(enrolled), 'BMC')}")] if text is not None else []
     ledger = _plan_ledger(state, path, fleet) if state is not None and good else None
     steps += ledger.steps if ledger is not None else ()
-    is_silent = any(each.error is not None and "/" not in lines[each.address].place for each in contacts)
     is_complete = (
         not refused
-        and not is_silent
+        and not any(each.error is not None and "/" not in lines[each.address].place for each in contacts)
         and len(good) == len({each.address for each in found})
         and all(map(_is_read, probes))
     )
@@ -349,12 +539,6 @@ def _expand(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
     return found
 
 
-def _check_schemes(addresses: Collection[str], *, allow_http: bool, allow_ipmi: bool) -> None:
-    for scheme, is_allowed, option in (("http", allow_http, "--allow-http"), ("ipmi", allow_ipmi, "--allow-ipmi")):
-        if not is_allowed and (first := next((each for each in addresses if each.startswith(f"{scheme}:")), None)):
-            raise UsageError(f"{first}: {_WEAK[scheme]}. Use https://, or add {option}")
-
-
 _WEAK: Final = {
     "http": "no certificate, and the password is not encrypted",
     "ipmi": "no certificate, and any client can get a hash of the password",
@@ -435,10 +619,9 @@ def _read_bmcs(
 ) -> list[Probe]:
     """Read the machines, in the order of the contacts. This is the first time that BMCs get the credentials."""
     by_address = {each.address: each for each in contacts}
-    redfish = [each.address for each in contacts if not each.address.startswith("ipmi:")]
     found = list(
         scan(
-            redfish,
+            [each.address for each in contacts if not each.address.startswith("ipmi:")],
             lambda address: connect_pinned(by_address[address], credentials),
             parallel=parallel,
             on_result=on_result,
@@ -459,8 +642,7 @@ def _is_read(probe: Probe) -> bool:
     return probe.error is None and bool(probe.servers)
 
 
-def _explain_unread(probe: Probe) -> str:
-    return probe.error or "no Redfish service responds"
+_SILENT: Final = "no Redfish service responds"
 
 
 def _list_differences(compared: Comparison) -> tuple[Discrepancy, ...]:
@@ -492,21 +674,20 @@ def _build_documents(
     compared: Comparison,
     lines: Mapping[str, _Line],
     used_names: Collection[str],
-    credentials: str,
-    policy: str | None,
+    render: Callable[[FoundServer, str], str],
 ) -> dict[FoundServer, tuple[str, str]]:
-    """Return the path and the text of the document of each new machine."""
+    """Return the path and the text of the document of each new machine. ``lines`` may contain names for them."""
     documents: dict[FoundServer, tuple[str, str]] = {}
     names = {*used_names, *(line.name for line in lines.values() if line.name is not None)}
     for each in found:
         if each in compared.servers or each.missing_identity is not None:
             continue
-        chosen = lines[each.address].name if each.is_only_system else None
+        chosen = lines[each.address].name if each.address in lines and each.is_only_system else None
         if chosen is not None and chosen in used_names:
             raise UsageError(f"Server/{chosen} already exists: give {each.address} another name")
         name = chosen or choose_name(each, names)
         names.add(name)
-        documents[each] = f"servers/{name}.yaml", render_document(each, name, credentials, policy=policy)
+        documents[each] = f"servers/{name}.yaml", render(each, name)
     return documents
 
 
@@ -531,7 +712,7 @@ def _format_found(
         for each in found
         if each not in compared.servers and each.missing_identity is not None
     ]
-    lines += [wrap_text(f"{each.address}: {_explain_unread(each)}") for each in probes if not _is_read(each)]
+    lines += [wrap_text(f"{each.address}: {each.error or _SILENT}") for each in probes if not _is_read(each)]
     lines += [
         wrap_text(f"{each.kind}: {each.server} at {each.address}: {each.message}")
         for each in _list_differences(compared)
@@ -548,37 +729,33 @@ _HINT: Final = (
 class _LedgerPlan(Struct, frozen=True, kw_only=True):
     """The changes that gitboot will write so that the Fleet names the ledger of an instance."""
 
-    is_new: bool = False  # there is no ledger yet
-    identity: str | None = None  # the ledger to write into the Fleet; None: a new ledger, or no ledger
-    names_ledger: bool = False  # whether the Fleet does not name the ledger yet
-    steps: tuple[tuple[Path, str], ...] = ()  # what gitboot will write, and how it describes the change
+    identity: str | None  # the ledger to write into the Fleet; None: there is no ledger yet
+    steps: tuple[tuple[Path, str], ...]  # what gitboot will write, and how it describes the change
 
 
-def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan:
+def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan | None:
+    """Return the changes, or None if the Fleet names a ledger already."""
     spec = fleet.fleet.spec
     named = spec.provisioning.ledger or next((each.ledger for each in spec.sites if each.ledger is not None), None)
-    is_new = not has_ledger(state)
-    identity = None if is_new else _read_identity(state)
+    identity = None
+    if has_ledger(state):
+        check_acts(state)
+        with open_ledger(state / LEDGER) as store:
+            identity = store.progress[0]
     if named is not None:
         if identity != spec.provisioning.ledger:
             click.echo(
                 f"the Fleet names the ledger {named} already, so gitboot does not change this line or {state}", err=True
             )
-        return _LedgerPlan()
+        return None
     file = path / _find_fleet_file(fleet)
     _name_ledger(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
     new_ledger = (state, "a new ledger, with `records begin adopt` for the first commit")
-    steps = (*((new_ledger,) if is_new else ()), (file, "the line provisioning.ledger"))
-    return _LedgerPlan(is_new=is_new, identity=identity, names_ledger=True, steps=steps)
+    steps = (*((new_ledger,) if identity is None else ()), (file, "the line provisioning.ledger"))
+    return _LedgerPlan(identity=identity, steps=steps)
 
 
 _EXAMPLE_IDENTITY: Final = "0" * 32
-
-
-def _read_identity(state: Path) -> str:
-    check_acts(state)
-    with open_ledger(state / LEDGER) as store:
-        return store.progress[0]
 
 
 def _find_fleet_file(fleet: FleetRepository) -> str:
@@ -602,7 +779,7 @@ def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
 
 def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _LedgerPlan) -> None:
     identity = plan.identity
-    if plan.is_new:
+    if identity is None:
         with make_private(state), lock(state):
             if has_ledger(state):
                 raise UsageError(f"an instance has used {state} meanwhile: repeat the command")
@@ -612,6 +789,5 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
                     store, current_time(), read_operator_name(), BEGIN, {"how": Beginning.ADOPT}
                 )
                 identity = store.progress[0]
-    if plan.names_ledger and identity is not None:
-        file = path / _find_fleet_file(fleet)
-        write_output_file(file, [_name_ledger(file, fleet, identity)])
+    file = path / _find_fleet_file(fleet)
+    write_output_file(file, [_name_ledger(file, fleet, identity)])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import structs
 
+from gitboot.cli.commands.validate import FORMATS, format_problems
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
@@ -31,8 +32,6 @@ from gitboot.cli.options import (
     token_over_http_option,
     trust_options,
 )
-from gitboot.cli.problem_formats import FORMATS
-from gitboot.cli.problem_formats import format_text as problems_as_text
 from gitboot.cli.terminal import format_table, terminal_width, wrap_text
 from gitboot.errors import ForgeRefused, UsageError
 from gitboot.files import convert_os_errors
@@ -47,17 +46,14 @@ from gitboot.review.formats.markdown import (
     format_marker,
     render_failed_review,
 )
-from gitboot.review.image_provenance import SignatureResults, parse_signature_results
+from gitboot.review.images import SignatureResults, parse_signature_results
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.standard_streams import style
 from gitboot.text import format_count, format_names, format_rest, printable, quote_words
 
 if TYPE_CHECKING:
-    from gitboot.http_client import HttpClient
-
-
-_FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
+    from gitboot.http_client import HttpClient, WebAnswer
 
 
 @click.command(
@@ -98,7 +94,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @at_option
 @trust_options
 @limit_options
-@output_option(*_FORMATS)
+@output_option("text", "json", "markdown", "github", "sarif", "junit")
 @evaluator_command
 def command(
     range: str,
@@ -137,25 +133,22 @@ def command(
     since_commit = fetch_accepted_commit(accepted) if accepted is not None else None
     found = compare_range(path, range, merge=merge, at=at or current_second(), accepted=since_commit, trust=trust)
     where = [str(path)] if path != Path() else []
-    since = ["--accepted", accepted] if accepted is not None else []
-    instant = ["--at", format_instant(at)] if at is not None else []
     options = [
         *(["--merge"] * merge),
         *(["--each-merge"] * each_merge),
-        *since,
-        *instant,
+        *(["--accepted", accepted] if accepted is not None else []),
+        *(["--at", format_instant(at)] if at is not None else []),
         *(["--verified", str(verified)] if verified is not None else []),
         *_format_flags(limits),
         *asked,
     ]
-    again = quote_words("gitboot", "diff", *([range] if range or where else []), *where, *options)
     result = review_commits(
         found.base,
         found.head,
         limits=build_limits(limits),
         messages=found.messages,
         line=found.commits if each_merge or accepted is not None else (),
-        command=again,
+        command=quote_words("gitboot", "diff", *([range] if range or where else []), *where, *options),
         need=trust.reinstalls_need,
         counted_before=found.base_acknowledgements,
         known_changes=found.changes() if found.changes is not None else None,
@@ -165,9 +158,11 @@ def command(
     result = structs.replace(result, signers=found.signers)
     for output in outputs:
         output.write(_format_review(output.format, result, path, range))
-    codes = {ReviewOutcome.INVALID: Exit.INVALID, ReviewOutcome.HELD: Exit.HELD}
-    if detailed_exitcode:
-        codes[ReviewOutcome.FINE] = Exit.CHANGES
+    codes = {
+        ReviewOutcome.INVALID: Exit.INVALID,
+        ReviewOutcome.HELD: Exit.HELD,
+        ReviewOutcome.FINE: Exit.CHANGES if detailed_exitcode else Exit.FINE,
+    }
     sys.exit(codes.get(result.outcome, Exit.FINE))
 
 
@@ -214,7 +209,6 @@ _MAX_REVIEW_BYTES: Final = 65_536
 _COMMENTS_PER_PAGE: Final = 10
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
-_FORBIDDEN_STATUSES: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
 def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
@@ -332,7 +326,7 @@ class _CommentThread:
 
     def newest_commit(self) -> str:
         """Return the newest commit of the pull request."""
-        return str(_escape_field(self._request_json("GET", self.request), *self.commit))
+        return str(_read_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
         """Edit the newest comment of this account with the marker, or add a comment.
@@ -341,25 +335,25 @@ class _CommentThread:
         """
         # The token of a GitHub job belongs to an app, and an app may not GET /user. GraphQL returns the bot account of
         # the app.
-        status, detail, own = self._send_request("GET", self.user)
-        if self.graphql is None and (status != HTTPStatus.OK or own is None):
-            raise ForgeRefused(f"GET {self.user}: {status} {detail}")
-        if self.graphql and status != HTTPStatus.OK:
-            own = _escape_field(
-                self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})[2], "data", "viewer"
-            )
-        account = _escape_field(own, *self.account)
-        written = (each for each in self._list_comments() if account and _escape_field(each, *self.author) == account)
+        found = self._send_request("GET", self.user)
+        own = found.json
+        if self.graphql is None and (found.status != HTTPStatus.OK or own is None):
+            raise ForgeRefused(f"GET {self.user}: {found.status} {found.detail}")
+        if self.graphql and found.status != HTTPStatus.OK:
+            found = self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})
+            own = _read_field(found.json, "data", "viewer")
+        account = _read_field(own, *self.account)
+        written = (each for each in self._list_comments() if account and _read_field(each, *self.author) == account)
         # GitLab records changes to a merge request as comments by their author.
         ours = [each for each in written if not each.get("system")]
         marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
         if marked:
             newest = max(int(each["id"]) for each in marked)
-            status, detail, _ = self._send_request(self.edits_by, f"{self.comment}/{newest}", {"body": body})
-            if 200 <= status < 300:
+            edited = self._send_request(self.edits_by, f"{self.comment}/{newest}", {"body": body})
+            if 200 <= edited.status < 300:
                 return "updated the comment"
-            if status not in _FORBIDDEN_STATUSES:
-                raise ForgeRefused(f"{self.edits_by} of a comment: {status} {detail}")
+            if edited.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+                raise ForgeRefused(f"{self.edits_by} of a comment: {edited.status} {edited.detail}")
         self._request_json("POST", self.comments, {"body": body})
         return "added a comment"
 
@@ -376,16 +370,15 @@ class _CommentThread:
 
         Raises `ForgeRefused` if the forge returns an error or a response that is not JSON.
         """
-        status, detail, answer = self._send_request(method, url, body)
-        if not 200 <= status < 300 or answer is None:
-            raise ForgeRefused(f"{method} {url}: {status} {detail}")
-        return answer
+        answer = self._send_request(method, url, body)
+        if not 200 <= answer.status < 300 or answer.json is None:
+            raise ForgeRefused(f"{method} {url}: {answer.status} {answer.detail}")
+        return answer.json
 
-    def _send_request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
-        answer = self.client.request_json(
+    def _send_request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
+        return self.client.request_json(
             url, credentials=self.credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
         )
-        return answer.status, answer.detail, answer.json
 
 
 def _open_github_thread(client: HttpClient, variables: Mapping[str, str]) -> _CommentThread:
@@ -429,7 +422,7 @@ def _open_gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _Co
     )
 
 
-def _escape_field(value: Any, *names: str) -> Any:
+def _read_field(value: Any, *names: str) -> Any:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -537,12 +530,9 @@ def _format_provenance(review: Review) -> Iterator[str]:
         yield from (_wrap_lines(f"{files}: {text}", "    ") for files, text in phrases.list_image_claims(image))
     if left := format_rest(len(found.images) - _MAX_IMAGES, "image"):
         yield f"  {left}: use -o json to see all"
-    for rule in found.rules:
-        at = f" at {':'.join(map(str, rule.place))}" if rule.place is not None else ""
-        yield _wrap_lines(f"ImageStream/{rule.stream}{at}: {phrases.format_rule_change(rule)}")
-    for source in found.sources:
-        at = f" at {':'.join(map(str, source.place))}" if source.place is not None else ""
-        yield _wrap_lines(f"ImageSource/{source.source}{at}: {phrases.format_source_change(source)}")
+    for document, place, text in phrases.list_provenance_changes(found):
+        at = f" at {':'.join(map(str, place))}" if place is not None else ""
+        yield _wrap_lines(f"{document}{at}: {text}")
     if any(map(phrases.has_unverified_claims, found.images)):
         yield _wrap_lines(phrases.CLAIMS_NOTE)
 
@@ -601,15 +591,13 @@ def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
 
 
 def _format_times(review: Review) -> Iterator[str]:
-    found = phrases.count_effects(review.groups)
-    if found:
+    if found := phrases.count_effects(review.groups):
         yield _format_heading("When")
         yield from (_wrap_lines(f"{when}: {format_count(number, 'server')}") for when, number in found)
 
 
 def _format_documents(review: Review) -> Iterator[str]:
-    found = review.documents_only
-    if found:
+    if found := review.documents_only:
         yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision changes")
         for each in found[:20]:
             fields = format_names([field.dotted_path for field in each.fields], 3)
@@ -629,7 +617,7 @@ def _format_documents(review: Review) -> Iterator[str]:
 def _format_problems(review: Review, prefix: str) -> Iterator[str]:
     for heading, problems in review.problems():
         yield _format_heading(heading)
-        yield problems_as_text(problems, prefix)
+        yield format_problems(problems, prefix)
 
 
 def _format_next_steps(review: Review) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from ipaddress import ip_address
@@ -18,7 +19,7 @@ from msgspec import Struct, structs
 from gitboot.artifacts.boot_loaders import HEAD, SIGNED_GRUBS, find_program_fault, has_http
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, credential_use
-from gitboot.cli.endpoint_options import machines_tls_option
+from gitboot.cli.commands.serve import machines_tls_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
@@ -149,11 +150,9 @@ def _run_checks(
 
     yield from of_git(list_features(), LIBGIT2_VERSION)
     yield from of_the_clock(read_clock_state())
-    if state is None:
-        yield from of_certificate(tls)
-        return
-    yield from of_state(state)
-    if not state.is_dir() or not has_ledger(state):
+    if state is not None:
+        yield from of_state(state)
+    if state is None or not state.is_dir() or not has_ledger(state):
         yield from of_certificate(tls)
         return
     try:
@@ -162,8 +161,10 @@ def _run_checks(
         yield fine("ledger", str(error))  # an instance on another host uses the ledger
         return
     if (lease := read_own_lease(state)) is not None:
-        message = f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}"
-        yield fine("lease", message)
+        yield fine(
+            "lease",
+            f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}",
+        )
     with open_offline(state, current_time()) as look:
         yield from of_the_ledger(look, find_running_process(state))
         yield from of_who_sets(look)
@@ -179,11 +180,10 @@ def _run_checks(
 def _format_text(results: Examined) -> str:
     from gitboot.cli.terminal import wrap_text
 
-    label = f"{results.health:<8} {results.subject:<12} "
-    message = wrap_text(results.message, " " * len(label), continuation="    ").removeprefix(" " * len(label))
+    indent = " " * len(f"{results.health:<8} {results.subject:<12} ")
+    message = wrap_text(results.message, indent, continuation="    ").removeprefix(indent)
     health = style(f"{results.health:<8}", fg=_COLOURS[results.health])
-    lines = [f"{health} {results.subject:<12} {message}"]
-    return "\n".join([*lines, *([f"    {results.hint}"] if results.hint else [])])
+    return f"{health} {results.subject:<12} {message}" + (f"\n    {results.hint}" if results.hint else "")
 
 
 _ACCEPTED: Final = "STATE/repository.git --rev refs/gitboot/accepted"  # the fleet that the instance has accepted
@@ -233,8 +233,11 @@ def of_git(features: Mapping[str, bool], version: str) -> Examination:
     """Check whether the Git library has the required features."""
     lacking = sorted(name for name, has in features.items() if not has)
     if lacking:
-        hint = "install gitboot from its wheel or package: their libgit2 has these features"
-        yield _wrong("git", f"libgit2 {version} is built without {', '.join(lacking)}", hint)
+        yield _wrong(
+            "git",
+            f"libgit2 {version} is built without {', '.join(lacking)}",
+            "install gitboot from its wheel or package: their libgit2 has these features",
+        )
     else:
         yield fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
 
@@ -284,8 +287,11 @@ def of_who_sets(look: OfflineInstance) -> Examination:
         message = f"the Fleet names another ledger than {identity}, so this instance is a standby"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
-        message = f"the Fleet names no ledger, so gitboot sets no boot override of {format_count(bmcs, 'server')}"
-        yield _wrong("ledger", message, find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}))
+        yield _wrong(
+            "ledger",
+            f"the Fleet names no ledger, so gitboot sets no boot override of {format_count(bmcs, 'server')}",
+            find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}),
+        )
 
 
 def of_output(output: Path, state: Path, *, servers: int) -> Examination:
@@ -311,44 +317,48 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
             "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {quote_words(output / MANIFEST)}"
         )
     if is_readable_by_others(output):
-        message = f"every user of this host can read {output}, including the tokens of installations"
-        yield _doubtful("output", message, find_remedy("OutputPrivate", "ReadableByAll"))
+        yield _doubtful(
+            "output",
+            f"every user of this host can read {output}, including the tokens of installations",
+            find_remedy("OutputPrivate", "ReadableByAll"),
+        )
     yield from _of_room(output, files=_FILES * servers)
 
 
 def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
     """Check that the credentials for each BMC exist, and that gitboot is allowed to send them to the BMC."""
-    machines = [each for each in look.commit.machines.values() if each.bmc is not None]
-    names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
-    if not names:
+    bmcs = {each.name: each.bmc for each in look.commit.machines.values() if each.bmc is not None}
+    if not bmcs:
         yield fine("credentials", "no server has a BMC")
         return
     found = CredentialDirectory(credentials)
-    for name in names:
-        of_it = sorted(each.name for each in machines if each.bmc is not None and each.bmc.credentials == name)
+    for name in sorted({bmc.credentials for bmc in bmcs.values()}):
+        servers = sorted(server for server, bmc in bmcs.items() if bmc.credentials == name)
         try:
             entrusted = found.read(name)
         except UsageError as error:
-            hint = f"{credentials or 'DIR'}/{name}/username and …/password, mode 0600"
             yield _wrong(
-                "credentials", f"{error}: {format_count(len(of_it), 'server')} ({format_names(of_it, 3)})", hint
+                "credentials",
+                f"{error}: {_format_servers(servers)}",
+                f"{credentials or 'DIR'}/{name}/username and …/password, mode 0600",
             )
             continue
         refused = []
-        for each in sorted(machines, key=lambda machine: machine.name):
-            if each.bmc is not None and each.bmc.credentials == name:
-                try:
-                    entrusted.trust.build_address_filter(
-                        each.bmc, is_in_ledger=credential_use(each.bmc) in look.knowledge.known_pairs
-                    )
-                except BmcNotTrusted:
-                    refused.append(each.name)
+        for server in servers:
+            is_known = credential_use(bmcs[server]) in look.knowledge.known_pairs
+            try:
+                entrusted.trust.build_address_filter(bmcs[server], is_in_ledger=is_known)
+            except BmcNotTrusted:
+                refused.append(server)
         if refused:
-            servers = f"{format_count(len(refused), 'server')} ({format_names(refused, 3)})"
-            message = f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of {servers}"
-            yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # prints a suitable access.toml")
+            yield _wrong(
+                "networks",
+                f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of "
+                f"{_format_servers(refused)}",
+                "gitboot bmc access-files --state STATE  # prints a suitable access.toml",
+            )
         else:
-            yield fine("credentials", f"{name}, for {format_count(len(of_it), 'BMC')}")
+            yield fine("credentials", f"{name}, for {format_count(len(servers), 'BMC')}")
 
 
 def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Examination:
@@ -377,15 +387,27 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
     if usable:
         yield fine("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
     elif hosts:  # only a warning, because other web servers may serve some of the hosts
-        kind = "IP" if _is_address(hosts[0]) else "DNS"
-        message = f"{certificate} is not valid for {format_names(hosts, 3)}, the host of the base URL"
-        yield _wrong("certificate", message, f"get a certificate with subjectAltName={kind}:{hosts[0]}")
+        kind = "DNS"
+        with suppress(ValueError):
+            ip_address(hosts[0])
+            kind = "IP"
+        yield _wrong(
+            "certificate",
+            f"{certificate} is not valid for {format_names(hosts, 3)}, the host of the base URL",
+            f"get a certificate with subjectAltName={kind}:{hosts[0]}",
+        )
     else:
-        message = f"no base URL of the fleet begins with https, so machines do not use {certificate}"
-        yield _doubtful("certificate", message, "baseURL: https://HOST:PORT  # in the Fleet")
+        yield _doubtful(
+            "certificate",
+            f"no base URL of the fleet begins with https, so machines do not use {certificate}",
+            "baseURL: https://HOST:PORT  # in the Fleet",
+        )
     if usable and tls.authority is None:
-        hint = "gitboot doctor … --machines-ca CA.pem"
-        yield _doubtful("certificate", "the chain was not compared with the authority that machines trust", hint)
+        yield _doubtful(
+            "certificate",
+            "the chain was not compared with the authority that machines trust",
+            "gitboot doctor … --machines-ca CA.pem",
+        )
 
 
 _CERTIFICATE_HINTS: Final = {
@@ -402,14 +424,6 @@ def _list_https_urls(decisions: Decisions) -> set[str]:
     return {url for url in urls if urlsplit(url).scheme == "https"}
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def of_firmware_suites(url: str) -> Examination:
     """Check whether firmware can boot from an https URL."""
     from gitboot.endpoint.tls import has_firmware_suites
@@ -420,9 +434,11 @@ def of_firmware_suites(url: str) -> Examination:
     except OSError:
         return  # the check of the first script has already reported the error
     if not found:
-        message = f"{url} has no cipher suite of firmware, so UEFI HTTPS boot fails on many machines"
-        hint = "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate: docs/how-to/https-for-machines.md"
-        yield _doubtful("certificate", message, hint)
+        yield _doubtful(
+            "certificate",
+            f"{url} has no cipher suite of firmware, so UEFI HTTPS boot fails on many machines",
+            "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate: docs/how-to/https-for-machines.md",
+        )
 
 
 def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
@@ -468,10 +484,11 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
                 yield _wrong("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
                 faults += 1
         if missing:
-            message = (
-                f"{mirror.base_url}/assets/ does not contain boot loaders that DHCP uses: {format_names(missing, 3)}"
+            yield _wrong(
+                "loaders",
+                f"{mirror.base_url}/assets/ does not contain boot loaders that DHCP uses: {format_names(missing, 3)}",
+                _LOADERS,
             )
-            yield _wrong("loaders", message, _LOADERS)
         elif not faults:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 
@@ -506,8 +523,11 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
             fault = _find_fault(fetcher, url)
         except GitbootError as error:
             needs = "needs" if len(servers) == 1 else "need"
-            message = f"{url} cannot be read: {error}; {of_servers} with Secure Boot {needs} it"
-            yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
+            yield _doubtful(
+                "Secure Boot",
+                f"{url} cannot be read: {error}; {of_servers} with Secure Boot {needs} it",
+                f"curl -I {quote_words(url)}",
+            )
             faults += 1
             continue
         signed += fault is None
@@ -516,8 +536,11 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
             hint = f"{_LOADERS} --system DIR --system /  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
             yield _doubtful("Secure Boot", f"{url} {fault}, so it cannot boot {of_servers}", hint)
         elif fault is not None:
-            message = f"{url} {fault}, so the firmware of {of_servers} rejects it"
-            yield _doubtful("Secure Boot", message, f"{fetch}{quote_words(url)} && sbverify --list program.efi")
+            yield _doubtful(
+                "Secure Boot",
+                f"{url} {fault}, so the firmware of {of_servers} rejects it",
+                f"{fetch}{quote_words(url)} && sbverify --list program.efi",
+            )
     if signed and not faults:
         yield fine("Secure Boot", f"{format_count(signed, 'program')} for servers with Secure Boot have signatures")
     for base_url, servers in sorted(base_urls.items()):
@@ -549,7 +572,7 @@ def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]
         yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
 
 
-def _format_servers(names: set[str]) -> str:
+def _format_servers(names: Collection[str]) -> str:
     return f"{format_count(len(names), 'server')} ({format_names(sorted(names), 3)})"
 
 
@@ -590,11 +613,12 @@ def of_proxy(decisions: Decisions) -> Examination:
     if not omitted:
         yield fine("DHCP", "the URLs are short enough for a proxyDHCP server")
     for url in omitted:
-        message = (
+        yield _wrong(
+            "DHCP",
             f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration does not contain "
-            f"{url}"
+            f"{url}",
+            "use a shorter baseURL, or the output dhcp-dnsmasq or dhcp-kea",
         )
-        yield _wrong("DHCP", message, "use a shorter baseURL, or the output dhcp-dnsmasq or dhcp-kea")
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
@@ -602,8 +626,11 @@ def _of_room(place: Path, *, files: int) -> Examination:
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:
-        message = f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet has about {files:,}"
-        yield _wrong("disk", message, "use a file system with more inodes, for example made with mkfs.ext4 -N")
+        yield _wrong(
+            "disk",
+            f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet has about {files:,}",
+            "use a file system with more inodes, for example made with mkfs.ext4 -N",
+        )
     elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
         yield _doubtful(
             "disk", f"{place} has {free / 2**30:,.1f} GiB free, which is less than 10 %", f"df -h {quote_words(place)}"

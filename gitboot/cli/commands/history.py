@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 from msgspec import Struct
@@ -116,7 +116,7 @@ def command(
     if "/" in subject:
         _show_document(_parse_document(subject), history, rev, number, outputs)
     else:
-        _show_server(subject, history, rev, number, _Records(records, state), outputs)
+        _show_server(subject, history, rev, number, records, state, outputs)
     if history.shallow:
         click.echo("this is a shallow clone without older commits; run git fetch --unshallow to fetch them", err=True)
 
@@ -170,19 +170,13 @@ def _name_revision(rev: str | None) -> str:
     return "the accepted commit" if rev == ACCEPTED else rev or "HEAD"
 
 
-class _Records(NamedTuple):
-    """The places that record installations of a server."""
-
-    records: Path | None  # exported records
-    state: Path | None  # the state directory of an instance
-
-
 def _show_server(
     server: str,
     history: History,
     rev: str | None,
     number: int | None,
-    places: _Records,
+    records: Path | None,
+    state: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
@@ -201,15 +195,11 @@ def _show_server(
         raise UsageError(f"the history of {_name_revision(rev)} does not contain a server {server!r}; {hint}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
-    if places != (None, None):
+    if records is not None or state is not None:
         names = {server, *(each.effect.server for each in effects)}
-        uuid = next((each.uuid for each in effects), None)
-        installations = _list_installations(names, uuid, places)
+        installations = _list_installations(names, next((each.uuid for each in effects), None), records, state)
     listed = partial(format_document, server=server, items=list(map(_build_item, entries)), installations=installations)
-    text = partial(_format_text, entries)
-    if installations is not None:
-        text = partial(_format_with_installations, entries, installations)
-    write_outputs(outputs, json=listed, text=text)
+    write_outputs(outputs, json=listed, text=partial(_format_server, entries, installations))
 
 
 class Installation(Struct, frozen=True, kw_only=True):
@@ -222,17 +212,19 @@ class Installation(Struct, frozen=True, kw_only=True):
     overwritten_by: str | None = None  # the maintenance that wrote the disks afterwards
 
 
-def _list_installations(names: Set[str], uuid: SystemUuid | None, places: _Records) -> tuple[Installation, ...]:
+def _list_installations(
+    names: Set[str], uuid: SystemUuid | None, records: Path | None, state: Path | None
+) -> tuple[Installation, ...]:
     """Return the installations of a machine, newest first.
 
     Events of version 0.1.0 contain only the name of the server, so use them if the machine had this name.
     """
     events: list[Installation] = []
     record = None
-    if places.state is not None:
-        if not has_ledger(places.state):
-            raise no_instance_error(places.state)
-        with open_ledger(places.state / LEDGER) as ledger:
+    if state is not None:
+        if not has_ledger(state):
+            raise no_instance_error(state)
+        with open_ledger(state / LEDGER) as ledger:
             found = [each for _, each in read_numbered_events(ledger) if each["type"] in _INSTALLED]
             known = read_records(ledger)
         events = [
@@ -243,8 +235,8 @@ def _list_installations(names: Set[str], uuid: SystemUuid | None, places: _Recor
             if (each["uuid"] == uuid if "uuid" in each else each.get("server") in names)
         ]
         record = known.get(uuid) if uuid is not None else None
-    if places.records is not None:
-        record = read_exported_records(places.records).get(uuid) if uuid is not None else None
+    if records is not None:
+        record = read_exported_records(records).get(uuid) if uuid is not None else None
     if record is not None and record.provision is not None:
         last = Installation(
             at=record.provisioned_at,
@@ -265,11 +257,13 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 _INSTALLED: Final = ("Provisioned", "WithdrawnBootInstalled")
 
 
-def _format_with_installations(
-    entries: Sequence[ChangingCommit | InvalidCommit], installations: Sequence[Installation]
+def _format_server(
+    entries: Sequence[ChangingCommit | InvalidCommit], installations: Sequence[Installation] | None
 ) -> str:
     from gitboot.cli.terminal import format_table
 
+    if installations is None:
+        return _format_text(entries)
     rows = [
         (
             f"{each.at:%Y-%m-%dT%H:%M:%SZ}" if each.at is not None else "-",

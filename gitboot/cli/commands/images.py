@@ -1,4 +1,4 @@
-"""`gitboot images` and `gitboot update-images`: images, streams and rollouts, and new releases that streams follow."""
+"""`gitboot images`, `update-images` and `rollout`: show images and streams, propose releases, advance rollouts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Literal
 
 import click
+from msgspec import Struct, structs
 
 from gitboot.child_processes import lift_processor_limit
 from gitboot.cli.commands.artifacts import build_fetchers
@@ -23,39 +24,53 @@ from gitboot.cli.evaluated_fleet import (
     records_option,
 )
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
-from gitboot.cli.main import Command, Exit, find_exit_code
+from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_proof
+from gitboot.cli.main import Command, Exit, Group, find_exit_code
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
     at_option,
     current_second,
+    current_time,
     fleet_argument,
     open_registries,
     output_option,
     path_option,
     registry_options,
     shown_state_option,
+    token_over_http_option,
     write_outputs,
 )
 from gitboot.cli.terminal import format_table, show_downloads, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Revision, Snapshot
-from gitboot.git.branch_writer import check_branch, write_bundle
-from gitboot.git.snapshots import WORKTREE, open_snapshot
+from gitboot.fleet.yaml import replace_scalar
+from gitboot.git.branch_writer import check_branch, is_proposed, propose, write_bundle
+from gitboot.git.snapshots import WORKTREE, find_fleet_folder, open_snapshot
 from gitboot.image_sources.find_releases import find_source
 from gitboot.image_sources.image_builder import ReleaseFinder, format_origin
 from gitboot.image_sources.stream_updates import StreamUpdate, StreamUpdater, list_followed_streams
 from gitboot.jsonio import format_document, to_json_value
-from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance
+from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance, Rollout
+from gitboot.model.fleet import Evidence
 from gitboot.resolve.explanation import describe_origin
+from gitboot.resolve.fleet_decisions import FleetDecisions
 from gitboot.review.formats.markdown import format_code_block
+from gitboot.review.images import (
+    AppliedRollout,
+    ImageReport,
+    Joining,
+    RolloutProgress,
+    StepOutcome,
+    StreamUse,
+    advance,
+    find_applied_rollout,
+    report_images,
+)
 from gitboot.standard_streams import style
-from gitboot.text import format_count, format_names
-
-if TYPE_CHECKING:
-    from gitboot.review.rollout_progress import ImageReport, Joining, StreamUse
+from gitboot.text import did_you_mean, format_count, format_names
 
 _MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in page.js
 _MAX_NAMES: Final = 3  # maximum number of servers in a cell
@@ -96,8 +111,6 @@ def command(
     signatures` verifies the claims. For each stream, gitboot lists the source that the stream follows, and whether
     the stream requires signed images.
     """
-    from gitboot.review.rollout_progress import report_images
-
     fleet = plan_fleet(path, rev, at or current_second(), records, state)
     known_records = fleet.records if fleet.knows_records else None
     found = report_images(fleet.repository, fleet.drop_ended_windows(), known_records, fleet.at)
@@ -331,3 +344,263 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
             yield wrap_text(f"it supersedes the branch {superseded}", "    ")
         if each.commit is None and each.document:
             yield from ("", each.document)
+
+
+_PERCENT_FIELD: Final = ("spec", "rollout", "percent")
+
+
+class StepsType(click.ParamType[tuple[int, ...]]):
+    """A list of percentages in increasing order."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [each.strip() for each in value.split(",")]
+        steps = tuple(int(each) for each in parts if each.isdecimal() and int(each) <= 100)
+        if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
+            self.fail(f"{value!r}: expected percentages in rising order, for example 1,10,50,100", param, context)
+        return steps
+
+
+class ShareType(click.ParamType[int]):
+    """A percentage, with or without a percent sign."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        text = str(value).removesuffix("%").strip()
+        if not text.isdecimal() or not 0 < int(text) <= 100:
+            self.fail(f"{value!r}: expected a percentage from 1% to 100%", param, context)
+        return int(text)
+
+
+@click.group(
+    context_settings=VARIABLES,
+    cls=Group,
+    example=("gitboot rollout advance flatcar --steps 1,10,50,100 \\\n    --records https://boot.example.net"),
+)
+def rollout_command() -> None:
+    """Raise a rollout's percentage after its step succeeded."""
+
+
+@rollout_command.command(
+    "advance",
+    context_settings=VARIABLES,
+    example=("gitboot rollout advance flatcar --steps 1,10,50,100 \\\n    --records https://boot.example.net"),
+    exit_codes={
+        Exit.FINE: "gitboot committed the next step, or the rollout is complete",
+        Exit.INVALID: "the fleet has errors",
+        Exit.HELD: "the rollout stops because an installation failed",
+        Exit.SOURCE: "the instance did not respond",
+        Exit.WAITS: "the step is not complete yet; try again later",
+    },
+)
+@click.argument("stream", shell_complete=complete_streams)
+@path_option
+@click.option(
+    "--steps",
+    type=StepsType(),
+    required=True,
+    metavar="PERCENT,…",
+    help="The percentages of the steps, for example 1,10,50,100.",
+)
+@click.option(
+    "--after",
+    type=ShareType(),
+    default="100%",
+    show_default=True,
+    metavar="PERCENT",
+    help="The percentage of the servers of the current step that must be installed with the new image.",
+)
+@click.option(
+    "--records",
+    metavar="URL|OUTPUT|FILE",
+    help="The source of the records: the URL of the instance's API, its output tree, or ops/records in the "
+    "output tree. Default: the ledger in --state.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of the instance, on its host. gitboot reads the status and the ledger there. "
+    "Default: the variable GITBOOT_STATE.",
+)
+@click.option(
+    "--api-token",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with a token for the API. Default: none.",
+)
+@click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A PEM file with certificate authorities for the API, in addition to those of this machine. Default: none.",
+)
+@token_over_http_option
+@click.option(
+    "--accept-fetched",
+    is_flag=True,
+    help="Count a server as installed once it has fetched its boot, even if no installer reported completion. You "
+    "need this option if the Fleet has `evidence: Fetched`.",
+)
+@click.option("--branch", metavar="NAME", help="The name of the new branch. Default: gitboot/rollout-STREAM-PERCENT.")
+@click.option("--rev", metavar="REVISION", help="The parent of the new commit. Default: HEAD.")
+@click.option(
+    "--no-commit", is_flag=True, help="Only change the file in the work tree. Do not create a branch or a commit."
+)
+@click.option("--dry-run", is_flag=True, help="Print what gitboot would do. Write nothing.")
+@output_option("text", "json")
+@evaluator_command
+def advance_stream(
+    stream: str,
+    path: Path,
+    steps: tuple[int, ...],
+    after: int,
+    records: str | None,
+    state: Path | None,
+    api_token: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    accept_fetched: bool,
+    branch: str | None,
+    rev: str | None,
+    no_commit: bool,
+    dry_run: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Commit the next percentage after a step succeeded.
+
+    A step of STREAM has succeeded if the instance applied it, and --after percent of the servers that it reaches are
+    installed with the new image. gitboot then commits the next percentage on a new branch, for a pull request. It does
+    not change the work tree. If the branch already exists, gitboot does not commit.
+
+    gitboot waits if too few servers are installed, if a server is unknown, or if the status of the instance is old. It
+    stops if an installation failed.
+
+    A fetch does not prove that an image is on a disk. If the Fleet has `evidence: Fetched`, gitboot therefore advances
+    only with --accept-fetched.
+    """
+    if branch is not None:
+        check_branch(branch)
+    if rev is not None and no_commit:
+        raise UsageError("--no-commit changes the file in the work tree: remove --rev")
+    evaluator, done = FleetEvaluator(current_time()), None
+    with limit_evaluation() as begun:
+        instance: InstanceReader
+        if records is not None:
+            instance = open_instance(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
+        elif state is not None:
+            instance = StateReader(state, current_time(), begun)
+        else:
+            raise UsageError("add --records or --state: only records show which servers are installed")
+
+        def decide(snapshot: Snapshot) -> FleetDecisions:
+            return evaluator.evaluate(snapshot, begun).head.decided
+
+        snapshot = open_snapshot(path, WORKTREE if no_commit else rev or "HEAD")
+        decided = decide(snapshot)
+
+        def find_applied_commit(commit: Revision) -> AppliedRollout:
+            there = decide(open_snapshot(path, commit))
+            return find_applied_rollout(stream, there.repository, there.decisions)
+
+        here = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
+        if here is None:
+            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
+        else:
+            proof = read_proof(instance, find_applied_commit)
+            found = advance(
+                stream, here, *proof, steps=steps, after=after, at=current_time(), accept_fetched=accept_fetched
+            )
+        if found.next is not None:
+            file, content, changed = _build_change(found, snapshot, decided.repository)
+            decide(changed)  # this raises `InvalidRepository` if the changed fleet is invalid
+            where = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
+            name = None if no_commit else branch or f"gitboot/rollout-{where}"
+            done = _Proposal(made="Nothing", file=file, message=_format_message(found), branch=name)
+    if done is not None:
+        done = _commit_change(path, snapshot.revision, done, content, dry_run=dry_run)
+    listed = partial(format_document, **to_json_value(found), proposal=to_json_value(done))
+    write_outputs(outputs, json=listed, text=partial(_format_rollout, found, done))
+    sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
+
+
+class _Proposal(Struct, frozen=True, kw_only=True):
+    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch already existed; Nothing: this is a dry run
+    file: str
+    message: str
+    branch: str | None  # None: the change is only in the work tree
+    commit: Revision | None = None
+
+
+def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
+    """Return a stream's rollout, or None if the stream has no rollout.
+
+    Without ``accept_fetched``, raises `UsageError` if the Fleet's evidence is Fetched.
+    """
+    if stream not in repository.streams:
+        hint = did_you_mean(stream, repository.streams, "`gitboot images` lists the streams")
+        raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
+    found, fleet = repository.streams[stream].spec.rollout, repository.fleet
+    if found is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
+        name = fleet.metadata.name
+        raise UsageError(
+            f"{repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
+            "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
+            "installers report their completion. To advance without proof, add --accept-fetched"
+        )
+    return found
+
+
+def _build_change(
+    step: RolloutProgress, snapshot: Snapshot, repository: FleetRepository
+) -> tuple[str, bytes, Snapshot]:
+    """Return the file that the next step changes, its new content, and the fleet after this change."""
+    origin = repository.origins[Id("ImageStream", step.stream)]
+    content = replace_scalar(snapshot.read(origin.blob), origin.document, _PERCENT_FIELD, str(step.next))
+    return origin.path, content, snapshot.replace_files({origin.path: content}, f"step {step.next} of {step.stream}")
+
+
+def _format_message(step: RolloutProgress) -> str:
+    begun = f"{format_count(len(step.begun), 'server')} more fetched the boot and reported no completion.\n"
+    return (
+        f"Roll {step.image} out to {step.next} % of {step.stream}\n\n"
+        f"{step.proven} of {format_count(step.reached, 'server')} that it reaches at {step.percent} % are provisioned "
+        f"with it.\n{begun if step.begun else ''}"
+    )
+
+
+def _commit_change(path: Path, base: Revision, message: _Proposal, content: bytes, *, dry_run: bool) -> _Proposal:
+    branch, files = message.branch, {message.file: content}
+    if branch is not None and (is_there := is_proposed(path, branch, files)) is not None:
+        if not is_there:
+            raise UsageError(
+                f"the branch {branch} already exists with another {message.file}, perhaps from an earlier rollout: "
+                "delete the branch, or name another branch with --branch"
+            )
+        return structs.replace(message, made="Proposed")
+    if dry_run:
+        return message
+    if branch is None:
+        write_output_file(path / message.file, [content])
+        return structs.replace(message, made="Written")
+    return structs.replace(
+        message, made="Written", commit=propose(path, base, branch, files, message.message, current_time())
+    )
+
+
+_OUTCOME_TEXTS: Final = {
+    "Written": "committed on the branch {}",
+    "Proposed": "already on the branch {}; gitboot wrote no commit",
+    "Nothing": "gitboot would commit this on the branch {}",
+}
+
+
+def _format_rollout(step: RolloutProgress, proposal: _Proposal | None) -> str:
+    at = f" at {step.percent} %" if step.percent is not None else ""
+    lines = [f"{step.stream}{at}: {step.outcome.lower()}: {step.why}"]
+    if proposal is not None:
+        lines.append(f"{proposal.file}: percent: {step.next}")
+        if proposal.branch is not None:
+            lines.append(_OUTCOME_TEXTS[proposal.made].format(proposal.branch))
+    return "\n".join(lines)

@@ -137,7 +137,7 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the requirements file the requirements file with hashes, for the CI jobs that use a token.
+    """Return the requirements file with hashes, for the CI jobs that use a token.
 
     A requirement that ends in ``#sha256=DIGEST`` gets this hash. Any other requirement gets the hash MISSING, so the
     jobs fail until a person runs the command in the comment above the requirement.
@@ -214,8 +214,7 @@ def requirement() -> str | None:
 def find_requirement(found: Distribution) -> str | None:
     text = found.read_text("direct_url.json")
     if text is None:
-        installer = (found.read_text("INSTALLER") or "").strip()
-        return f"gitboot=={__version__}" if installer in _FROM_INDEX else None
+        return f"gitboot=={__version__}" if (found.read_text("INSTALLER") or "").strip() in _FROM_INDEX else None
     noted: dict[str, Any] = json.loads(text)
     url = noted["url"]
     if "vcs_info" in noted:

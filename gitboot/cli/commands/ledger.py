@@ -115,13 +115,12 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))
         done = move_ledger(state / LEDGER, address)
-    total = sum(done.rows.values())
     if done.was_copied:
         click.echo(
             f"An earlier command copied the ledger: {done.old} -> {done.new}. This state directory uses the copy now."
         )
     else:
-        click.echo(f"Copied and compared {format_count(total, 'row')}: {done.old} -> {done.new}")
+        click.echo(f"Copied and compared {format_count(sum(done.rows.values()), 'row')}: {done.old} -> {done.new}")
         click.echo("If other hosts use this ledger, run the same `gitboot ledger copy` command on each of them.")
     if done.old_file is not None:
         click.echo(f"The old ledger is now {done.old_file}. Delete it after you have backed up the new ledger.")
@@ -231,8 +230,7 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
             new.take_lease(holder)
             rows = _copy_ledger(old, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
         _finish(new)
-    kept = _switch_address(path, address)
-    return MoveResult(old.name, new.name, rows, kept, notes.moved_to is not None)
+    return MoveResult(old.name, new.name, rows, _switch_address(path, address), notes.moved_to is not None)
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
@@ -357,7 +355,6 @@ _DOUBT: Final = "RestoredLedger"
 class ReclaimPlan(NamedTuple):
     name: str
     moved_to: str | None  # the place to which the ledger was moved; None: another host has already reclaimed the ledger
-    identity: str
     changes: int
 
 
@@ -377,7 +374,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
         raise UsageError(f"{path} already exists; move it away")
-    return ReclaimPlan(name, notes.moved_to, notes.identity, notes.changes)
+    return ReclaimPlan(name, notes.moved_to, notes.changes)
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:

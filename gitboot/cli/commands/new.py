@@ -193,16 +193,18 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
     if (inventory := machine.inventory) is None:
         return new, about
     names = {each.mac: each.name for each in inventory.interfaces}
-    macs = {mac: names.get(mac) for mac in machine.macs}
-    architecture = Architecture(inventory.architecture) if inventory.architecture is not None else None
-    firmware = Firmware(inventory.firmware) if inventory.firmware is not None else None
-    new = structs.replace(new, macs=macs, architecture=architecture, firmware=firmware)
+    new = structs.replace(
+        new,
+        macs={mac: names.get(mac) for mac in machine.macs},
+        architecture=Architecture(inventory.architecture) if inventory.architecture is not None else None,
+        firmware=Firmware(inventory.firmware) if inventory.firmware is not None else None,
+    )
     return new, f"{about} Its inventory: {inventory}."
 
 
 def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import list_addresses
-    from gitboot.cli.commands.bmc_scan import scan_places
+    from gitboot.cli.commands.bmc_enroll import scan_places
 
     answers = scan_places(list_addresses([address], [443]), credentials, credentials_name, verify=verify, parallel=1)
     found = [each for answer in answers for each in answer.servers]
@@ -212,21 +214,19 @@ def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, 
     [one] = found
     if one.missing_identity is not None:
         raise UsageError(f"{address}: {one.missing_identity}")
-    bmc = {
-        "address": one.address,
-        **({} if one.is_only_system else {"system": one.system}),
-        "credentials": credentials_name,
-        **({} if verify else {"tls": {"verify": False}}),
-    }
-    new = NewServer(
+    return NewServer(
         macs={nic.mac: nic.name or None for nic in one.nics},
         uuid=one.identity.uuid,
         serial=one.serial,
         architecture=one.architecture,
         firmware=one.firmware,
-        bmc=bmc,
-    )
-    return new, f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
+        bmc={
+            "address": one.address,
+            **({} if one.is_only_system else {"system": one.system}),
+            "credentials": credentials_name,
+            **({} if verify else {"tls": {"verify": False}}),
+        },
+    ), f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
 
 
 image_keys_option = click.option(
@@ -257,11 +257,9 @@ def _file_options(command: Any) -> Any:
     }
     for role, text in reversed(texts.items()):
         name = str(role).removesuffix("s") if role is FileRole.INITRD else str(role)
-        is_list = role is FileRole.INITRD
-        option = click.option(
-            f"--{name}", str(role), multiple=is_list, metavar="URL|FILE", help=f"{text}. Default: none."
-        )
-        command = option(command)
+        command = click.option(
+            f"--{name}", str(role), multiple=role is FileRole.INITRD, metavar="URL|FILE", help=f"{text}. Default: none."
+        )(command)
     return command
 
 
@@ -351,7 +349,10 @@ def image(
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
         for url in (each for each in (source, *(value for _, value in files)) if each.startswith(_WEB)):
-            _check_url(url)
+            try:
+                parse_artifact_url(url)
+            except Malformed as error:
+                raise UsageError(f"{error.message}; {error.hint}") from None
         if source.startswith(_WEB) and not files:
             files, source = [(_guess_role(source), source)], PurePosixPath(urlsplit(source).path).stem
         is_image = source.startswith("oci://")
@@ -395,13 +396,6 @@ def _list_values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 _WEB: Final = ("http://", "https://")
-
-
-def _check_url(url: str) -> None:
-    try:
-        parse_artifact_url(url)
-    except Malformed as error:
-        raise UsageError(f"{error.message}; {error.hint}") from None
 
 
 def _guess_role(url: str) -> FileRole:
@@ -467,22 +461,21 @@ def _describe_files(
 
 
 def _list_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOption]) -> None:
-    rows, items = [], []
-    for name, each in sources.items():
-        spec = each.spec
-        signed = "yes" if spec.keys else "no"
-        rows.append((name, spec.description or "-", signed, ", ".join(spec.channels) or "-"))
-        items.append(
-            {
-                "name": name,
-                "description": spec.description,
-                "channels": list(spec.channels),
-                "architectures": sorted(spec.architectures),
-                "keys": list(spec.keys),
-            }
-        )
-    header = ("SOURCE", "DESCRIPTION", "SIGNED", "CHANNELS")
-    text = partial(format_table, header, rows, shrinkable=[3])
+    items = [
+        {
+            "name": name,
+            "description": each.spec.description,
+            "channels": list(each.spec.channels),
+            "architectures": sorted(each.spec.architectures),
+            "keys": list(each.spec.keys),
+        }
+        for name, each in sources.items()
+    ]
+    rows = [
+        (name, each.spec.description or "-", "yes" if each.spec.keys else "no", ", ".join(each.spec.channels) or "-")
+        for name, each in sources.items()
+    ]
+    text = partial(format_table, ("SOURCE", "DESCRIPTION", "SIGNED", "CHANNELS"), rows, shrinkable=[3])
     write_outputs(outputs, json=partial(format_document, items=items), text=text)
 
 

@@ -1,17 +1,20 @@
-"""`gitboot plan`, `render` and `boot-script`: show what servers boot."""
+"""`gitboot plan`, `explain`, `render` and `boot-script`: show what servers boot, and why."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+from msgspec import structs
 
-from gitboot.cli.completion import complete_servers
+from gitboot.cli.completion import complete_servers, complete_subjects
 from gitboot.cli.evaluated_fleet import (
     PlannedFleet,
     parse_selector,
@@ -31,25 +34,32 @@ from gitboot.cli.options import (
     current_second,
     current_time,
     fleet_argument,
+    fleet_options,
     output_option,
     selector_option,
     shown_state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_text
+from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_on_terminal, wrap_text
 from gitboot.errors import UsageError
-from gitboot.files import check_output_folder
+from gitboot.files import check_output_folder, write_output_file
+from gitboot.git.history import Blame, open_blame
+from gitboot.git.snapshots import WORKTREE
 from gitboot.jsonio import format_document, format_instant, to_json_value
+from gitboot.problems import Code
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
 from gitboot.render.boot_files import render_fleet_files, render_server_files
 from gitboot.render.endpoint_files import PublishedServer, find_version
 from gitboot.render.page import build_summary
 from gitboot.render.paths import BOOT, Role
+from gitboot.resolve.decision_fields import Reason
+from gitboot.resolve.explanation import Explanation, explain
 from gitboot.resolve.install_attempts import install_progress
 from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Cause
+from gitboot.standard_streams import style
 from gitboot.text import did_you_mean, format_names, printable_lines, quote_words
 
 
@@ -157,21 +167,20 @@ def _write_plans(
     if not items and chosen is not None:
         among = f" among {', '.join(names)}" if names else ""
         raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
-    rows = [
-        (
-            item["server"],
-            item["phase"] or "-",
-            item["image"] or "local disk" if item["phase"] else "no plan",
-            item["method"] or "-",
-            format_plan_source(item),
-            format_time(item["nextTransition"]) if item["nextTransition"] else "-",
-        )
-        for item in items
-    ]
     text = partial(
         format_table,
         ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE"),
-        rows,
+        [
+            (
+                item["server"],
+                item["phase"] or "-",
+                item["image"] or "local disk" if item["phase"] else "no plan",
+                item["method"] or "-",
+                format_plan_source(item),
+                format_time(item["nextTransition"]) if item["nextTransition"] else "-",
+            )
+            for item in items
+        ],
         optional=3,
         below=[
             "\n".join(filter(None, (line, *_format_preconditions(item))))
@@ -232,12 +241,12 @@ def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[st
     """Return the approvals and drains that the server's maintenances need before a boot, with the digest to approve,
     and the missing ones.
     """
-    found, record = [], fleet.records.get(decision.uuid)
-    for each in decision.maintenances:
-        if each.before is not None and each.end is not None and fleet.at < each.end:
-            facts = {"maintenance": each.name, "waits": find_missing_precondition(each, record)}
-            found.append({**facts, **to_json_value(each.before)})
-    return found
+    record = fleet.records.get(decision.uuid)
+    return [
+        {"maintenance": each.name, "waits": find_missing_precondition(each, record), **to_json_value(each.before)}
+        for each in decision.maintenances
+        if each.before is not None and each.end is not None and fleet.at < each.end
+    ]
 
 
 def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
@@ -295,7 +304,14 @@ def boot_script_command(
     with curl, and read the comment in its second line.
     """
     if tree is None:
-        tree = _find_output(state)
+        from gitboot.cli.instance_client import find_output
+
+        if state is None:
+            raise UsageError(
+                "name the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
+            )
+        if (tree := find_output(state)) is None:
+            raise UsageError(f"the ledger in {state} names no output tree; pass the tree with --tree")
     found_server = read_state(tree, name)
     if found_server is None and not (tree / MANIFEST).is_file():
         raise UsageError(
@@ -303,22 +319,11 @@ def boot_script_command(
         )
     if found_server is None:
         servers = tree / "ops" / "servers"
-        known = sorted(each.stem for each in servers.glob("*.json"))
-        hint = did_you_mean(name, known, f"{servers} lists the servers")
+        hint = did_you_mean(name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _list_boot_scripts(found_server, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
     write_outputs(outputs, text=partial(str, text), json=partial(format_document, items=found))
-
-
-def _find_output(state: Path | None) -> Path:
-    from gitboot.cli.instance_client import find_output
-
-    if state is None:
-        raise UsageError("name the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE")
-    if (output := find_output(state)) is None:
-        raise UsageError(f"the ledger in {state} names no output tree; pass the tree with --tree")
-    return output
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
@@ -410,3 +415,204 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
             else f"has files that gitboot did not write: {format_names(others, 3)}"
         )
         raise UsageError(f"{out} {what}; set --out to a new or empty directory, or to the result of an earlier call")
+
+
+_KINDS: Final = (
+    "Fleet",
+    "Server",
+    "BootImage",
+    "ImageStream",
+    "ImageSource",
+    "BootProfile",
+    "BootPolicy",
+    "Maintenance",
+    "Any",
+)
+_WIDTH: Final = 40
+_COMMENT_COLOUR: Final = "bright_black"
+
+
+@click.command(
+    cls=Command,
+    example="gitboot explain web01 kernelArguments",
+    exit_codes={
+        Exit.FINE: "gitboot printed the explanation",
+        Exit.INVALID: "the fleet has errors",
+        Exit.USAGE: "the server, kind, field or code does not exist",
+    },
+)
+@click.argument("subject", metavar="SERVER|KIND|CODE", required=False, shell_complete=complete_subjects)
+@click.argument("field", required=False)
+@click.option(
+    "--schemas",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Instead, write the JSON Schemas of all kinds into this directory, for use in editors.",
+)
+@fleet_options
+@at_option
+@records_option
+@shown_state_option
+@output_option("text", "json")
+@evaluator_command
+def explain_command(
+    subject: str | None,
+    field: str | None,
+    schemas: Path | None,
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    records: str | None,
+    state: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Explain a server's boot, a kind or a problem code.
+
+    With SERVER, gitboot shows the fields that documents set for the boot, with the rule that set the field, the source
+    location and the commit. FIELD shows one field, such as image, kernelArguments, nodeLabels or vars.console. FIELD
+    can be every field of the decision, even if it has its default. With --state, gitboot
+    explains the boot in the commit that an instance has accepted, with the records of the instance.
+
+    With KIND (Server, BootImage, Any and so on), gitboot lists the fields of the kind with their types and
+    descriptions. FIELD, such as bmc.tls, lists the fields below this field. -o json prints the JSON Schema. The schema
+    of Any accepts documents of every kind. An editor with yaml-language-server checks a document that begins with
+    `# yaml-language-server: $schema=FILE`.
+
+    With CODE, such as GB2011, gitboot explains what the problem means and how to fix it.
+    """
+    if schemas is not None or subject in _KINDS:
+        from gitboot.review.formats.json import build_schemas as texts_of_schemas
+
+        texts = texts_of_schemas()
+    if schemas is not None:
+        for name, text in texts.items():
+            write_output_file(schemas / name, [text.encode()], make_folders=True)
+        click.echo(f"{schemas}: {len(texts)} schemas", err=True)
+        return
+    if subject is None:
+        raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
+    if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
+        code = next((each for each in Code if each.value == subject.upper()), None)
+        if code is None:
+            raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
+        text = wrap_on_terminal(f"{code.value}: {code.headline}\n\n{code.why}\n\n{code.fix}\n", sys.stdout)
+        text = text.replace(code.value, style(code.value, bold=True), 1)
+        listed = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
+        write_outputs(outputs, json=listed, text=partial(str, text))
+        return
+    if subject in _KINDS:
+        schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
+        write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
+        return
+
+    kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if kind is None else ())
+    if kind is not None and subject not in fleet.decisions.servers:
+        raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
+    decision, plan = fleet.plan_server(subject)
+    found = explain(fleet.repository, decision, plan, fleet.records.get(decision.uuid))
+    if field is not None:
+        found = _filter_field(found, field)
+    blame = open_blame(*fleet.place)
+    write_outputs(outputs, json=partial(_format_json, found, blame), text=partial(_format_text, found, blame))
+    print_unknown_instance(records, state)
+
+
+def _format_json(explanation: Explanation, blame: Blame | None) -> str:
+    def with_commits(reasons: tuple[Reason, ...]) -> list[dict[str, object]]:
+        return [{**to_json_value(each), "commit": _find_commit(each, blame)} for each in reasons]
+
+    reasons, others = with_commits(explanation.reasons), with_commits(explanation.others)
+    return format_document(**{**to_json_value(explanation), "reasons": reasons, "others": others})
+
+
+def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
+    """Return the commit that last changed a field. Return None if there is no source location or no Git repository."""
+    if blame is None or reason.path is None or reason.line is None:
+        return None
+
+    if (commit := blame.line(reason.path, reason.line)) is None:
+        return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
+    return {**to_json_value(commit)}
+
+
+def _format_fields(kind: str, field: str | None) -> str:
+    from gitboot.model.json_schema import KINDS, list_schema_fields
+
+    known_kinds = {each.__name__: each for each in KINDS}
+    if kind == "Any":
+        return format_table(("KIND", "DESCRIPTION"), [(name, str(each.__doc__)) for name, each in known_kinds.items()])
+    fields = list(list_schema_fields(known_kinds[kind]))
+    path = f"spec.{_strip_items(field).removeprefix('spec.')}" if field not in (None, "spec") else "spec"
+    below = [each for each in fields if f"{_strip_items(each.path)}.".startswith(f"{path}.")]
+    found = [each for each in below if each.path.count(".") <= path.count(".") + 1]
+    if not found:
+        known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
+        raise UsageError(f"{kind} has no field {field!r}; it has {known}")
+    lines = [wrap_text(str(known_kinds[kind].__doc__), continuation=""), ""] if field is None else []
+    for each in found:
+        required = ", required" if each.is_required else ""
+        text = wrap_text(f"{each.path}  {each.type.replace('`', '')}{required}", continuation="      ")
+        lines += [text.replace(each.path, style(each.path, bold=True), 1), wrap_text(each.description, "    ")]
+    parents = {_strip_items(each.path).rpartition(".")[0] for each in below}
+    deeper = [name for each in found if (name := _strip_items(each.path)) in parents and name != path]
+    if deeper:
+        names = [name.removeprefix("spec.") for name in deeper]
+        lines += [
+            "",
+            wrap_text(f"More fields are below {', '.join(names)}. To see them, run:", continuation=""),
+            f"    gitboot explain {kind} {names[0]}",
+        ]
+    return "\n".join(lines)
+
+
+def _strip_items(path: str) -> str:
+    """Return the path of a field without the marks for items of lists and of mappings."""
+    return path.replace("[]", "").replace("{}", "")
+
+
+def _filter_field(explanation: Explanation, field: str) -> Explanation:
+    explained = (*explanation.reasons, *explanation.others)
+    reasons = tuple(
+        each
+        for each in explained
+        if each.field == field or each.field.startswith((f"{field}[", f"{field}.", f"{field}{{"))
+    )
+    if not reasons:
+        known = ", ".join(_list_names(explained))
+        hint = f"to set the path of the fleet, use --path {field}" if Path(field).is_dir() else f"it has {known}"
+        raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
+    rules = {each.rule for each in reasons}
+    if field.partition("[")[0] != "kernelArguments":
+        rules.discard("R7")  # rule R7 has rejected candidates only for kernel arguments
+    return structs.replace(
+        explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules), others=()
+    )
+
+
+def _list_names(reasons: Iterable[Reason]) -> list[str]:
+    """Return the names of fields without the keys and the indexes of their items."""
+    return list(dict.fromkeys(re.split(r"[.\[]", each.field, maxsplit=1)[0] for each in reasons))
+
+
+def _format_text(explanation: Explanation, blame: Blame | None) -> str:
+    rows, written = [], []
+    for each in explanation.reasons:
+        value = each.value
+        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows the full value
+            value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
+        rows.append((each.field, value, each.rule, each.why))
+        commit, by = _find_commit(each, blame), ""
+        if commit is not None:
+            revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
+            by = f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
+            by = "not committed yet" if revision == WORKTREE else by
+        place = wrap_text(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
+        written.append(style(place, fg=_COMMENT_COLOUR) if place else "")
+    text = format_table(("FIELD", "VALUE", "RULE", "REASON"), rows, below=written)
+    rules = {each.rule for each in explanation.reasons}
+    if lost := [(each.candidate, each.rule, each.why) for each in explanation.lost if each.rule in rules]:
+        text = f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}"
+    if names := [each for each in _list_names(explanation.others) if each not in _list_names(explanation.reasons)]:
+        text = f"{text}\n\n" + wrap_text(f"Other fields: {', '.join(names)}")
+    return text

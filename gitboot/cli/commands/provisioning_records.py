@@ -101,8 +101,11 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
         items = [item for item in _build_items(instance) if names is None or item["server"] in names]
         doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
         site = instance.commit.site
-    text = partial(_format_text, items, doubt[1] if doubt is not None else None, site)
-    write_outputs(outputs, json=partial(format_document, items=items, site=site), text=text)
+    write_outputs(
+        outputs,
+        json=partial(format_document, items=items, site=site),
+        text=partial(_format_text, items, doubt[1] if doubt is not None else None, site),
+    )
 
 
 @records_command.command(

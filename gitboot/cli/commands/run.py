@@ -1,36 +1,39 @@
-"""`gitboot run`: run an instance and its endpoint processes."""
+"""`gitboot run`, and the process in which its standby prepares the output tree."""
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import structs
 
-from gitboot.child_processes import pause_garbage_collection, raise_limits, reap_orphans
-from gitboot.cli.commands.prepare_tree import format_prepare_command
-from gitboot.cli.commands.serve import format_worker_command
-from gitboot.cli.endpoint_options import (
+from gitboot.child_processes import (
+    encode,
+    end_with_parent,
+    pause_garbage_collection,
+    python_command,
+    raise_limits,
+    reap_orphans,
+)
+from gitboot.cli.commands.serve import (
     AccessSettings,
     access_options,
-    build_certificates,
     check_access_settings,
     create_spool,
-    credential_files,
-    format_ledger_arguments,
     forward_spool,
-    load_secret_keys,
-    open_machines_tls_socket,
-    open_operators_socket,
+    print_new_event,
+    serve_endpoints,
     take_access_settings,
 )
-from gitboot.cli.main import Command, Exit
+from gitboot.cli.main import Command, Exit, find_exit_code
 from gitboot.cli.options import (
     LIMIT_HELP,
     MAX_MEMORY_MIB,
@@ -39,6 +42,7 @@ from gitboot.cli.options import (
     FiniteRange,
     Setting,
     accept_filesystem_option,
+    allowance_options,
     allowance_settings,
     build_limits,
     config_option,
@@ -59,21 +63,20 @@ from gitboot.controller.instance.settings import (
     GitSettings,
     Settings,
 )
-from gitboot.controller.instance.state_directory import LEDGER, STATUS
-from gitboot.errors import HeldByAnother, LedgerError, UsageError
+from gitboot.errors import GitbootError, HeldByAnother, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
-from gitboot.ledger.store import PostgresAddress, read_address
+from gitboot.jsonio import to_json_value
+from gitboot.ledger.store import PostgresAddress
 from gitboot.publish.targets.follower import parse_target
 from gitboot.status.conditions import Event
-from gitboot.status.instance_status import Endpoints, Status
+from gitboot.status.instance_status import Status
 from gitboot.system_clock import read_clock_state
 
 if TYPE_CHECKING:
     from gitboot.controller.instance.assembly import Instance
     from gitboot.controller.loop import Loop, WakeSignal
-
 
 # Maximum time from a signal to the end of the process. The instance can be interrupted at any point, because all writes
 # are durable.
@@ -443,7 +446,10 @@ def command(**given: Any) -> None:
 
 def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str, Path | None]:
     """Return the paths that must not be inside OUTPUT, by option."""
+    from gitboot.controller.maintenance_hooks import parse_hook_hosts
+
     git, bmc = settings.git, settings.bmc
+    hosts = parse_hook_hosts(settings.maintenance_hosts) if settings.maintenance_hosts else {}
     return {
         "--state": settings.state,
         "--spool": settings.spool,
@@ -455,19 +461,12 @@ def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str,
         "--notify": settings.notify,
         "list-keys": settings.list_keys,
         "--ledger-password": settings.ledger.password if settings.ledger is not None else None,
-        **{f"maintenance-hosts {url}": file for url, file in _list_hook_tokens(settings)},
+        **{f"maintenance-hosts {scheme}://{host}:{port}": file for (scheme, host, port), file in hosts.items()},
         "--forge": settings.forge.token if settings.forge is not None else None,
         "--operators-tokens": access.operators_tokens,
         "--operators-tls": access.operators_tls[1] if access.operators_tls is not None else None,
         "--machines-tls": access.machines_tls[2] if access.machines_tls is not None else None,
     }
-
-
-def _list_hook_tokens(settings: Settings) -> list[tuple[str, Path | None]]:
-    from gitboot.controller.maintenance_hooks import parse_hook_hosts
-
-    hosts = parse_hook_hosts(settings.maintenance_hosts) if settings.maintenance_hosts else {}
-    return [(f"{scheme}://{host}:{port}", file) for (scheme, host, port), file in hosts.items()]
 
 
 def _build_settings(
@@ -548,7 +547,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
                     raise
                 standby.fail(error)
         else:
-            print_event(Event(at=current_time(), type="Stopped", message="the standby stopped; it was never active"))
+            print_new_event("Stopped", "the standby stopped; it was never active")
     return Exit.FINE
 
 
@@ -573,10 +572,11 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         if bell.is_stopped:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
-            message = f"{why}: this instance no longer publishes files or changes BMCs"
-            print_event(Event(at=current_time(), type="LeaseLost", message=message, warning=True))
+            print_new_event(
+                "LeaseLost", f"{why}: this instance no longer publishes files or changes BMCs", is_warning=True
+            )
         else:
-            print_event(Event(at=current_time(), type="Stopped", message="gitboot stopped; the published files remain"))
+            print_new_event("Stopped", "gitboot stopped; the published files remain")
     signal.setitimer(signal.ITIMER_REAL, 0)  # while it exits, the interpreter has no signal handler
     return bell.is_stopped
 
@@ -588,7 +588,7 @@ def _reconcile_once(settings: Settings) -> Exit:
     with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
         with pause_garbage_collection():  # the process ends after this block
             loop.run_once()
-        return _find_exit_code(instance.reconciler.status)
+        return _find_reconcile_code(instance.reconciler.status)
 
 
 @contextmanager
@@ -624,7 +624,6 @@ def _open_loop(
             )
             instance, source = stack.enter_context(acting)
             gc.freeze()  # so that the collector does not examine these objects again
-        identity = instance.store.progress[0]
         yield (
             instance,
             Loop(
@@ -636,7 +635,7 @@ def _open_loop(
                 keeping=read_clock_state,
                 forge=build_forge_reader(verdicts, source, instance.store) if verdicts is not None else None,
                 notices=stack.enter_context(
-                    notifying(settings, identity, current_time, bell.wake, patience_s=patience_s)
+                    notifying(settings, instance.store.progress[0], current_time, bell.wake, patience_s=patience_s)
                 ),
             ),
         )
@@ -668,10 +667,10 @@ def _dry_run_once(settings: Settings) -> Exit:
                 click.echo(f"would {what} {settings.output / path}")
         for each in instance.reconciler.state.schedule.bmcs.values():
             click.echo(f"{each.name}: {each.message}")
-        return _find_exit_code(instance.reconciler.status)
+        return _find_reconcile_code(instance.reconciler.status)
 
 
-def _find_exit_code(status: Status) -> Exit:
+def _find_reconcile_code(status: Status) -> Exit:
     """Return the exit code for the worst condition after one reconcile."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
@@ -690,39 +689,77 @@ def _find_exit_code(status: Status) -> Exit:
 _EVENTS_OF_START: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
 
 
-@contextmanager
-def serve_endpoints(
-    settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
-) -> Iterator[Callable[[], Endpoints] | None]:
-    """Run the endpoints at --listen for the duration of the block. Yields a function that returns their state.
+_NICENESS: Final = 10  # the lowest priority, so that all other processes on the host have precedence
 
-    ``wake`` is called whenever an endpoint starts or ends.
-    """
-    if settings.listen is None:
-        yield None
-        return
-    from gitboot.endpoint.server import Workers, build_url, open_listening_socket
 
-    files = credential_files(access, load_secret_keys(settings.secret_keys), settings.push_secret)
-    certificates = [each for each in build_certificates(access) if each is not None]
-    listening = open_listening_socket(settings.listen)
-    url = build_url(settings.listen, listening)
-    operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
-    command = format_worker_command(
-        *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
-        access=access,
-        push_secret=settings.push_secret,
+@click.command()
+@click.option("--out", "output", required=True, type=click.Path(path_type=Path))
+@click.option("--state", required=True, type=click.Path(path_type=Path))
+@click.option("--spool", type=click.Path(path_type=Path))
+@click.option("--site")
+@click.option("--output-group")
+@click.option("--looks/--looks-not", default=True, help="Check artifacts, or do not check them.")
+@click.option("--parent", type=int, required=True, help="The process ID of the standby.")
+@allowance_options
+def prepare_subcommand(
+    output: Path,
+    state: Path,
+    spool: Path | None,
+    site: str | None,
+    output_group: str | None,
+    looks: bool,
+    parent: int,
+    commit_seconds: int | None,
+    commit_memory: int | None,
+    commit_workers: int | None,
+) -> None:
+    """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
+    from gitboot.controller.instance.standby import prepare
+
+    end_with_parent(parent)
+    # Ignore SIGINT, which a terminal sends to all of its processes, because the parent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    log_to_events()
+    settings = Settings(
+        output=output,
+        state=state,
+        git=GitSettings(repository=""),  # do not fetch, because only the standby fetches
+        allowance=EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers),
+        output_group=output_group,
+        site=site,
+        artifacts=ArtifactSettings(check=CheckAssets.HEAD if looks else CheckAssets.OFF),
+        spool=spool,
     )
-    command += format_ledger_arguments(read_address(settings.state / LEDGER))
-    with Workers(command, listening, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
-        print_event(Event(at=current_time(), type="Listening", message=url, facts={"url": url}))
+    try:
+        done = prepare(settings, clock=current_time, warn=partial(print_new_event, "CacheUnusable", is_warning=True))
+    except GitbootError as error:
+        _send_result("NotPrepared", f"{error}; the standby tries again", is_warning=not isinstance(error, NotYetDone))
+        raise click.exceptions.Exit(find_exit_code(error)) from None
+    without = f"without {done.halted:,} install boots"
+    message = f"{output} has the boot files of {done.servers:,} servers at {done.commit[:12]}, {without}"
+    _send_result("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
 
-        def read_endpoints() -> Endpoints:
-            found = structs.replace(workers.count_processes(), unread=files.find_failures())
-            # Each process checks the certificates itself and reports its own result.
-            for each in certificates:
-                each.reload_if_changed(current_time())
-            failures = [each.failure for each in certificates if each.failure is not None]
-            return structs.replace(found, certificate="; ".join(failures) or None)
 
-        yield read_endpoints
+def _send_result(type: str, message: str, *, is_warning: bool = False, **details: object) -> None:
+    """Send the result to the standby that started this process."""
+    event = Event(at=current_time(), type=type, message=message, facts=to_json_value(details), warning=is_warning)
+    click.echo(encode(event), nl=False)
+
+
+def format_prepare_command(settings: Settings) -> list[str]:
+    """Return the command line with which a standby starts to prepare its output tree."""
+    options = {
+        "--out": settings.output.absolute(),
+        "--state": settings.state.absolute(),
+        "--spool": settings.spool.absolute() if settings.spool is not None else None,
+        "--site": settings.site,
+        "--output-group": settings.output_group,
+        "--commit-seconds": settings.allowance.seconds,
+        "--commit-memory": settings.allowance.mebibytes,
+        "--commit-workers": settings.allowance.workers,
+        "--parent": os.getpid(),
+    }
+    arguments = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    looks = ["--looks-not"] if settings.artifacts.check is CheckAssets.OFF else []
+    return python_command("gitboot", "prepare", *arguments, *looks)

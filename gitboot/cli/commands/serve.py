@@ -1,19 +1,22 @@
-"""`gitboot serve`: an endpoint that serves an output tree without an instance."""
+"""`gitboot serve`, and the options of endpoints, which `gitboot run` shares."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import socket
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from ipaddress import ip_network
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from msgspec import structs
+from msgspec import Struct, structs
 
 from gitboot.child_processes import (
     end_with_parent,
@@ -22,28 +25,12 @@ from gitboot.child_processes import (
     raise_limits,
     reap_orphans,
 )
-from gitboot.cli.endpoint_options import (
-    AccessSettings,
-    access_options,
-    build_clients,
-    check_access_settings,
-    check_shared_ledger,
-    create_spool,
-    credential_files,
-    format_access_arguments,
-    format_ledger_arguments,
-    load_secret_keys,
-    open_machines_tls_socket,
-    open_operators_socket,
-    open_recording,
-    parse_shared_ledger,
-    shared_ledger_options,
-    take_access_settings,
-)
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
+    Setting,
     accept_filesystem_option,
+    combine_options,
     config_option,
     current_time,
     inherited_settings_option,
@@ -51,11 +38,340 @@ from gitboot.cli.options import (
     secret_keys_option,
 )
 from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, print_event, stop_on_signal
-from gitboot.errors import UsageError
-from gitboot.files import check_fetch_log_folder
-from gitboot.ledger.store import PostgresAddress
+from gitboot.errors import LedgerError, LedgerLeft, UsageError
+from gitboot.files import check_fetch_log_folder, convert_os_errors
+from gitboot.ledger.store import PostgresAddress, read_address
 from gitboot.status.conditions import Event
 from gitboot.system_clock import read_clock_state
+
+if TYPE_CHECKING:
+    from gitboot.controller.instance.settings import Settings
+    from gitboot.endpoint.access_control import CredentialFiles
+    from gitboot.endpoint.age_encryption import AgeKeys
+    from gitboot.endpoint.app import ClientRules
+    from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
+    from gitboot.endpoint.tls import Certificate
+    from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
+    from gitboot.status.instance_status import Endpoints
+
+
+class AccessSettings(Struct, frozen=True, kw_only=True):
+    """Settings that control which clients may read from an endpoint."""
+
+    operators: tuple[str, ...]  # networks from which operators may read; (): only this machine
+    operators_hosts: tuple[str, ...]
+    operators_tokens: Path | None
+    operators_listen: str | None  # HOST:PORT for operators; None: the same address as for machines
+    operators_tls: tuple[Path, Path] | None  # certificate and key for operators; None: the connection is not encrypted
+    # HOST:PORT, certificate and key for machines; None: machines do not use TLS
+    machines_tls: tuple[str, Path, Path] | None
+    firmware_ciphers: bool  # whether the address for machines offers the cipher suites that firmware needs
+    trusted_proxies: tuple[str, ...]  # networks
+    idle_connections: int  # the maximum number of idle connections from one address
+
+
+machines_tls_option = combine_options(
+    click.option(
+        "--machines-tls",
+        metavar="HOST:PORT CERT KEY",
+        type=(str, click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, dir_okay=False)),
+        help="Also serve machines by HTTPS at this address, in addition to --listen. CERT is a file with the "
+        "certificate and its chain. KEY is a file with an RSA key without a passphrase. Use this key for no "
+        "other socket. Both are PEM files. gitboot reads them again when they change. Default: no HTTPS for machines.",
+    ),
+    click.option(
+        "--firmware-ciphers/--no-firmware-ciphers",
+        cls=Setting,
+        default=True,
+        show_default=True,
+        help="Whether the address of --machines-tls also offers cipher suites with RSA key exchange, after those with "
+        "forward secrecy. UEFI HTTPS boot of many machines needs these cipher suites. If somebody steals the key, they "
+        "can decrypt recorded connections that use these suites.",
+    ),
+)
+# The options that control which clients may send which requests to an endpoint.
+access_options = combine_options(
+    click.option(
+        "--operators",
+        multiple=True,
+        metavar="CIDR",
+        help="A network whose clients may read /api and /metrics. Repeat the option for several networks. Default: "
+        "only this machine.",
+    ),
+    click.option(
+        "--operators-host",
+        "operators_hosts",
+        cls=Setting,
+        envvar="GITBOOT_OPERATORS_HOST",
+        multiple=True,
+        metavar="NAME",
+        help="A name that operators use in URLs of /api and /metrics. gitboot always accepts IP addresses and "
+        "localhost, and rejects all other names. Default: none.",
+    ),
+    click.option(
+        "--operators-tokens",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file with a token on each line. A client that sends one of these tokens (Authorization: Bearer "
+        "TOKEN) may read "
+        "/api and /metrics from any address. Default: none.",
+    ),
+    click.option(
+        "--operators-tls",
+        nargs=2,
+        metavar="CERT KEY",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Encrypt the socket of --operators-listen. CERT is a file with the certificate and its chain. KEY is "
+        "a file with the private key, without a passphrase. Both are PEM files. gitboot reads them again when "
+        "they change. Default: no encryption.",
+    ),
+    click.option(
+        "--trusted-proxies",
+        cls=Setting,
+        multiple=True,
+        metavar="CIDR",
+        help="A network of proxies. gitboot takes the client's address from the X-Forwarded-For header of these "
+        "proxies, and ignores the header from any other address, including this machine. Default: none.",
+    ),
+    click.option(
+        "--operators-listen",
+        metavar="HOST:PORT",
+        help="Serve /api and /metrics only at this address, and not at --listen. Default: at --listen.",
+    ),
+    machines_tls_option,
+    click.option(
+        "--idle-connections",
+        cls=Setting,
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        help="The number of connections without a request that one client address may keep open. If it opens one "
+        "more, the endpoint closes the oldest one. The limit does not apply to trusted proxies.",
+    ),
+)
+
+
+def take_access_settings(options: dict[str, Any]) -> AccessSettings:
+    """Remove the access options from ``options``, and return them as settings."""
+    return AccessSettings(**{name: options.pop(name) for name in AccessSettings.__struct_fields__})
+
+
+def check_access_settings(access: AccessSettings) -> None:
+    """Check that the settings do not contradict each other and that their files are usable. Raises `UsageError`."""
+    if access.operators_tls is not None and access.operators_listen is None:
+        raise UsageError("--operators-tls needs --operators-listen; for machines, use --machines-tls")
+    clients = build_clients(access, None, None)
+    if clients.tokens is not None:
+        clients.tokens.check()
+    for certificate in (clients.certificate, clients.machines_certificate):
+        if certificate is not None:
+            certificate.load()
+
+
+def build_clients(
+    access: AccessSettings, operators: socket.socket | None, machines_tls: socket.socket | None
+) -> ClientRules:
+    """Convert the access settings to the form that an endpoint uses. Include the sockets for operators and for TLS."""
+    from gitboot.endpoint.access_control import LOOPBACK, Tokens
+    from gitboot.endpoint.app import ClientRules
+
+    certificate, machines_certificate = build_certificates(access)
+    return ClientRules(
+        operators=tuple(_parse_networks("--operators", access.operators)) or LOOPBACK,
+        trusted_proxies=tuple(_parse_networks("trusted-proxies", access.trusted_proxies)),
+        names=access.operators_hosts,
+        tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
+        operators_socket=operators.getsockname()[:2] if operators is not None else None,
+        certificate=certificate,
+        machines_tls_socket=machines_tls.getsockname()[:2] if machines_tls is not None else None,
+        machines_certificate=machines_certificate,
+        max_idle=access.idle_connections,
+    )
+
+
+def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: Path | None) -> CredentialFiles:
+    """Return the credential files that an endpoint reads for each request."""
+    from gitboot.endpoint.access_control import CredentialFiles, Tokens
+    from gitboot.endpoint.api import PushSecret
+
+    tokens = access.operators_tokens
+    checks: dict[str, Callable[[], object] | None] = {
+        "--operators-tokens": Tokens(tokens).check if tokens is not None else None,
+        "--secret-keys": keys.check if keys is not None else None,
+        "--push-secret": PushSecret(push_secret).read if push_secret is not None else None,
+    }
+    return CredentialFiles({option: check for option, check in checks.items() if check is not None})
+
+
+def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Certificate | None]:
+    """Return the certificates for the operators' socket and for the machines' TLS socket. None: there is no TLS."""
+    from gitboot.endpoint.tls import Certificate, Suites
+
+    operators = Certificate(*access.operators_tls) if access.operators_tls is not None else None
+    if access.machines_tls is None:
+        return operators, None
+    suites = Suites.FIRMWARE if access.firmware_ciphers else Suites.MACHINES
+    return operators, Certificate(*access.machines_tls[1:], suites, operators)
+
+
+def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
+    for each in values:
+        try:
+            yield ip_network(each)
+        except ValueError as error:
+            raise UsageError(f"{option}: {error}") from None
+
+
+def format_access_arguments(access: AccessSettings) -> list[str]:
+    """Return the access settings as command line arguments for a worker process, which inherits the sockets."""
+    names = ("firmware_ciphers", "idle_connections", "operators_hosts", "trusted_proxies")
+    arguments = ["--settings", json.dumps({name: getattr(access, name) for name in names})]
+    for network in access.operators:
+        arguments += ["--operators", network]
+    if access.operators_tokens is not None:
+        arguments += ["--operators-tokens", str(access.operators_tokens.absolute())]
+    if access.operators_tls is not None:
+        arguments += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
+    if access.machines_tls is not None:
+        address, *files = access.machines_tls
+        arguments += ["--machines-tls", address, *(str(file.absolute()) for file in files)]
+    return arguments
+
+
+def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys | None:
+    """Return the age keys in a file, or None if no file is set.
+
+    Raises `UsageError` if the file contains no keys, unless ``skip_check`` is set.
+    """
+    if file is None:
+        return None
+    from gitboot.endpoint.age_encryption import AgeKeys  # imported here, because few users have keys
+
+    keys = AgeKeys(file)
+    if not skip_check:
+        keys.check()
+    return keys
+
+
+def open_operators_socket(access: AccessSettings) -> socket.socket | None:
+    """Listen for operators on a separate address. Return None if the settings contain no such address."""
+    scheme = "https" if access.operators_tls is not None else "http"
+    return _open_socket(access.operators_listen, scheme, "ListeningForOperators")
+
+
+def open_machines_tls_socket(access: AccessSettings) -> socket.socket | None:
+    """Listen for machines that use TLS. Return None if the settings contain no address for them."""
+    return _open_socket(access.machines_tls[0] if access.machines_tls is not None else None, "https", "ListeningByTls")
+
+
+def _open_socket(address: str | None, scheme: str, event_type: str) -> socket.socket | None:
+    from gitboot.endpoint.server import build_url, open_listening_socket
+
+    if address is None:
+        return None
+    listener = open_listening_socket(address)
+    url = build_url(address, listener, scheme)
+    print_new_event(event_type, url, url=url)
+    return listener
+
+
+def create_spool(spool: Path) -> None:
+    """Create the directory of the fetch log if it is missing."""
+    with convert_os_errors(spool, "made"):
+        spool.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+
+# --ledger and --ledger-password, for commands that serve boots on a host without the instance.
+shared_ledger_options = combine_options(
+    click.option(
+        "--ledger",
+        metavar="URL",
+        help="The PostgreSQL database with the ledger of the instance, as in `gitboot run --ledger`. The endpoint "
+        "sends the fetches in --spool to this database, and records each one-time boot there before it serves "
+        "the boot. Default: none. An instance on this host then reads --spool.",
+    ),
+    click.option(
+        "--ledger-password",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The file with the database password. Default: libpq uses its own methods, for example a "
+        "client certificate.",
+    ),
+)
+
+
+def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
+    """Return the address of the shared database, or None if --ledger is not set.
+
+    Raises `UsageError` if the options contradict each other.
+    """
+    if ledger is None:
+        if password is not None:
+            raise UsageError("--ledger-password needs --ledger, the URL of the database")
+        return None
+    if spool is None:
+        raise UsageError("--ledger needs --spool: a directory of this host for fetches until the database has them")
+    return PostgresAddress.parse(ledger, password)
+
+
+def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
+    """Return the address of the shared database as command line arguments for a worker process."""
+    if shared is None:
+        return []
+    password = ["--ledger-password", str(shared.password)] if shared.password is not None else []
+    return ["--ledger", shared.url, *password]
+
+
+@contextmanager
+def open_recording(
+    spool: Path | None, shared: PostgresAddress | None
+) -> Iterator[SpoolRecorder | SharedRecorder | None]:
+    """Open the recorder of fetches for the duration of the block. Yield None if there is no spool."""
+    from gitboot.endpoint.app import DEADLINE_S
+    from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
+    from gitboot.fetchlog.spool import Spool
+
+    if spool is None:
+        yield None
+        return
+    spool_writer = Spool(spool)
+    recording = SpoolRecorder(spool_writer, DEADLINE_S)
+    try:
+        with forward_spool(spool, shared) as fetches:
+            yield SharedRecorder(recording, fetches, DEADLINE_S) if fetches is not None else recording
+    finally:
+        recording.flush()
+        spool_writer.close()
+
+
+@contextmanager
+def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetchLog | None]:
+    """Send the fetches in the spool to the shared ledger for the duration of the block.
+
+    Yield None if there is no shared ledger.
+    """
+    if spool is None or shared is None:
+        yield None
+        return
+    from gitboot.endpoint.recorder import Forwarder
+    from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
+
+    with closing(SharedFetchLog(shared)) as fetches, Forwarder(spool, fetches):
+        yield fetches
+
+
+def check_shared_ledger(shared: PostgresAddress | None) -> tuple[str, str] | None:
+    """Return an event type and a message if the shared ledger cannot accept fetches now. Otherwise return None."""
+    if shared is None:
+        return None
+    from gitboot.ledger.leader_lease import Holder
+    from gitboot.ledger.postgresql import LeaseConnection
+
+    try:
+        with closing(LeaseConnection(shared)) as connection:
+            connection.find_other_holder(Holder("an endpoint", ""))
+    except LedgerError as error:
+        return "LedgerLeft" if isinstance(error, LedgerLeft) else "LedgerFailed", str(error)
+    return None
+
 
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles
@@ -172,7 +488,7 @@ def command(
         create_spool(spool)
         if parent is None:  # otherwise the instance has already checked it
             check_fetch_log_folder(
-                spool, accepted_filesystems, partial(_print_event, "StateMayBeLost", is_warning=True)
+                spool, accepted_filesystems, partial(print_new_event, "StateMayBeLost", is_warning=True)
             )
     access = take_access_settings(given)
     shared = parse_shared_ledger(ledger, ledger_password, spool)
@@ -204,21 +520,21 @@ def command(
     listening = open_listening_socket(listen)
     url = build_url(listen, listening)
     operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
-    _print_event("Listening", url, url=url)
+    print_new_event("Listening", url, url=url)
     if not (output / MANIFEST).exists():
-        _print_event(
+        print_new_event(
             "NothingPublished",
             f"{output} has no published files yet: the endpoint serves no boots until an instance has published",
             is_warning=True,
         )
     if spool is None:
-        _print_event(
+        print_new_event(
             "NotRecording",
             "without --spool, gitboot records no fetches: it withholds one-time boots, and ignores reports",
             is_warning=True,
         )
     if (why := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
-        _print_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
+        print_new_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators, machines_tls)
@@ -236,10 +552,11 @@ def command(
         with Workers(command, listening, workers, operators=operators, machines_tls=machines_tls):
             while not stop.wait(3600):
                 pass
-    _print_event("Stopped", "the endpoint stopped")
+    print_new_event("Stopped", "the endpoint stopped")
 
 
-def _print_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+def print_new_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+    """Print an event that happens now."""
     print_event(Event(at=current_time(), type=type, message=message, facts=facts, warning=is_warning))
 
 
@@ -256,13 +573,57 @@ def format_worker_command(
 ) -> list[str]:
     """Return the command line for a worker process, which inherits this process's sockets."""
     arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
-    paths = [("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys)]
-    paths.append(("--push-secret", push_secret))
-    for name, path in paths:
+    paths = {
+        "--spool": spool,
+        "--assets": assets,
+        "--status": status,
+        "--secret-keys": secret_keys,
+        "--push-secret": push_secret,
+    }
+    for name, path in paths.items():
         if path is not None:
             arguments += [name, str(path.absolute())]
     arguments += format_access_arguments(access)
     return python_command("gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else []))
+
+
+@contextmanager
+def serve_endpoints(
+    settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
+) -> Iterator[Callable[[], Endpoints] | None]:
+    """Run the endpoints at --listen for the duration of the block. Yields a function that returns their state.
+
+    ``wake`` is called whenever an endpoint starts or ends.
+    """
+    if settings.listen is None:
+        yield None
+        return
+    from gitboot.controller.instance.state_directory import LEDGER, STATUS
+    from gitboot.endpoint.server import Workers, build_url, open_listening_socket
+
+    files = credential_files(access, load_secret_keys(settings.secret_keys), settings.push_secret)
+    certificates = [each for each in build_certificates(access) if each is not None]
+    listening = open_listening_socket(settings.listen)
+    url = build_url(settings.listen, listening)
+    operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
+    command = format_worker_command(
+        *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
+        access=access,
+        push_secret=settings.push_secret,
+    )
+    command += format_ledger_arguments(read_address(settings.state / LEDGER))
+    with Workers(command, listening, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
+        print_new_event("Listening", url, url=url)
+
+        def read_endpoints() -> Endpoints:
+            found = structs.replace(workers.count_processes(), unread=files.find_failures())
+            # Each process checks the certificates itself and reports its own result.
+            for each in certificates:
+                each.reload_if_changed(current_time())
+            failures = [each.failure for each in certificates if each.failure is not None]
+            return structs.replace(found, certificate="; ".join(failures) or None)
+
+        yield read_endpoints
 
 
 def _serve_until_stopped(
@@ -342,10 +703,10 @@ def _serve_until_stopped(
             if next(looks) % _DRAIN_CHECKS == 0:
                 clients.unknown_recorder.write_file()
             if (found := endpoint.denials.build_report(current_time()).proxies) and not proxied:
-                _print_event("ProxyNotTrusted", build_unnamed_proxy_message(found), is_warning=True)
+                print_new_event("ProxyNotTrusted", build_unnamed_proxy_message(found), is_warning=True)
             proxied = proxied or bool(found)
             if endpoint.limits.closed_count and not closed:
-                _print_event("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
+                print_new_event("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
             closed = endpoint.limits.closed_count
             if life is not None:
                 server.write_heartbeat(life)

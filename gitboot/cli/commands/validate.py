@@ -1,14 +1,25 @@
-"""`gitboot validate`: print all problems of a fleet."""
+"""`gitboot validate`, and the formats of problems: text, JSON, SARIF, JUnit and GitHub annotations."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import click
+from msgspec import structs
 
+from gitboot import __version__
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
@@ -22,10 +33,199 @@ from gitboot.cli.options import (
     registry_options,
     write_outputs,
 )
-from gitboot.cli.problem_formats import FORMATS, count_problems
+from gitboot.cli.terminal import wrap_on_terminal
 from gitboot.errors import InvalidRepository
+from gitboot.jsonio import format_document
 from gitboot.problems import Code, Problem, Severity
-from gitboot.text import format_count
+from gitboot.standard_streams import style
+from gitboot.text import format_count, printable
+
+_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
+_LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # a source location such as fleet.yaml:12 in a message
+
+
+def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort errors before warnings, each by location."""
+    return sorted(problems, key=lambda problem: (list(Severity).index(problem.severity), problem))
+
+
+def format_with_hint(problem: Problem) -> str:
+    """Format a problem's message, with its hint in parentheses."""
+    return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)
+
+
+def format_sarif(problems: Sequence[Problem]) -> str:
+    """Format problems as a SARIF log with a single run, its rules and its results.
+
+    Paths are relative to the root of the repository. The fingerprint of a result does not depend on its line number, so
+    it stays the same if lines move.
+    """
+    ordered = sort_by_severity(problems)
+    numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
+    rules = [
+        {
+            "id": code.value,
+            "name": code.name.title().replace("_", ""),
+            "shortDescription": {"text": code.headline},
+            "fullDescription": {"text": code.why},
+            "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
+        }
+        for code in sorted(Code)  # the same texts as in `gitboot explain CODE`
+        if code in numbers
+    ]
+    seen: Counter[str] = Counter()
+    results = [
+        {
+            "ruleId": str(problem.code),
+            "ruleIndex": numbers[problem.code],
+            "level": _LEVELS[problem.severity],
+            "message": {"text": format_with_hint(problem)},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": quote(problem.path), "uriBaseId": "%SRCROOT%"},
+                        "region": {"startLine": problem.line, "startColumn": problem.column},
+                    }
+                }
+            ],
+            "partialFingerprints": {"primaryLocationLineHash": _fingerprint_problem(problem, seen)},
+        }
+        for problem in ordered
+    ]
+    run = {
+        "tool": {"driver": {"name": "gitboot", "semanticVersion": __version__, "rules": rules}},
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, sort_keys=True) + "\n"
+
+
+def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
+    """Return a text that identifies a result even if its line moves.
+
+    ``counts`` has the number of earlier results with the same text. GitHub reads the text as primaryLocationLineHash
+    (GitHub docs, "SARIF support for code scanning").
+    """
+    message = _LINES.sub(r"\1", printable(problem.message))
+    name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode()).hexdigest()[:16]
+    counts[name] += 1
+    return f"{name}:{counts[name]}"
+
+
+def format_junit(problems: Sequence[Problem]) -> str:
+    """Format problems as a JUnit report with one suite. Without problems, the suite contains a single passing test."""
+    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+    counts = {
+        "tests": str(len(problems) or 1),
+        "failures": str(errors),
+        "errors": "0",
+        "skipped": str(len(problems) - errors),
+    }
+    root = Element("testsuites", counts)
+    tests = SubElement(root, "testsuite", {"name": "gitboot", **counts})
+    used: Counter[tuple[str, str]] = Counter()
+    for problem in sort_by_severity(problems):
+        name = printable(f"{problem.path}: {problem.message}")
+        used[problem.code, name] += 1
+        if (number := used[problem.code, name]) > 1:
+            name = f"{name} ({number})"
+        attributes = {"classname": problem.code, "name": name, "file": printable(problem.path)}
+        test, text = SubElement(tests, "testcase", attributes), printable(str(problem))
+        if problem.severity is Severity.ERROR:
+            SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = text
+        else:
+            SubElement(test, "skipped", {"message": f"warning: {text}"})
+    if not problems:
+        SubElement(tests, "testcase", {"classname": "gitboot", "name": "no problems"})
+    indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
+
+
+# the number of annotations of one level that GitHub shows for a step; GitHub omits the rest without a message
+MAX_ANNOTATIONS: Final = 10
+
+
+def format_github(problems: Sequence[Problem]) -> str:
+    """Format problems as GitHub Actions commands, one per line.
+
+    A notice states the number of problems that GitHub would not show.
+    """
+    ordered = sort_by_severity(problems)
+    lines: list[str] = []
+    left_out: list[str] = []
+    for severity, level in _LEVELS.items():
+        found = [problem for problem in ordered if problem.severity is severity]
+        lines += (_format_command(level, problem) for problem in found[:MAX_ANNOTATIONS])
+        if len(found) > MAX_ANNOTATIONS:
+            left_out.append(format_count(len(found) - MAX_ANNOTATIONS, f"more {level}"))
+    if left_out:
+        lines.append(f"::notice title=gitboot::{' and '.join(left_out)} not shown here: see the log of this step")
+    return "\n".join(lines)
+
+
+def _format_command(level: str, problem: Problem) -> str:
+    properties = {
+        "file": printable(problem.path),
+        "line": str(problem.line),
+        "col": str(problem.column),
+        "title": str(problem.code),
+    }
+    joined = ",".join(f"{name}={value.translate(_PROPERTY_ESCAPES)}" for name, value in properties.items())
+    return f"::{level} {joined}::{format_with_hint(problem).translate(_TEXT_ESCAPES)}"
+
+
+_TEXT_ESCAPES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY_ESCAPES: Final = _TEXT_ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
+
+
+def count_problems(problems: Sequence[Problem]) -> str:
+    """Format the numbers of errors and warnings."""
+    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+    warnings = len(problems) - errors
+    parts = [format_count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
+    return " and ".join(parts) or "no errors"
+
+
+def format_problems(problems: Sequence[Problem], prefix: str) -> str:
+    """Format each problem as ``path:line:column: CODE: message``, with its hint on the next line."""
+    lines = []
+    for problem in problems:
+        error = problem.severity is Severity.ERROR
+        place, code = f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", f"{problem.code}:"
+        text = wrap_on_terminal(
+            f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}", sys.stdout, hanging="    "
+        ).replace(place, style(place, bold=True), 1)
+        lines.append(text.replace(code, style(code, fg="red" if error else "yellow"), 1))
+        if problem.hint:
+            lines.append(wrap_on_terminal(f"    {printable(problem.hint)}", sys.stdout))
+    return "\n".join(lines)
+
+
+def format_json(problems: Sequence[Problem], prefix: str) -> str:
+    return format_document(items=[structs.replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
+
+
+def _relative_to_current_directory(
+    write: Callable[[Sequence[Problem]], str],
+) -> Callable[[Sequence[Problem], str], str]:
+    """Return a format whose paths are relative to the current directory, as code hosts and CI systems require."""
+
+    def write_relative(problems: Sequence[Problem], prefix: str) -> str:
+        folder = os.path.relpath(prefix or ".")
+        root = "" if folder == "." or folder.split(os.sep)[0] == ".." else f"{folder}/"
+        return write([structs.replace(problem, path=f"{root}{problem.path}") for problem in problems])
+
+    return write_relative
+
+
+FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {
+    "text": format_problems,
+    "json": format_json,
+    "github": _relative_to_current_directory(format_github),
+    "sarif": _relative_to_current_directory(format_sarif),
+    "junit": _relative_to_current_directory(format_junit),
+}
 
 
 @click.command(

@@ -13,14 +13,11 @@ from typing import Any, Literal, TypeVar, cast
 from gitboot.jsonio import to_json_value
 from gitboot.model.fields import Field, structure
 from gitboot.model.json_schema import _DIALECT, KINDS, build_any_document_schema, build_schema, build_structure_schema
-from gitboot.problems import Problem
 from gitboot.review.change_groups import Group
-from gitboot.review.decision_changes import Changes
-from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange
+from gitboot.review.document_changes import ChangeKind, FieldChange
 from gitboot.review.formats import phrases
 from gitboot.review.guards import format_ack_line
-from gitboot.review.image_provenance import FileClaim
-from gitboot.review.rendered_diffs import RenderedDiff
+from gitboot.review.images import FileClaim
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk
 
@@ -383,7 +380,17 @@ def as_json(review: Review) -> str:
         verdict=review.outcome.value,
         digest=verdict.digest if verdict else None,
         compared_with_nothing=changes is not None and changes.first,
-        counts=_count_facts(changes) if changes else None,
+        counts=CountFacts(
+            changed=len(changes.with_fate(ChangeKind.EDITED)),
+            renamed=sum(change.renamed for change in changes.servers),
+            added=len(changes.with_fate(ChangeKind.ADDED)),
+            removed=len(changes.with_fate(ChangeKind.REMOVED)),
+            unchanged=changes.unchanged,
+            images=len(changes.images),
+            overrides=len(changes.with_risk(Risk.OVERRIDE_ONLY)),
+        )
+        if changes
+        else None,
         areas=tuple(_copy_fields(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
         limits=to_json_value(verdict.limits) if verdict else None,
         trips=tuple(
@@ -393,10 +400,10 @@ def as_json(review: Review) -> str:
         if verdict
         else (),
         steps=tuple(StepFacts(commit=each.commit, acknowledgements=each.lines) for each in review.steps),
-        unheeded=tuple(_copy_fields(UnheededFacts, each) for each in review.ignored_lines),
-        unknown_servers=_rendered_facts(review.unknown.rendered) if review.unknown else None,
+        unheeded=_copy_all(UnheededFacts, review.ignored_lines),
+        unknown_servers=_copy_all(RenderedFacts, review.unknown.rendered) if review.unknown else None,
         shared=_field_facts(review.shared.fields) if review.shared else None,
-        access=tuple(_copy_fields(AccessFacts, each) for each in changes.access) if changes else (),
+        access=_copy_all(AccessFacts, changes.access) if changes else (),
         images=tuple(_copy_fields(ImageFacts, each, image=each.name, servers=each.in_use) for each in changes.images)
         if changes
         else (),
@@ -428,7 +435,15 @@ def as_json(review: Review) -> str:
         ),
         groups=tuple(map(_group_facts, review.groups)),
         servers=_server_facts(review.groups),
-        documents=tuple(map(_document_facts, review.documents_only)),
+        documents=tuple(
+            _copy_fields(
+                DocumentFacts,
+                each,
+                document=each.id.name if each.id.kind == "file" else str(each.id),
+                fields=tuple(field.dotted_path for field in each.fields),
+            )
+            for each in review.documents_only
+        ),
         bmcs=changes.moved_bmcs if changes else (),
         credentials=tuple(
             CredentialFacts(
@@ -441,8 +456,8 @@ def as_json(review: Review) -> str:
         signers=tuple(
             _copy_fields(SignerFacts, signer, commit=commit, forge=signer.is_forge) for commit, signer in review.signers
         ),
-        problems=_problem_facts(review.head.problems),
-        base_problems=_problem_facts(review.base.problems) if review.base.decisions is None else (),
+        problems=_copy_all(ProblemFacts, review.head.problems),
+        base_problems=_copy_all(ProblemFacts, review.base.problems) if review.base.decisions is None else (),
         reproduce=review.command,
     )
     return json.dumps(to_json_value(found), indent=2, sort_keys=True)
@@ -457,16 +472,8 @@ def _copy_fields(kind: type[Described], value: object, **others: Any) -> Describ
     return kind(**{name: getattr(value, name) for name in names}, **others)
 
 
-def _count_facts(changes: Changes) -> CountFacts:
-    return CountFacts(
-        changed=len(changes.with_fate(ChangeKind.EDITED)),
-        renamed=sum(change.renamed for change in changes.servers),
-        added=len(changes.with_fate(ChangeKind.ADDED)),
-        removed=len(changes.with_fate(ChangeKind.REMOVED)),
-        unchanged=changes.unchanged,
-        images=len(changes.images),
-        overrides=len(changes.with_risk(Risk.OVERRIDE_ONLY)),
-    )
+def _copy_all(kind: type[Described], values: Iterable[object]) -> tuple[Described, ...]:
+    return tuple(_copy_fields(kind, each) for each in values)
 
 
 def _file_claim_facts(claim: FileClaim) -> FileClaimFacts:
@@ -501,14 +508,14 @@ def _group_facts(group: Group) -> GroupFacts:
         GroupFacts,
         group,
         causes=tuple(causes),
-        effects=tuple(_copy_fields(EffectFacts, each) for each in group.effects),
+        effects=_copy_all(EffectFacts, group.effects),
         reinstalls=tuple(map(phrases.format_reinstall, group.reinstalls)),
         unknown=tuple(map(phrases.format_unknown_reason, group.unknown)),
         servers=group.names,
         example=group.names[0],
         outlier=_copy_fields(OutlierFacts, group.outlier) if group.outlier is not None else None,
         fields=_field_facts(group.fields),
-        rendered=_rendered_facts(group.rendered) if group.rendered is not None else None,
+        rendered=_copy_all(RenderedFacts, group.rendered) if group.rendered is not None else None,
     )
 
 
@@ -518,10 +525,6 @@ def _place_facts(place: tuple[str, int, int] | None) -> dict[str, Any]:
 
 def _field_facts(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
     return tuple(_copy_fields(FieldFacts, each, field=each.dotted_path) for each in changes)
-
-
-def _rendered_facts(diffs: Iterable[RenderedDiff]) -> tuple[RenderedFacts, ...]:
-    return tuple(_copy_fields(RenderedFacts, each) for each in diffs)
 
 
 def _server_facts(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
@@ -540,17 +543,6 @@ def _server_facts(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
         for change in group.servers
     )
     return tuple(sorted(found, key=lambda each: each.server))
-
-
-def _document_facts(change: DocumentChange) -> DocumentFacts:
-    name = change.id.name if change.id.kind == "file" else str(change.id)
-    return _copy_fields(
-        DocumentFacts, change, document=name, fields=tuple(field.dotted_path for field in change.fields)
-    )
-
-
-def _problem_facts(problems: Iterable[Problem]) -> tuple[ProblemFacts, ...]:
-    return tuple(_copy_fields(ProblemFacts, each) for each in problems)
 
 
 @cache

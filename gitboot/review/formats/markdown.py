@@ -16,7 +16,7 @@ from gitboot.problems import Code, Problem, Severity
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard
-from gitboot.review.image_provenance import Place
+from gitboot.review.images import Place
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk
@@ -174,15 +174,9 @@ def _render_provenance(review: Review) -> Iterator[str]:
         at = ":".join(map(str, image.place))
         lines.append(f"- {format_code(f'BootImage/{image.image}')} {image.fate} at {format_code(at)}")
         lines += (f"  - {format_code(files)}: {format_code(text)}" for files, text in phrases.list_image_claims(image))
-    for rule in review.provenance.rules:
-        at = f" at {format_code(':'.join(map(str, rule.place)))}" if rule.place is not None else ""
-        lines.append(
-            f"- {format_code(f'ImageStream/{rule.stream}')}{at}: {format_code(phrases.format_rule_change(rule))}"
-        )
-    for source in review.provenance.sources:
-        at = f" at {format_code(':'.join(map(str, source.place)))}" if source.place is not None else ""
-        text = phrases.format_source_change(source)
-        lines.append(f"- {format_code(f'ImageSource/{source.source}')}{at}: {format_code(text)}")
+    for document, place, text in phrases.list_provenance_changes(review.provenance):
+        at = f" at {format_code(':'.join(map(str, place)))}" if place is not None else ""
+        lines.append(f"- {format_code(document)}{at}: {format_code(text)}")
     if not lines:
         return
     yield "\n### Provenance\n"
@@ -258,8 +252,7 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
         for boot, files in groupby(diffs, key=lambda each: each.boot)
     ]
     for number, (boot, lines) in enumerate(boots):
-        first = [printable(line.expandtabs(4)) for line in lines[:_DIFF]]
-        shown = _fit_diff(first, room // (len(boots) - number))
+        shown = _fit_diff([printable(line.expandtabs(4)) for line in lines[:_DIFF]], room // (len(boots) - number))
         room -= sum(map(_measure, shown))
         if left := format_rest(len(lines) - len(shown), "line"):
             shown.append(f"… {left}")
@@ -391,8 +384,7 @@ def _cut_changed(text: str, limit: int) -> str:
 
 
 def _render_effects(review: Review) -> Iterator[str]:
-    found = phrases.count_effects(review.groups)
-    if found:
+    if found := phrases.count_effects(review.groups):
         yield "\n### When\n"
         yield from _limit_lines(
             [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "time"
@@ -400,8 +392,7 @@ def _render_effects(review: Review) -> Iterator[str]:
 
 
 def _render_documents(review: Review) -> Iterator[str]:
-    found = review.documents_only
-    if found:
+    if found := review.documents_only:
         yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision changes\n"
         lines = [
             f"- {format_code(str(each.id))} {each.fate}"

@@ -21,7 +21,7 @@ from gitboot.review.document_changes import (
     FieldChange,
 )
 from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, Area, Guard, Limits, Trip
-from gitboot.review.image_provenance import (
+from gitboot.review.images import (
     FileClaim,
     ImageProvenance,
     Place,
@@ -39,9 +39,7 @@ _LONGEST: Final = 160  # the maximum number of characters in each value
 
 def format_share(number: int, of: int) -> str:
     """Format a count with its percentage. The percentage of a count above 0 is never 0 %."""
-    if not number or not of:
-        return f"{number:,}"
-    return f"{number:,} ({_format_percent(number, of)})"
+    return f"{number:,} ({_format_percent(number, of)})" if number and of else f"{number:,}"
 
 
 def _format_percent(number: int, of: int) -> str:
@@ -117,12 +115,12 @@ def format_access(bmc: BmcAccess | None) -> str | None:
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
     """Return a line for each server whose BMC credentials would go to a new recipient."""
-    lines = []
-    for each in changes:
-        old, new = format_access(each.old), format_access(each.new)
-        if new is not None and new != old:
-            lines.append(f"{each.server}: {f'{old} {ARROW} ' if old is not None else ''}{new}")
-    return lines
+    recipients = ((each.server, format_access(each.old), format_access(each.new)) for each in changes)
+    return [
+        f"{server}: {f'{old} {ARROW} ' if old is not None else ''}{new}"
+        for server, old, new in recipients
+        if new is not None and new != old
+    ]
 
 
 def format_reinstall(reinstall: Reinstall) -> str:
@@ -142,14 +140,15 @@ def format_reinstall(reinstall: Reinstall) -> str:
     return _REINSTALL_TEXTS.get(reinstall.why, f"{{why}} {{old}} {ARROW} {{new}}").format(**words)
 
 
-_IDENTITY: Final = "{new} was the {why} of Server/{old}"
 _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
     ReinstallReason.MAINTENANCE: f"{{source}}: {{old}} {ARROW} {{new}}",
     ReinstallReason.UNCOVERED: "Maintenance/{old} no longer replaces {source}",
     ReinstallReason.MAC: "{new} was a MAC address of Server/{old}",
     ReinstallReason.SERIAL: "{new} was the serial number of Server/{old}",
     ReinstallReason.ADDRESS: "{new} was an address of Server/{old}",
-    **dict.fromkeys((ReinstallReason.UUID, ReinstallReason.NAME, ReinstallReason.NID), _IDENTITY),
+    ReinstallReason.UUID: "{new} was the UUID of Server/{old}",
+    ReinstallReason.NAME: "{new} was the name of Server/{old}",
+    ReinstallReason.NID: "{new} was the nid of Server/{old}",
     ReinstallReason.CLAIM: "{boots} BootImage/{new}, which claims for the first time to write no disk",
     ReinstallReason.CLAIM_OF_BOOT: (
         "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or a base URL that "
@@ -229,14 +228,14 @@ def format_exceeded_limit(trip: Trip) -> str:
     limit = f"{trip.limit}{' %' if trip.percent else ''}"
     guard = f"guard {trip.guard}" if trip.guard in _GUARDS_WITHOUT_NUMBER else f"{trip.guard} allows {limit}"
     number = f"{trip.number:,}" if trip.of is None else f"{trip.number:,} of {trip.of:,}"
-    nouns = {noun: f"{number} {noun}{'' if (trip.of or trip.number) == 1 else 's'}" for noun in _COUNTED}
+    plural = "" if (trip.of or trip.number) == 1 else "s"
+    nouns = {noun: f"{number} {noun}{plural}" for noun in ("BMC", "image", "server", "setting")}
     text = _EXCEEDED[trip.what].format(**nouns)
     area = "" if trip.area == "all" else f" in {trip.area}"
     share = f", {_format_percent(trip.number, trip.of)}" if trip.percent and trip.of else ""
     return f"{text}{area}{share} ({guard})"
 
 
-_COUNTED: Final = ("BMC", "image", "server", "setting")
 _EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
     "commits taken back": "it does not descend from the accepted commit",
     "instances that may no longer act": "it takes servers away from the instance that manages them now",
@@ -274,9 +273,8 @@ def format_counts(changes: Changes) -> str:
         f"{len(changes.with_fate(ChangeKind.REMOVED)):,} removed",
         f"{changes.unchanged:,} unchanged",
     ]
-    for fate in ChangeKind:
-        if number := sum(image.fate is fate for image in changes.images):
-            parts.append(f"{format_count(number, 'image')} {fate}")
+    fates = Counter(image.fate for image in changes.images)
+    parts += (f"{format_count(fates[fate], 'image')} {fate}" for fate in ChangeKind if fate in fates)
     if overrides := len(changes.with_risk(Risk.OVERRIDE_ONLY)):
         parts.append(f"override only: {format_count(overrides, 'server')}")
     if changes.access:
@@ -377,6 +375,12 @@ CLAIMS_NOTE: Final = (
 def format_rule_change(rule: StreamRuleChange) -> str:
     """Return the old and the new value of a rule of a stream."""
     return format_change(rule.change._replace(old=_join_rules(rule.change.old), new=_join_rules(rule.change.new)))
+
+
+def list_provenance_changes(provenance: ProvenanceChanges) -> Iterator[tuple[str, Place | None, str]]:
+    """Yield each stream with a changed rule and each changed image source, with its location and the change."""
+    yield from ((f"ImageStream/{each.stream}", each.place, format_rule_change(each)) for each in provenance.rules)
+    yield from ((f"ImageSource/{each.source}", each.place, format_source_change(each)) for each in provenance.sources)
 
 
 def _join_rules(value: Any) -> Any:

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from gitboot.cli.commands.diff_and_comment import format_review_text
-from gitboot.cli.problem_formats import format_github
+from gitboot.cli.commands.validate import format_github
 from gitboot.fleet.revision import Message
 from gitboot.problems import Code, Severity
 from gitboot.resolve.server_decision import Boot

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.commands.instance_control import find_outcome
+from gitboot.cli.commands.instance import find_outcome
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import STOP_FILE, read_records

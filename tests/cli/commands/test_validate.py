@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft4Validator  # type: ignore[import-untyped]
 from msgspec import structs
 
-from gitboot.cli.problem_formats import format_github, format_junit, format_sarif
+from gitboot.cli.commands.validate import format_github, format_junit, format_sarif
 from gitboot.problems import Code, Problem, Severity
 from tests.helpers.cases import for_each
 
 CODES = {code.value: code for code in Code}
-SCHEMA = Path(__file__).parents[1] / "data" / "sarif" / "sarif-2.1.0-rtm.5.json"
+SCHEMA = Path(__file__).parents[2] / "data" / "sarif" / "sarif-2.1.0-rtm.5.json"
 
 TIE = Problem(
     path="policies/web.yaml",

@@ -20,7 +20,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import make_adopted_record
 from gitboot.resolve.policy_selection import joining_percentage
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, StepEvidence
-from gitboot.review.rollout_progress import (
+from gitboot.review.images import (
     AppliedRollout,
     ImageReport,
     InstanceReport,
