@@ -63,8 +63,7 @@ class Agenda(Struct, Generic[Key], frozen=True):
         return Agenda(instants, queue)
 
     def due_keys(self, at: datetime) -> frozenset[Key]:
-        end = bisect_right(self._queue, at, key=lambda each: each[0])
-        return frozenset(key for _, key in self._queue[:end])
+        return frozenset(key for _, key in self._queue[: bisect_right(self._queue, at, key=lambda each: each[0])])
 
     @property
     def next_due(self) -> datetime | None:
@@ -128,8 +127,9 @@ class Plans(Struct, frozen=True, kw_only=True):
     @property
     def withheld(self) -> dict[ImageFile, int]:
         """The missing files that cause boots to be withheld, sorted, each with the number of servers that need it."""
-        needs = {each: count - self.needs_for_ipxe.get(each, 0) for each, count in self.needs.items()}
-        return self._select_withheld(needs)
+        return self._select_withheld(
+            {each: count - self.needs_for_ipxe.get(each, 0) for each, count in self.needs.items()}
+        )
 
     @property
     def withheld_from_ipxe(self) -> dict[ImageFile, int]:
@@ -162,9 +162,8 @@ def replan(
         names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(
             old.servers, new.servers
         )
-    set_back = before.planned_at is not None and at < before.planned_at  # the previous plans are for a later time
     anew = (
-        set_back
+        (before.planned_at is not None and at < before.planned_at)  # the previous plans are for a later time
         or left != before.left
         or stop is not before.stop
         or old is None
@@ -215,8 +214,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
             for file in files:
                 needs[file] += by
             if any(boot.ignores_signatures for boot in boots):
-                required = {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}
-                for file in files - required:
+                for file in files - {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}:
                     needs_for_ipxe[file] += by
     unknown, unseen, consumed, lost, unknown_outcomes, drained = (
         set(each - names)
@@ -257,9 +255,12 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         run = find_unstarted_run(decision, plan.maintenance, state.record)
         if plan.maintenance is not None and run is not None:
             given[name] = plan.maintenance, run
-    changed = {name: state for name, state in states.items() if state is not before.servers.get(name)}
     return Plans(
-        servers=apply_changes(before.servers, changed, names - states.keys()),
+        servers=apply_changes(
+            before.servers,
+            {name: state for name, state in states.items() if state is not before.servers.get(name)},
+            names - states.keys(),
+        ),
         transitions=before.transitions.reschedule(
             {name: states[name].transition if name in states else None for name in names}
         ),
@@ -288,12 +289,8 @@ def _find_artifact_changes(
         return frozenset()
     needed = {each.file for each in before.needs}  # files with their sources, which `sightings` does not contain
     files = {file for file in needed if is_withheld(file, before.sightings) != is_withheld(file, sightings)}
-    servers = decisions.servers
-    return (
-        frozenset(name for name in before.servers if servers[name].find_withheld_files(files.__contains__))
-        if files
-        else frozenset()
-    )
+    names = before.servers if files else ()
+    return frozenset(name for name in names if decisions.servers[name].find_withheld_files(files.__contains__))
 
 
 def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
@@ -323,8 +320,11 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
             or before.written.get(name) != now.written.get(name)
             or before.decisions.networks[name] != now.decisions.networks[name]
         )
-    uuids = before.withheld.keys() | now.withheld.keys()
-    others = [uuid for uuid in uuids if before.withheld.get(uuid) != now.withheld.get(uuid)]
+    others = [
+        uuid
+        for uuid in before.withheld.keys() | now.withheld.keys()
+        if before.withheld.get(uuid) != now.withheld.get(uuid)
+    ]
     return found | before.select_server_names(others) | now.select_server_names(others) if others else found
 
 
@@ -332,8 +332,8 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
     """Return the machines that were removed since an earlier commit, or None if that commit is unknown."""
     if before is None:
         return None
-    were = (machine.uuid for machine in before.select_machines(find_changed_servers(before, now)))
-    return frozenset(uuid for uuid in were if uuid not in now.machines)
+    changed = before.select_machines(find_changed_servers(before, now))
+    return frozenset(machine.uuid for machine in changed if machine.uuid not in now.machines)
 
 
 def describe_server(commit: Commit, name: str) -> ServerDetails:
@@ -360,7 +360,6 @@ _RUN_STEPS: Final = {
 
 
 def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
-    """Yield the (kind, value) pairs under which a server is counted."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:

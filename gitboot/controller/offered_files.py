@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol
 
 from msgspec import structs
@@ -119,7 +119,7 @@ class LedgerOfferRecorder:
     ) -> Collection[str]:
         number = self._facts.sequence
         numbered = [structs.replace(each, number=number) for state in states.values() for each in list_offers(state)]
-        versions = [each for some in dates.values() for each in some]
+        versions = [*chain.from_iterable(dates.values())]
         if numbered or versions:
             if self._unwritable is not None:
                 raise LedgerError(self._unwritable)
@@ -186,7 +186,6 @@ def publish_plans(
         if before.applied is None:
             recorder.record_publication()
     except (PublishError, LedgerError) as error:
-        unwritable = str(error) if isinstance(error, LedgerError) else None
         # The target may have published some of these files, so the next publication includes all of them.
         return structs.replace(
             attempt,
@@ -195,14 +194,22 @@ def publish_plans(
             recorded=None,
             versions=apply_changes(before.versions, {}, owed & before.versions.keys()),
             failure=(type(error).__name__, str(error)),
-            unwritable=unwritable,
+            unwritable=str(error) if isinstance(error, LedgerError) else None,
         )
     limited, events = offered.limited, before.events
     if done.new or done.withdrawn:
-        counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
-        message = f"{done.new} files written, {len(done.withdrawn)} removed, {done.unchanged} unchanged"
-        facts = {"commit": commit.revision, **counts}
-        events = (*events, Event(at=at, type="Published", message=message, facts=facts))
+        published = Event(
+            at=at,
+            type="Published",
+            message=f"{done.new} files written, {len(done.withdrawn)} removed, {done.unchanged} unchanged",
+            facts={
+                "commit": commit.revision,
+                "written": done.new,
+                "withdrawn": len(done.withdrawn),
+                "unchanged": done.unchanged,
+            },
+        )
+        events = (*events, published)
     return structs.replace(
         attempt,
         applied=commit.revision,
@@ -222,8 +229,12 @@ def publish_plans(
 
 def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Files:
     """Return the files that all servers share, except those that are published in parts."""
-    decisions = structs.replace(commit.decisions, unknown=_unknown_machine_boots(plans, commit.decisions))
-    return {**render_fleet_files(decisions, terms.monitors), **render_terms(terms)}
+    return {
+        **render_fleet_files(
+            structs.replace(commit.decisions, unknown=_unknown_machine_boots(plans, commit.decisions)), terms.monitors
+        ),
+        **render_terms(terms),
+    }
 
 
 def _select_records(
@@ -234,8 +245,7 @@ def _select_records(
     The second value is None if all records must be published. While the ledger is unverified, the published records
     stay.
     """
-    in_doubt = knowledge.recorded_commit is None
-    if in_doubt:
+    if knowledge.recorded_commit is None:
         same = before.complete and before.in_doubt and before.recorded is not None
         return group_by_shard(knowledge.published_records), frozenset() if same else None
 
@@ -290,7 +300,6 @@ def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Archit
 
 
 def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit) -> bool:
-    """Return whether the shared files may differ from those in the target."""
     held = before.plans
     if held.commit is None or held.stop is not plans.stop or not before.complete:
         return True
@@ -392,8 +401,11 @@ class _OfferedFiles(Mapping[str, Files | None]):
                     self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
-                is_over = stands is not None and stands.until is not None and stands.until <= self.at
-                if stands is not None and stands.stop is self.plans.stop and not is_over:
+                if (
+                    stands is not None
+                    and stands.stop is self.plans.stop
+                    and (stands.until is None or stands.until > self.at)
+                ):
                     left.add(name)  # keep the published files
                     versions[name] = self.before.versions.get(name, {})
                     self.limited[name] = stands._replace(noted=noted)

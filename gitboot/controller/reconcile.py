@@ -149,7 +149,6 @@ class Reconciler:
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._components.unwritten.append(event)
         self._components.tell(event)  # sent before the condition is written, because the disk with the status may hang
-        hint = find_remedy("Reconciling", "StageHangs")
         self._components.report_stalled(
             Condition(
                 type="Reconciling",
@@ -157,7 +156,7 @@ class Reconciler:
                 reason="StageHangs",
                 message=message,
                 last_transition_time=at,
-                remedy=hint,
+                remedy=find_remedy("Reconciling", "StageHangs"),
             )
         )
 

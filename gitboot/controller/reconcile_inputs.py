@@ -132,20 +132,19 @@ class NotedWithdrawals:
             _logger.error("%s: cleared overrides are recorded in memory only (%s)", self._path, error.strerror)
 
     def _read(self) -> list[UnrecordedClearing]:
-        """Read the records that an earlier process stored for this ledger."""
         if self._path is None or not self._path.exists():
             return []
         try:
             found = json.loads(self._path.read_bytes())
             notes = [
-                (SystemUuid(each["uuid"]), server_tables.override_from_row(each["record"]))
+                UnrecordedClearing(
+                    SystemUuid(each["uuid"]),
+                    server_tables.override_from_row(each["record"]),
+                    is_from_earlier_process=True,
+                )
                 for each in found["withdrawals"]
             ]
-            return [
-                UnrecordedClearing(*each, is_from_earlier_process=True)
-                for each in notes
-                if found["ledger"] == self._ledger
-            ]
+            return notes if found["ledger"] == self._ledger else []
         except (OSError, ValueError, TypeError, KeyError) as error:
             _logger.error("%s: the records of cleared overrides cannot be read (%s)", self._path, error)
             return []
@@ -415,12 +414,20 @@ class UnknownMachineFile:
 
 def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
     for each in new[:_MAX_REPORTED]:
-        message = f"the unknown machine {', '.join(each.identities)} at {each.client} requested a boot"
-        yield Event(at=at, type="UnknownMachine", message=message, facts=structs.replace(each, inventory=None).facts())
+        yield Event(
+            at=at,
+            type="UnknownMachine",
+            message=f"the unknown machine {', '.join(each.identities)} at {each.client} requested a boot",
+            facts=structs.replace(each, inventory=None).facts(),
+        )
     if len(new) > _MAX_REPORTED:
         more = len(new) - _MAX_REPORTED
-        message = f"{more} more unknown machines requested a boot. List them with gitboot unknown-machines"
-        yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MAX_REPORTED})
+        yield Event(
+            at=at,
+            type="UnknownMachine",
+            message=f"{more} more unknown machines requested a boot. List them with gitboot unknown-machines",
+            facts={"more": more},
+        )
 
 
 def read_unknown(state: Path) -> UnknownMachines:

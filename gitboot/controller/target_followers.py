@@ -195,10 +195,14 @@ def _build_branch_target(
     remote_of = partial(_build_remote, target_address, settings.git)
     # Check the settings at startup, but not the credentials, because an unreadable file only delays the target.
     remote_of(read=lambda _: ("", ""))
-    folder = settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git"
     return BranchTarget(
         target_address.name,
-        OwnedBranch(remote_of, target_address.ref, folder, fetching=source.fetching),
+        OwnedBranch(
+            remote_of,
+            target_address.ref,
+            settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git",
+            fetching=source.fetching,
+        ),
         ledger=instance_tables.read_facts(store).identity,
         heir_of=lambda: instance_tables.read_facts(store).heir_of,
         follows_default=is_followed_there and reference in (None, HEAD),

@@ -195,16 +195,20 @@ class Standby:
         if message != self._last_message:
             self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
             self._last_message = message
-        whole = "; ".join(filter(None, (message, of_tree)))
-        acting = Condition(type="Active", status=False, reason=reason, message=whole, last_transition_time=since)
-        left = state.StatusFile(self._settings.state, self._clock)
-        left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(at)})
+        acting = Condition(
+            type="Active",
+            status=False,
+            reason=reason,
+            message="; ".join(filter(None, (message, of_tree))),
+            last_transition_time=since,
+        )
+        state.StatusFile(self._settings.state, self._clock).write(
+            {**Status(conditions=(acting,)).facts(), "at": format_instant(at)}
+        )
 
 
 def _reason(error: LedgerError) -> str:
-    if isinstance(error, (LedgerLeft, LedgerUnfinished)):
-        return type(error).__name__
-    return "LedgerFailed"
+    return type(error).__name__ if isinstance(error, (LedgerLeft, LedgerUnfinished)) else "LedgerFailed"
 
 
 class _Preparation:
@@ -279,8 +283,9 @@ def _follow_active(
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="CacheUnusable", message=message, warning=True))
 
-    cache = state.open_cache(settings.state, warn)
-    evaluation = EvaluatorClient(settings.state, limits=settings.allowance, site=settings.site, cache=cache)
+    evaluation = EvaluatorClient(
+        settings.state, limits=settings.allowance, site=settings.site, cache=state.open_cache(settings.state, warn)
+    )
     evaluation.on_answer = wake_event.set
 
     def follow(fetcher: FetchProcess) -> None:
@@ -294,8 +299,11 @@ def _follow_active(
                 continue
             with suppress(GitbootError):
                 if source is None or source.reference != reference:
-                    of_branch = structs.replace(settings, git=structs.replace(settings.git, reference=reference))
-                    source = build_source(of_branch, settings.state, fetcher)
+                    source = build_source(
+                        structs.replace(settings, git=structs.replace(settings.git, reference=reference)),
+                        settings.state,
+                        fetcher,
+                    )
                 source.fetch()
             with suppress(GitbootError):  # the Git server may be unreachable
                 revision = Revision(accepted) if accepted is not None else None
@@ -364,8 +372,13 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             raise NotYetDone("the ledger has no token keys yet")
         write_key_lines(copy, lines)
         at = max(clock(), about.heartbeat.at) if about.heartbeat is not None else clock()
-        modes = choose_output_modes(store, settings.output, settings.output_group)
-        directory = stack.enter_context(OutputDirectory.open(settings.output, ledger=about.identity, modes=modes))
+        directory = stack.enter_context(
+            OutputDirectory.open(
+                settings.output,
+                ledger=about.identity,
+                modes=choose_output_modes(store, settings.output, settings.output_group),
+            )
+        )
         tree = _StandbyTree(directory, store, _find_unused_date(store, at, about))
         cache = stack.enter_context(
             state.open_cache(settings.state, lambda _: None)
@@ -384,8 +397,9 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             read_knowledge(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
         standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
-        commit = _evaluate_accepted(settings, accepted, standing.plans.commit, cache)
-        standing = _publish_without_halted(standing, commit, tree, at)
+        standing = _publish_without_halted(
+            standing, _evaluate_accepted(settings, accepted, standing.plans.commit, cache), tree, at
+        )
         checkpoint.store(standing, len(standing.plans.servers), at)
     return PreparedTree(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
@@ -403,10 +417,11 @@ def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
 
 
 def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | None, cache: DiskCache) -> Commit:
-    evaluation = EvaluatorClient(
-        settings.state, limits=settings.allowance, waits_for_answer=True, site=settings.site, cache=cache
-    )
-    with closing(evaluation):
+    with closing(
+        EvaluatorClient(
+            settings.state, limits=settings.allowance, waits_for_answer=True, site=settings.site, cache=cache
+        )
+    ) as evaluation:
         try:
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
@@ -422,8 +437,7 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
 def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     if len(commit.decisions.servers) < MIN_SERVERS:
         raise NotYetDone(f"preparing the output tree saves no time with fewer than {MIN_SERVERS} servers")
-    batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-    learnt = apply_batch(before.knowledge, batch, at).knowledge
+    learnt = apply_batch(before.knowledge, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
     if learnt.recorded_commit is None or not learnt.is_trusted or not plans_by(learnt, commit):
         raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
     knowledge = structs.replace(

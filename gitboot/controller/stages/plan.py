@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from msgspec import structs
 
-from gitboot.controller.bmcs.schedule import (
-    Schedule,
-)
+from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, find_changed_servers, replan
 from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.operator_requests import decide_halt
@@ -36,9 +34,15 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
     state = _plan_until_now(state, commit, this)
     if (artifacts := this.components.inbox.artifacts) is None:
         return state
-    unknown = (commit.decisions.unknown or {}).values()
-    needed = {*(each.file for each in state.plans.needs), *(file for boot in unknown for file in boot.fetched_files)}
-    artifacts.want(frozenset(needed), (commit.decisions.base_url, *commit.decisions.sites.values()))
+    artifacts.want(
+        frozenset(
+            {
+                *(each.file for each in state.plans.needs),
+                *(file for boot in (commit.decisions.unknown or {}).values() for file in boot.fetched_files),
+            }
+        ),
+        (commit.decisions.base_url, *commit.decisions.sites.values()),
+    )
     if not this.wait:
         return state
     artifacts.wait()
@@ -80,10 +84,8 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
     plans would otherwise reopen these windows.
     """
     components = this.components
-    due: datetime | None = None
-    if state.waits_since is not None:
-        due = state.next_window_end
-    elif not state.publication.complete:
+    due = state.next_window_end if state.waits_since is not None else None
+    if state.waits_since is None and not state.publication.complete:
         due = this.at + QUICK_START
     told = components.listener.make_reporter(Work.PLAN)
     publication, next_end, ended_at = state.publication, due, this.at
@@ -126,10 +128,14 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress
         stop = StopScope.ALL if beside.everything else StopScope.WRITING
     plans, different = replan(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
     this.different |= different
-    machines = {
-        machine.uuid
-        for each in (state.plans.commit, plans.commit)
-        if each is not None
-        for machine in each.select_machines(changed | different)
-    }
-    return structs.replace(state, plans=plans, unplanned=state.unplanned | machines)
+    return structs.replace(
+        state,
+        plans=plans,
+        unplanned=state.unplanned
+        | {
+            machine.uuid
+            for each in (state.plans.commit, plans.commit)
+            if each is not None
+            for machine in each.select_machines(changed | different)
+        },
+    )

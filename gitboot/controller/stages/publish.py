@@ -56,16 +56,20 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
         message = (
             "the output tree was replaced or removed since gitboot published it: gitboot publishes all files again"
         )
-        event = Event(at=at, type="TreeReplaced", message=message, warning=True)
-        publication = structs.replace(publication, complete=False, events=(event,))
+        publication = structs.replace(
+            publication, complete=False, events=(Event(at=at, type="TreeReplaced", message=message, warning=True),)
+        )
     if components.checkpoint is not None:
         publication = components.checkpoint.without_damaged(publication)
     forgotten = inbox.count_deletions_after(knowledge.spool_offsets)
     terms = build_serving_terms(
         commit.fleet.provisioning, inbox.giver, endpoint=commit.fleet.endpoint, loss_count=forgotten
     )
-    is_same = publication.holds_plans_of(commit) and publication.terms == terms
-    if this.different or not is_same or publication.plans.sightings is not state.plans.sightings:
+    if (
+        this.different
+        or not (publication.holds_plans_of(commit) and publication.terms == terms)
+        or publication.plans.sightings is not state.plans.sightings
+    ):
         publication = publish_plans(
             publication,
             state.plans,
@@ -80,8 +84,11 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
         )
     if publication.holds_plans_of(commit) and state.unwritable is None:
         inbox.forget_spool(knowledge.spool_offsets, forgotten)
-    unwritable = publication.unwritable or state.unwritable
-    return structs.replace(state, publication=structs.replace(publication, unwritable=None), unwritable=unwritable)
+    return structs.replace(
+        state,
+        publication=structs.replace(publication, unwritable=None),
+        unwritable=publication.unwritable or state.unwritable,
+    )
 
 
 def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
@@ -138,5 +145,9 @@ def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
         return structs.replace(state, waits_since=since, next_window_end=since + QUICK_START)
     windows = this.components.windows
     servers, events = windows.end_windows(this.at)
-    publication = state.publication.with_changed_files(servers, events)
-    return structs.replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)
+    return structs.replace(
+        state,
+        publication=state.publication.with_changed_files(servers, events),
+        waits_since=since,
+        next_window_end=windows.next_end,
+    )

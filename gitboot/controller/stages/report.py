@@ -7,9 +7,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.controller.bmcs.schedule import (
-    find_machines_without_task,
-)
+from gitboot.controller.bmcs.schedule import find_machines_without_task
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.instance_state import InstanceState

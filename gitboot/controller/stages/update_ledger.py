@@ -77,17 +77,21 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
         return state, taken
     instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
-    doubted = structs.replace(read_knowledge(store), published_records=state.knowledge.records)
-    everyone = state.unplanned | state.knowledge.accepted_machines
-    return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
+    return structs.replace(
+        state,
+        knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.records),
+        opened=None,
+        unplanned=state.unplanned | state.knowledge.accepted_machines,
+    ), taken
 
 
 def learn(state: InstanceState, this: Pass) -> InstanceState:
     """Compute the changes to the ledger, without writing them."""
     knowledge = this.requested.knowledge
     this.ready = select_ready(this.taken, this.attempt, knowledge)
-    batch = build_batch(state, this.attempt, this.ready, this.events, this)
-    this.learnt = ledger_changes.apply_batch(knowledge, batch, this.at)
+    this.learnt = ledger_changes.apply_batch(
+        knowledge, build_batch(state, this.attempt, this.ready, this.events, this), this.at
+    )
     return state
 
 
@@ -108,21 +112,25 @@ def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: t
     accepted, knowledge, at, components = attempt.accepted, state.knowledge, this.at, this.components
     if accepted is None:
         return Batch(events=events)
-    done = (
-        event
-        for result in ready.results
-        for event in (
-            *build_override_events(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
-            *build_power_events(result, accepted.revision, at),
-        )
-    )
-    is_fetched = state.fetched is not None and not state.fetched.failed
     batch = Batch(
         clock_state=state.keeping,
         uptime=ready.up,
         attempt=attempt,
-        is_caught_up=knowledge.facts.gap and is_fetched and components.accepting.is_newest(attempt),
-        events=(*events, *done),
+        is_caught_up=knowledge.facts.gap
+        and state.fetched is not None
+        and not state.fetched.failed
+        and components.accepting.is_newest(attempt),
+        events=(
+            *events,
+            *(
+                event
+                for result in ready.results
+                for event in (
+                    *build_override_events(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
+                    *build_power_events(result, accepted.revision, at),
+                )
+            ),
+        ),
         sightings=ready.sightings,
     )
     if not plans_by(knowledge, accepted):
@@ -213,25 +221,27 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
     commit has been judged again.
     """
     taken, attempt, telling = this.taken, state.attempt, state.telling
-    is_judged = attempt.attempted is not None and not attempt.is_preliminary
-    waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
+    waiting = {BEGIN} if attempt.attempted is not None and not attempt.is_preliminary else {BEGIN, APPROVE}
     this.is_approval_left = any(each.action == APPROVE for each in taken.requests if each.action in waiting)
     # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
     # was unused for a long time.
     is_vouched_for = telling is not None and state.opened is not None and telling.known_changes == state.opened
-    batch = Batch(
-        clock_state=state.keeping,
-        uptime=taken.up,
-        is_externally_confirmed=taken.witnessed or (is_vouched_for and not state.was_left),
-        has_transition=state.plans.is_due(this.at) or attempt.attempted is None,
-        written_records=taken.written,
-        withdrawals=taken.noted,
-        requests=tuple(each for each in taken.requests if each.action not in waiting),
-        stoppage=taken.stoppage,
-        events=tuple(_report_unproven_status(state, this)),
-        held=attempt.held,
+    this.requested = ledger_changes.apply_batch(
+        state.knowledge,
+        Batch(
+            clock_state=state.keeping,
+            uptime=taken.up,
+            is_externally_confirmed=taken.witnessed or (is_vouched_for and not state.was_left),
+            has_transition=state.plans.is_due(this.at) or attempt.attempted is None,
+            written_records=taken.written,
+            withdrawals=taken.noted,
+            requests=tuple(each for each in taken.requests if each.action not in waiting),
+            stoppage=taken.stoppage,
+            events=tuple(_report_unproven_status(state, this)),
+            held=attempt.held,
+        ),
+        this.at,
     )
-    this.requested = ledger_changes.apply_batch(state.knowledge, batch, this.at)
     this.attempt, this.events = this.components.accepting.accept(attempt, this.requested.knowledge, this.at)
     return state
 
