@@ -10,7 +10,7 @@ from msgspec import structs
 
 from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import Fetched, InstanceState
-from gitboot.controller.reconcile_pass import Components, Pass
+from gitboot.controller.reconcile_inputs import Components, Pass
 from gitboot.controller.stages.ask import ask
 from gitboot.controller.stages.plan import plan
 from gitboot.controller.stages.publish import publish

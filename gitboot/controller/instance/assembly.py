@@ -45,8 +45,14 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
 from gitboot.controller.operator_requests import BEGIN, REFUSED
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals, SharedFetchLog, UnknownMachineFile
-from gitboot.controller.reconcile_pass import Components, ignore
+from gitboot.controller.reconcile_inputs import (
+    Components,
+    Inbox,
+    NotedWithdrawals,
+    SharedFetchLog,
+    UnknownMachineFile,
+    ignore,
+)
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import (
     Knowledge,

@@ -15,7 +15,7 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import list_questions
-from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock
 from gitboot.controller.stages.update_ledger import apply_changes, build_batch, select_ready, take_inputs

@@ -11,7 +11,7 @@ from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, find_changed_servers, replan
 from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.operator_requests import decide_halt
-from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_changes import Batch
 from gitboot.errors import LedgerError

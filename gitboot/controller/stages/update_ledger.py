@@ -20,8 +20,7 @@ from gitboot.controller.current_plans import find_changed_servers, find_departed
 from gitboot.controller.instance_state import InstanceState, plans_by
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
 from gitboot.controller.operator_requests import APPROVE, BEGIN
-from gitboot.controller.reconcile_inputs import Inbox, Intake
-from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.reconcile_inputs import Inbox, Intake, Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.ledger_changes import Batch, BatchResult
