@@ -26,8 +26,8 @@ from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor
 from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, Question
+from gitboot.controller.publication import FollowedTarget
 from gitboot.controller.records.ledger_changes import BatchResult
-from gitboot.controller.target_followers import FollowedTarget
 from gitboot.endpoint.served_files import PublishedTree, match_documents
 from gitboot.errors import LedgerError, LockedByAnother
 from gitboot.fetchlog import spool

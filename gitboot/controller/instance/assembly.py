@@ -44,6 +44,7 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
 from gitboot.controller.operator_requests import BEGIN, REFUSED
+from gitboot.controller.publication import FollowedTarget, ListedTarget, build_followers
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import (
     Components,
@@ -62,7 +63,6 @@ from gitboot.controller.records.ledger_snapshot import (
     write_events,
     write_updates,
 )
-from gitboot.controller.target_followers import FollowedTarget, ListedTarget, build_followers
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, CorruptClone, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Cache

@@ -28,8 +28,8 @@ from gitboot.controller.instance.git_source import build_source, check_repositor
 from gitboot.controller.instance.settings import CheckAssets, Settings
 from gitboot.controller.instance.state_directory import is_published_under, make_private, token_keys, write_key_lines
 from gitboot.controller.instance_state import InstanceState, plans_by
-from gitboot.controller.offered_files import DatedPath, publish_plans
 from gitboot.controller.operator_requests import decide_halt
+from gitboot.controller.publication import DatedPath, publish_plans
 from gitboot.controller.records.install_boots import list_offers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_knowledge, record_instance_facts

@@ -10,10 +10,9 @@ from msgspec import structs
 
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.offered_files import LedgerOfferRecorder, publish_plans
+from gitboot.controller.publication import TARGET_WAIT_S, LedgerOfferRecorder, publish_plans
 from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.stages.plan import QUICK_START
-from gitboot.controller.target_followers import TARGET_WAIT_S
 from gitboot.errors import LedgerError
 from gitboot.evaluator.protocol import Commit
 from gitboot.ledger import instance_tables
