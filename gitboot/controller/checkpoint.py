@@ -404,7 +404,6 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
         locations=SourceLocations(servers=tables["locations"], shared=tables["documents"]),
     )
     states: dict[str, _StoredServer] = tables["states"]
-    none_due: Agenda[str] = Agenda()
     return _StoredCheckpoint(
         small=small,
         commit=commit,
@@ -425,7 +424,7 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
                 )
                 for name, each in states.items()
             },
-            transitions=none_due.reschedule(tables["instants"]),
+            transitions=Agenda[str]().reschedule(tables["instants"]),
         ),
         tree=Inventory(
             states=tables["lying"],

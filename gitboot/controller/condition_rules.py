@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from gitboot.controller.bmcs.schedule import BmcState
 from gitboot.controller.commit_acceptance import (
     describe_ack_message,
     find_untrusted_commit,
@@ -563,9 +562,11 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
             "HttpBootByDhcp",
             f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: {servers}",
         )
-    for uuid in schedule.failing:
-        each = schedule.bmcs[uuid]
-        yield f"Bmc/{each.name}", False, each.reason(at), _describe_bmc(each, at)
+    for each in (schedule.bmcs[uuid] for uuid in schedule.failing):
+        since = format_instant(each.late_since) if each.late_since is not None else ""
+        text = _BMC_TEXTS[each.reason(at)].replace("TIME", since).replace("NAME", each.name)
+        error = each.message.removeprefix(f"{each.operator_condition}: ")
+        yield f"Bmc/{each.name}", False, each.reason(at), f"{text}. Cause: {error}" if error else text
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
             "the Fleet names no ledger, so another instance may set boot overrides at the same BMCs. gitboot sets no "
@@ -621,13 +622,6 @@ def _of_waiting_servers(state: InstanceState) -> Iterator[Finding]:
         yield "MaintenancesCleared", False, "WaitingForApproval", message
     else:
         yield "MaintenancesCleared", False, "WaitingForDrain", message
-
-
-def _describe_bmc(bmc: BmcState, at: datetime) -> str:
-    since = format_instant(bmc.late_since) if bmc.late_since is not None else ""
-    error = bmc.message.removeprefix(f"{bmc.operator_condition}: ")
-    text = _BMC_TEXTS[bmc.reason(at)].replace("TIME", since).replace("NAME", bmc.name)
-    return f"{text}. Cause: {error}" if error else text
 
 
 def _of_processes(state: InstanceState) -> Iterator[Finding]:

@@ -34,8 +34,6 @@ _REQUEST_S: Final = 10.0  # the deadline of one request
 _MAX_ANSWER_BYTES: Final = 64 << 10
 _THREADS: Final = 4
 _PER_HOST: Final = _THREADS - 1  # so that one slow host does not delay the others
-_OK: Final = 200
-_REDIRECTS: Final = range(300, 400)
 
 Origin = tuple[str, str, int]  # scheme, host and port
 
@@ -235,9 +233,9 @@ class HookClient:
 def _find_fault(question: Question, answer: WebAnswer) -> str:
     """Return why an answer is not the expected one, or "" if it is."""
     host = format_host(question.url)
-    if answer.status in _REDIRECTS:
+    if 300 <= answer.status < 400:
         return f"{host} answered with a redirect (HTTP status {answer.status}), which gitboot does not follow"
-    if answer.status != _OK:
+    if answer.status != 200:
         return f"{host} answered with HTTP status {answer.status}"
     if question.kind is HookKind.DRAIN:
         return ""

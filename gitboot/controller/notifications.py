@@ -422,7 +422,6 @@ class _ByApprise:
 
 _KEYS: Final = ("webhook", "webhook-file", "secret-file", "apprise", "apprise-file", "level", "sites", "fold-minutes")
 _SHORTEST_SECRET: Final = 16  # characters
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -525,7 +524,10 @@ class _Table(Struct, frozen=True):
         try:
             parts = urlsplit(url)
             is_one = (
-                (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK))
+                (
+                    parts.scheme == "https"
+                    or (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"))
+                )
                 and bool(parts.hostname)
                 and parts.username is None
                 and parts.password is None

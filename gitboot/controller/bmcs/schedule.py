@@ -491,8 +491,7 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
             "resetType": record.type,
             "commit": commit,
         }
-        what = f"{record.type} for {record.reason}"
-        message = f"{result.server}: {what} {_SWITCH_STATE_TEXTS[record.state]}"
+        message = f"{result.server}: {record.type} for {record.reason} {_SWITCH_STATE_TEXTS[record.state]}"
         yield Event(at=at, type=f"Power{record.state}", message=message, facts=facts)
     if result.firmware_uri is not None:
         message = f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, from this reset on"

@@ -210,10 +210,8 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
         listener=dependencies.listener,
         clock=dependencies.clock,
     )
-    try:
+    with closing(bmcs):
         yield Instance(reconciler=Reconciler(standing, components), inbox=inbox, store=store)
-    finally:
-        bmcs.close()
 
 
 def _build_start_state(settings: Settings, dependencies: Dependencies) -> InstanceState:

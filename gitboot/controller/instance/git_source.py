@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,8 +34,7 @@ def check_repository(settings: Settings) -> None:
         if (settings.state / CLONE).exists():
             return
         read_git_credentials(settings.git)
-        local = remote.local
-        if local is None:
+        if (local := remote.local) is None:
             return
         if not has_repository(local):
             raise UsageError(f"no Git repository at {local}; check the path")
@@ -51,11 +50,8 @@ def check_repository(settings: Settings) -> None:
 @contextmanager
 def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
     """Yield the configured Git source. Its fetch process runs until the block ends."""
-    fetcher = FetchProcess(settings.git.fetch_mebibytes)
-    try:
+    with closing(FetchProcess(settings.git.fetch_mebibytes)) as fetcher:
         yield build_source(settings, state, fetcher, record)
-    finally:
-        fetcher.close()
 
 
 class BranchInLedger:

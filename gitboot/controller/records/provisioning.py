@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -239,9 +239,13 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
             unknown_serves=_select_maintenance_serves(record),
         )
         update.write_record(each.uuid, each.server, now)
-        facts: dict[str, Any] = {"server": each.server, "uuid": each.uuid, "evidence": "Declared", "image": now.image}
         update.add_event(
-            "Provisioned", f"{each.server}: provisioned, as Git declares for provision {declared}", **facts
+            "Provisioned",
+            f"{each.server}: provisioned, as Git declares for provision {declared}",
+            server=each.server,
+            uuid=each.uuid,
+            evidence="Declared",
+            image=now.image,
         )
 
 
@@ -322,8 +326,15 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
         return
     update.write_record(offer.uuid, offer.server, now)
     type, what = said
-    names: dict[str, Any] = {"server": offer.server, "uuid": offer.uuid, "image": offer.image}
-    update.add_event(type, f"{offer.server}: {what}", evidence=evidence, plan=offer.plan, **names)
+    update.add_event(
+        type,
+        f"{offer.server}: {what}",
+        evidence=evidence,
+        plan=offer.plan,
+        server=offer.server,
+        uuid=offer.uuid,
+        image=offer.image,
+    )
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:

@@ -30,7 +30,8 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
     With `Pass.wait`, wait for the checks and then plan again with their results.
     """
     if (commit := state.commit) is None:
-        return _without_plans(state, this)
+        # If no commit is accepted yet, keep the plans of the previous process.
+        return state if state.attempt.accepted is None else _without_plans(state, this)
     state = _plan_until_now(state, commit, this)
     if (artifacts := this.components.inbox.artifacts) is None:
         return state
@@ -60,12 +61,7 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
-    """Return the state without plans if another instance is active for the accepted commit.
-
-    If no commit is accepted yet, keep the plans of the previous process.
-    """
-    if state.attempt.accepted is None:
-        return state
+    """Return the state without plans, because another instance is active for the accepted commit."""
     this.components.bmcs.drop_pending(frozenset(state.schedule.tasks))
     return structs.replace(
         state,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
 
 from msgspec import structs
 
@@ -125,13 +124,12 @@ def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgra
         decision, plan = state.decision, state.plan
         is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
         is_offered = plan is not None and plan.key is not None and plan.writes_disk
-        is_waiting = plan is not None and plan.cause in _WAITING and facts.left_output is not None
+        is_waiting = facts.left_output is not None and (
+            plan is not None and plan.cause in (Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.FILE_MISSING)
+        )
         if (is_offered or is_waiting) and not is_in_copies:
             found.add(decision.uuid)
     return frozenset(found)
-
-
-_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.FILE_MISSING})
 
 
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
