@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import is_not
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
@@ -29,7 +29,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
 from gitboot.git.clone import Source
-from gitboot.git.signatures import parse_untrusted_commit
+from gitboot.git.signatures import SignatureChecker, parse_untrusted_commit
 from gitboot.jsonio import format_instant
 from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
@@ -49,9 +49,6 @@ from gitboot.review.guards import (
 from gitboot.status.conditions import REASON_SEPARATOR, Event
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, Held, PassedCommit
 from gitboot.text import format_count, format_names, format_rest, printable
-
-if TYPE_CHECKING:
-    from gitboot.git.signatures import SignatureChecker
 
 
 class Authority(Struct, frozen=True, kw_only=True):
@@ -300,7 +297,15 @@ class CommitAcceptor:
             or (held is not None and not held.heeds_lines and not knowledge.facts.gap)
             or (held is not None and not list_approvals(knowledge).keys() <= held.approvals.keys())
             or (reads_records and attempt.awaits_records)
-            or (reads_records and held is not None and held.by_records and self._are_records_new(held, knowledge))
+            or (
+                reads_records
+                and held is not None
+                and held.by_records
+                and (
+                    held is not self._judged_by_records  # or its result could not be stored in the ledger
+                    or any(map(is_not, self._records_read, _list_records_read(knowledge)))
+                )
+            )
             or (attempt.waits and wait is Wait.NONE)
             or (attempt.problems_until is not None and attempt.problems_until <= at)
             or is_gone != (attempt.gone is not None)
@@ -450,11 +455,6 @@ class CommitAcceptor:
                 self._left_out = by, latest, self._source.is_rewind(by, latest)
             return self._left_out[2]
         return False
-
-    def _are_records_new(self, held: Candidate, knowledge: Knowledge) -> bool:
-        # If the candidate is another object, its result may not have been stored in the ledger.
-        is_judged = held is self._judged_by_records
-        return not is_judged or any(map(is_not, self._records_read, _list_records_read(knowledge)))
 
     def _set_offered(self, attempt: Attempt) -> Attempt:
         accepted, last = attempt.accepted, self._offering

@@ -63,11 +63,6 @@ class BmcState(Struct, frozen=True, kw_only=True):
     def is_fine(self) -> bool:
         return self.outcome in (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
-    @property
-    def is_locked_out(self) -> bool:
-        """Return whether the BMC rejects gitboot until an operator acts, for example by providing new credentials."""
-        return self.outcome is Outcome.STALLED and not self.answered
-
     def reason(self, at: datetime) -> str:
         late = self.late_since is not None and at - self.late_since >= OVERDUE
         return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.operator_condition or self.outcome)
@@ -485,18 +480,24 @@ _OVERRIDE_STATE_TEXTS: Final = {
 def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
     """Yield the events for a task's power records, one per record with its last state."""
     for record in {record.reason: record for record in result.power_records}.values():
-        facts = {
-            "server": result.server,
-            "reason": record.reason,
-            "resetType": record.type,
-            "commit": commit,
-        }
-        message = f"{result.server}: {record.type} for {record.reason} {_SWITCH_STATE_TEXTS[record.state]}"
-        yield Event(at=at, type=f"Power{record.state}", message=message, facts=facts)
+        yield Event(
+            at=at,
+            type=f"Power{record.state}",
+            message=f"{result.server}: {record.type} for {record.reason} {_SWITCH_STATE_TEXTS[record.state]}",
+            facts={
+                "server": result.server,
+                "reason": record.reason,
+                "resetType": record.type,
+                "commit": commit,
+            },
+        )
     if result.firmware_uri is not None:
-        message = f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, from this reset on"
-        facts = {"server": result.server, "uri": result.firmware_uri, "commit": commit}
-        yield Event(at=at, type="FirmwareUriKept", message=message, facts=facts)
+        yield Event(
+            at=at,
+            type="FirmwareUriKept",
+            message=f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, from this reset on",
+            facts={"server": result.server, "uri": result.firmware_uri, "commit": commit},
+        )
 
 
 _SWITCH_STATE_TEXTS: Final = {

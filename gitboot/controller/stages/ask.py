@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.controller.bmcs.schedule import (
@@ -83,7 +84,8 @@ def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[Sy
     rejected = {
         uuid: (each, each.bmc)
         for uuid in schedule.failing
-        if (each := schedule.bmcs[uuid]).is_locked_out and each.bmc is not None
+        # A BMC that rejects gitboot needs an operator, for example to provide new credentials.
+        if (each := schedule.bmcs[uuid]).outcome is Outcome.STALLED and not each.answered and each.bmc is not None
     }
     by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}
     now = {name: bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
