@@ -72,14 +72,10 @@ def carry_out(
             outcome = _carry_out_one(update, request, commit, held)
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
+        type = "RecordsBegun" if request.action == BEGIN else "Requested"
         servers: dict[str, Any] = {"servers": names} if (names := _list_servers(request.facts)) else {}
-        update.add_event(
-            "RecordsBegun" if request.action == BEGIN else "Requested",
-            f"{request.operator}: {outcome}",
-            who=request.operator,
-            request=request.action,
-            **servers,
-        )
+        message = f"{request.operator}: {outcome}"
+        update.add_event(type, message, who=request.operator, request=request.action, **servers)
         update.request_outcomes.append((request, outcome))
 
 
