@@ -120,14 +120,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
         fetches.
         """
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
-        if candidate is not None and self.waits:
-            return True
-        return (
-            is_published
-            and self.waiting is None
-            and not self.is_log_unread
-            and candidate is not None
-            and candidate.is_preliminary
+        return candidate is not None and (
+            self.waits
+            or (is_published and self.waiting is None and not self.is_log_unread and candidate.is_preliminary)
         )
 
     @property

@@ -120,34 +120,27 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
 
 
 def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
-    values: dict[str, str | Sequence[str]] = {
-        "LEDGER": state.knowledge.facts.identity,
-        "COMMIT": state.attempt.attempted or "HEAD",
+    facts, attempt, claims = state.knowledge.facts, state.attempt, state.knowledge.claims
+    held, mismatch = attempt.held, state.fetched.elsewhere if state.fetched is not None else None
+    unlisted = [each.question.url for each in state.hook_failures if each.is_unlisted]
+    values = {
+        "LEDGER": facts.identity,
+        "COMMIT": attempt.attempted or "HEAD",
+        "OUTPUT": facts.output,
+        "SPOOL": facts.spool,
+        "UNTRUSTED": find_untrusted_commit(attempt),
+        "REMOVED": attempt.gone.commit if attempt.gone is not None else None,
+        "FOLLOWED": mismatch.followed if mismatch is not None else None,
+        "BRANCH": mismatch.branch if mismatch is not None else None,
+        "KEYFOLDER": state.signed_list.key_folder if state.signed_list is not None else None,
+        "DIGEST": held.digest[:SHOWN_DIGITS] if held is not None else None,
+        "ORIGIN": format_origin(min(unlisted)) if unlisted else None,
+        "CLAIMS": [claim.file for claim in claims],
+        "FETCHLOG": claims[0].fetch_log if claims else None,
+        "PROXIES": log_entries.list_proxies_to_name(state.unnamed_proxies),
+        "SERVER": min((each.server for each in log_entries.select_reportable(state.refused)), default=None),
     }
-    if (output := state.knowledge.facts.output) is not None:
-        values["OUTPUT"] = output
-    if (spool := state.knowledge.facts.spool) is not None:
-        values["SPOOL"] = spool
-    if (problem := find_untrusted_commit(state.attempt)) is not None:
-        values["UNTRUSTED"] = problem
-    if (gone := state.attempt.gone) is not None:
-        values["REMOVED"] = gone.commit
-    if state.fetched is not None and (mismatch := state.fetched.elsewhere) is not None:
-        values["FOLLOWED"] = mismatch.followed
-        values |= {"BRANCH": mismatch.branch} if mismatch.branch is not None else {}
-    if state.signed_list is not None and state.signed_list.key_folder is not None:
-        values["KEYFOLDER"] = state.signed_list.key_folder
-    if (held := state.attempt.held) is not None:
-        values["DIGEST"] = held.digest[:SHOWN_DIGITS]
-    if unlisted := [each.question.url for each in state.hook_failures if each.is_unlisted]:
-        values["ORIGIN"] = format_origin(min(unlisted))
-    if claims := state.knowledge.claims:
-        values |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
-    if proxies := log_entries.list_proxies_to_name(state.unnamed_proxies):
-        values["PROXIES"] = proxies
-    if refusals := {each.server for each in log_entries.select_reportable(state.refused)}:
-        values["SERVER"] = min(refusals)
-    return values
+    return {name: value for name, value in values.items() if value}
 
 
 def _remedy(

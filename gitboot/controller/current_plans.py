@@ -37,6 +37,7 @@ class ImageFile(NamedTuple):
 
 
 Key = TypeVar("Key", bound=str)
+Value = TypeVar("Value")
 
 
 class Agenda(Struct, Generic[Key], frozen=True):
@@ -216,45 +217,33 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
             if any(boot.ignores_signatures for boot in boots):
                 for file in files - {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}:
                     needs_for_ipxe[file] += by
-    unknown, unseen, consumed, lost, unknown_outcomes, drained = (
-        set(each - names)
-        for each in (
-            *(before.unknown, before.unseen, before.consumed, before.lost, before.unknown_outcomes),
-            before.drained,
+    records = {name: knowledge.stored_record(state.decision.uuid) for name, state in states.items()}
+    planned = {name: (state, state.plan) for name, state in states.items() if state.plan is not None}
+    begun = {
+        name: attempt
+        for name, state in states.items()
+        if (attempt := find_open_attempt(state.decision, state.record)) is not None
+    }
+    lost = {
+        name
+        for name, (state, plan) in planned.items()
+        if name not in begun
+        and plan.phase is Phase.NETWORK
+        and any(
+            each.reason == plan.key and each.state is OverrideState.LOST
+            for each in knowledge.list_overrides(state.decision.uuid)
         )
-    )
-    begun = {name: each for name, each in before.begun.items() if name not in names}
-    given = {name: each for name, each in before.given.items() if name not in names}
-    installing = {name: each for name, each in before.installing.items() if name not in names}
-    waiting = {name: each for name, each in before.waiting.items() if name not in names}
-    for name, state in states.items():
-        decision, plan, uuid = state.decision, state.plan, state.decision.uuid
-        recorded = knowledge.stored_record(uuid)
-        if recorded is None or is_overwritten(recorded, decision.provision):  # no record shows what is installed
-            unknown.add(name)
-        if uuid in knowledge.unobservable:
-            unseen.add(name)
-        if recorded is not None and any(each.drain is not None for each in recorded.clearances.values()):
-            drained.add(name)
-        if (attempt := find_open_attempt(decision, state.record)) is not None:
-            begun[name] = attempt
-        if (progress := state.progress) is not None:
-            installing[name] = progress
-        if plan is None:
-            continue
-        if plan.waiting_maintenance is not None:
-            waiting[name] = plan.waiting_maintenance
-        if plan.cause is Cause.CONSUMED:
-            consumed.add(name)
-        if plan.cause in UNKNOWN_OUTCOMES:
-            unknown_outcomes.add(name)
-        if attempt is None and plan.phase is Phase.NETWORK:
-            overrides = knowledge.list_overrides(uuid)
-            if any(each.reason == plan.key and each.state is OverrideState.LOST for each in overrides):
-                lost.add(name)
-        run = find_unstarted_run(decision, plan.maintenance, state.record)
-        if plan.maintenance is not None and run is not None:
-            given[name] = plan.maintenance, run
+    }
+    given = {
+        name: (plan.maintenance, run)
+        for name, (state, plan) in planned.items()
+        if plan.maintenance is not None
+        and (run := find_unstarted_run(state.decision, plan.maintenance, state.record)) is not None
+    }
+
+    def update(old: Mapping[str, Value], new: Mapping[str, Value]) -> dict[str, Value]:
+        return dict(sorted({**{name: each for name, each in old.items() if name not in names}, **new}.items()))
+
     return Plans(
         servers=apply_changes(
             before.servers,
@@ -266,18 +255,42 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         ),
         counts=dict(+counts),
         versions=dict(+versions),
-        unknown=frozenset(unknown),
-        unseen=frozenset(unseen),
-        consumed=frozenset(consumed),
-        lost=frozenset(lost),
-        unknown_outcomes=frozenset(unknown_outcomes),
-        begun=dict(sorted(begun.items())),
+        # No record shows what is installed.
+        unknown=(before.unknown - names)
+        | {
+            name
+            for name, record in records.items()
+            if record is None or is_overwritten(record, states[name].decision.provision)
+        },
+        unseen=(before.unseen - names)
+        | {name for name, state in states.items() if state.decision.uuid in knowledge.unobservable},
+        consumed=(before.consumed - names)
+        | {name for name, (_, plan) in planned.items() if plan.cause is Cause.CONSUMED},
+        lost=(before.lost - names) | lost,
+        unknown_outcomes=(before.unknown_outcomes - names)
+        | {name for name, (_, plan) in planned.items() if plan.cause in UNKNOWN_OUTCOMES},
+        begun=update(before.begun, begun),
         needs=dict(+needs),
         needs_for_ipxe=dict(+needs_for_ipxe),
-        given=dict(sorted(given.items())),
-        installing=dict(sorted(installing.items())),
-        waiting=dict(sorted(waiting.items())),
-        drained=frozenset(drained),
+        given=update(before.given, given),
+        installing=update(
+            before.installing,
+            {name: progress for name, state in states.items() if (progress := state.progress) is not None},
+        ),
+        waiting=update(
+            before.waiting,
+            {
+                name: plan.waiting_maintenance
+                for name, (_, plan) in planned.items()
+                if plan.waiting_maintenance is not None
+            },
+        ),
+        drained=(before.drained - names)
+        | {
+            name
+            for name, record in records.items()
+            if record is not None and any(each.drain is not None for each in record.clearances.values())
+        },
     )
 
 

@@ -109,9 +109,13 @@ def _plan_power(
     name = plan.maintenance or plan.waiting_maintenance
     if name is None:
         policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
-        if policy is None or policy.power is not PolicyPower.ON or not is_first_boot or plan.key is None:
-            return None
-        if not is_reached and policy.override is not OverrideMode.NONE:
+        if (
+            policy is None
+            or policy.power is not PolicyPower.ON
+            or not is_first_boot
+            or plan.key is None
+            or not (is_reached or policy.override is OverrideMode.NONE)
+        ):
             return None
         return PowerPlan(
             switching=WantedPowerChange(

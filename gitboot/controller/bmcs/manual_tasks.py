@@ -122,9 +122,12 @@ class Subject(BmcTask, frozen=True, kw_only=True):
     def is_lost(self) -> bool:
         """Return whether the override for the pending boot disappeared and there is no evidence of a boot."""
         plan = self.plan
-        if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
-            return False
-        return any(each.reason == plan.key and each.state is OverrideState.LOST for each in self.records)
+        return (
+            plan is not None
+            and plan.phase is Phase.NETWORK
+            and plan.key is not None
+            and any(each.reason == plan.key and each.state is OverrideState.LOST for each in self.records)
+        )
 
     @property
     def unverified_condition(self) -> tuple[str, str] | None:

@@ -200,9 +200,13 @@ def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemU
 def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Evidence) -> bool:
     plan, uuid = state.plan, state.decision.uuid
     record = knowledge.stored_record(uuid)
-    if kind is not fleet.Evidence.PROGRESS or plan is None or plan.key is None or record is None:
-        return False
-    return record.consumed_key == plan.key or uuid in knowledge.pending
+    return (
+        kind is fleet.Evidence.PROGRESS
+        and plan is not None
+        and plan.key is not None
+        and record is not None
+        and (record.consumed_key == plan.key or uuid in knowledge.pending)
+    )
 
 
 def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:

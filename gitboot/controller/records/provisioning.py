@@ -196,12 +196,13 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
     These servers had no policy when they were adopted, for example because they were parked.
     """
     for machine in machines:
-        record = update.record(machine.uuid)
-        if record is None or (record.evidence, record.pool) != ("Adopted", None):
-            continue
-        if (each := decisions.servers[machine.name]).policy is None:
-            continue
-        if each.provision <= (record.provision or 0):
+        record, each = update.record(machine.uuid), decisions.servers[machine.name]
+        if (
+            record is not None
+            and (record.evidence, record.pool) == ("Adopted", None)
+            and each.policy is not None
+            and each.provision <= (record.provision or 0)
+        ):
             update.write_record(
                 each.uuid,
                 each.server,
@@ -223,9 +224,11 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
     """Record the servers that Git declares as provisioned. Each declared number counts only once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
-        if declared is None or declared < each.provision:
-            continue
-        if record is not None and record.provision is not None and record.provision >= declared:
+        if (
+            declared is None
+            or declared < each.provision
+            or (record is not None and record.provision is not None and record.provision >= declared)
+        ):
             continue
         now = replace(
             make_adopted_record(each),
@@ -255,13 +258,14 @@ def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machi
     The Fleet may have required another kind of evidence when the fetches arrived.
     """
     for machine in machines:
-        record = update.record(machine.uuid)
-        if record is None or update.list_pending(machine.uuid):
-            continue
-        decision = decisions.servers[machine.name]
-        if find_open_attempt(decision, record) is None or unfinished_later_attempt(record) is not None:
-            continue
-        if (offer := find_report_offer(decision, record)) is not None:
+        record, decision = update.record(machine.uuid), decisions.servers[machine.name]
+        if (
+            record is not None
+            and not update.list_pending(machine.uuid)
+            and find_open_attempt(decision, record) is not None
+            and unfinished_later_attempt(record) is None
+            and (offer := find_report_offer(decision, record)) is not None
+        ):
             complete_installation(update, structs.replace(offer, number=update.facts.sequence), "Fetched")
 
 
