@@ -501,9 +501,11 @@ class CommitAcceptor:
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """After a start, restore the commit that was accepted last. Guards do not judge it again."""
-        if attempt.attempted is not None or (before := self._find_accepted_before(knowledge)) is None:
-            return attempt
-        if attempt.retry_at is not None and at < attempt.retry_at:
+        if (
+            attempt.attempted is not None
+            or (before := self._find_accepted_before(knowledge)) is None
+            or (attempt.retry_at is not None and at < attempt.retry_at)
+        ):
             return attempt
         kept = self._kept if self._kept is not None and self._source.has(self._kept.revision) else None
         if kept is not None and kept.revision == before:

@@ -28,7 +28,6 @@ from gitboot.git.clone import Source
 from gitboot.git.remote import HEAD, Password, Remote, SshKey, parse_git_url
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
@@ -132,7 +131,7 @@ class OfferRecorder(Protocol):
 class LedgerOfferRecorder:
     """Records offers in the ledger, each with the number of the newest decision."""
 
-    def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
+    def __init__(self, store: Store, facts: instance_tables.Facts, at: datetime, unwritable: str | None = None) -> None:
         """``unwritable`` is the reason why this reconcile could not write the ledger.
 
         If there is such a reason, recording offers fails.

@@ -127,9 +127,12 @@ class Reconciler:
         Do not wait if ``fetched`` differs from the last reported fetch, because a reconcile must report it.
         """
         before = self.state
-        if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
-            return False
-        return self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
+        return (
+            fetched is not None
+            and fetched == before.fetched
+            and before.attempt.trouble is None
+            and self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
+        )
 
     def has_new_answers(self) -> bool:
         """Return whether a URL of a maintenance has given the expected answer since the last reconcile took answers."""

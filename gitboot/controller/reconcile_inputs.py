@@ -46,7 +46,6 @@ from gitboot.fetchlog.unknown_machines import (
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
@@ -70,7 +69,7 @@ class Intake(Struct, frozen=True, kw_only=True):
     up: Uptime  # the kernel's uptime
     results: tuple[TaskResult, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
-    requests: tuple[Request, ...]
+    requests: tuple[instance_tables.Request, ...]
     witnessed: bool = False  # whether a mark outside STATE and OUTPUT matches the ledger's newest change
     stoppage: StopOrder | None = None  # a stop in the files that endpoints read
     # Results for all checked artifacts; None: artifacts are not checked.

@@ -106,8 +106,7 @@ def _plan_power(
     # If gitboot may set overrides, a reset leads to the planned boot only with an override, or if the plan boots the
     # disk.
     is_reached = plan.override is not None or plan.boot is None
-    name = plan.maintenance or plan.waiting_maintenance
-    if name is None:
+    if (name := plan.maintenance or plan.waiting_maintenance) is None:
         policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
         if (
             policy is None

@@ -76,7 +76,6 @@ from gitboot.fleet.revision import FileChanges, Revision
 from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
-from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
@@ -785,7 +784,7 @@ def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime
     learnt = apply_batch(
         look.knowledge,
         Batch(
-            requests=(Request(0, at, "", BEGIN, facts),),
+            requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
             commit=look.commit,
             changed=tuple(look.commit.decisions.servers),
         ),

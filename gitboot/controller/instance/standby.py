@@ -42,7 +42,6 @@ from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
 from gitboot.jsonio import build_decoder, format_instant
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_token_keys
 from gitboot.ledger.store import Store, mark_path, read_address, read_mark, write_mark
@@ -404,7 +403,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
     return PreparedTree(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
-def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
+def _find_unused_date(store: Store, at: datetime, about: instance_tables.Facts) -> datetime:
     """Return a modification time that no boot script on any host has or will have.
 
     gitboot identifies a served boot by the file's modification time, which access logs contain. The active instance

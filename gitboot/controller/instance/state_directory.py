@@ -372,8 +372,7 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
     """
     path = directory / TOKEN_KEYS
     try:
-        lines = _read_key_lines(path)
-        if lines is None:
+        if (lines := _read_key_lines(path)) is None:
             key = _KeyLine(at, secrets.token_bytes(_BYTES))
             lines = [_KeyLine(at, None), key] if follows_none else [key]
             write_atomically(path, "".join(map(str, lines)).encode(), mode=mode_in(directory))

@@ -325,9 +325,12 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
     the boot was fetched.
     """
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
-    if plan is None or plan.key is None or not observed.runs_os:
-        return
-    if plan.phase is not Phase.NETWORK and plan.cause not in WAITING_CAUSES:
+    if (
+        plan is None
+        or plan.key is None
+        or not observed.runs_os
+        or (plan.phase is not Phase.NETWORK and plan.cause not in WAITING_CAUSES)
+    ):
         return
     before = [
         each.marks

@@ -196,9 +196,11 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
 
     An up-to-date record is returned unchanged.
     """
-    if offer.maintenance is None or offer.run is None:
-        return record, ""
-    if offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start):
+    if (
+        offer.maintenance is None
+        or offer.run is None
+        or (offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start))
+    ):
         return record, ""
     run = Run(offer.run, seen.at, offer.end, seen)
     before = record.provisioned_at is not None and (
@@ -503,10 +505,12 @@ def list_already_installed(
 
 def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge) -> bool:
     record, policy = knowledge.record(new.uuid), new.policy
-    if old is None or record is None or policy is None or policy.network_boot is NetworkBoot.ALWAYS:
-        return False
     if (
-        is_overwritten(record, policy.provision)
+        old is None
+        or record is None
+        or policy is None
+        or policy.network_boot is NetworkBoot.ALWAYS
+        or is_overwritten(record, policy.provision)
         or not is_provisioned(policy, record)
         or unfinished_later_attempt(record) is not None
         or record.consumed_key is not None
@@ -534,8 +538,7 @@ def may_have_unread_fetch(
     that is recorded as provisioned gets no boot of a policy, but it gets the boot of a maintenance.
     """
     for uuid in machines:
-        offered = _find_decision(accepted, uuid)
-        if offered is None:
+        if (offered := _find_decision(accepted, uuid)) is None:
             continue
         policy, record = offered.policy, knowledge.record(uuid)
         is_done = record is not None and policy is not None and is_provisioned(policy, record)

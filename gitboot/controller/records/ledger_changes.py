@@ -20,10 +20,8 @@ from gitboot.controller.bmcs.desired_state import extend_switches
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, ledger_trust, provisioning
-from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.install_boots import collect_rollbacks
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, KnowledgeUpdate
-from gitboot.controller.records.provisioning import is_unobservable
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
@@ -61,7 +59,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     fetches: tuple[Fetch, ...] = ()
     spool_offsets: Mapping[str, int] | None = None  # how far each file of the fetch log is read with these fetches
     unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
-    bmc_evidence: tuple[BmcEvidence, ...] = ()
+    bmc_evidence: tuple[evidence.BmcEvidence, ...] = ()
     pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs reported
     machines_without_task: frozenset[SystemUuid] = frozenset()  # machines with pending fetches but no BMC task
     clearances: tuple[ClearanceChange, ...] = ()  # what URLs answered about maintenances, and drains that begin
@@ -279,6 +277,8 @@ def _find_unobservable(update: KnowledgeUpdate, commit: Commit, changed: Collect
         machine = commit.machines[uuid]
         is_set = sets or any(each.state.is_open for each in update.overrides.list_records(uuid))
         record, decision = update.record(uuid), servers[machine.name]
-        if is_unobservable(decision, machine, record, kind, observes_fetches=observes, sets_overrides=is_set):
+        if provisioning.is_unobservable(
+            decision, machine, record, kind, observes_fetches=observes, sets_overrides=is_set
+        ):
             found.add(uuid)
     return (update.unobservable - uuids) | found if uuids else update.unobservable

@@ -22,7 +22,6 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
@@ -45,7 +44,7 @@ from gitboot.status.conditions import Event
 class Knowledge(Struct, frozen=True, kw_only=True):
     """The content of the ledger, and what an instance derives from it."""
 
-    facts: Facts  # facts about the ledger, including stops and suspensions that operators requested
+    facts: instance_tables.Facts  # facts about the ledger, including stops and suspensions that operators requested
     recorded_commit: str | None = None  # the last commit for which new servers were recorded; None: no record is usable
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
     unobservable: frozenset[SystemUuid] = frozenset()  # machines whose next boot this instance could not observe
@@ -163,10 +162,10 @@ class KnowledgeUpdate:
         self.lost_identities = before.lost_identities
         self.departed: Mapping[SystemUuid, Machine] = {}
         self.dropped: frozenset[SystemUuid] = frozenset()
-        self.approved: list[Approval] = []
+        self.approved: list[instance_tables.Approval] = []
         self.used_approvals: tuple[str, ...] = ()
         self.used_acknowledgements: frozenset[str] = frozenset()
-        self.request_outcomes: list[tuple[Request, str]] = []
+        self.request_outcomes: list[tuple[instance_tables.Request, str]] = []
         self.spool_offsets: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
         self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due now

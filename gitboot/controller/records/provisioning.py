@@ -433,8 +433,7 @@ def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Obs
     An endpoint never serves an offer with the same number twice. Until the new offer is published, the machine may
     still get the old one, which then counts as before.
     """
-    record = update.record(offer.uuid)
-    if record is not None:
+    if (record := update.record(offer.uuid)) is not None:
         seen = StepEvidence(observation.at, observation.path, observation.client)
         if (now := apply_foreign_fetch(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
             update.write_record(offer.uuid, offer.server, replace(now, taken_back=update.count_decision()))
@@ -632,15 +631,13 @@ def is_unobservable(
             return has_bmc and (uses_override or notices)
         return notices or (uses_override and not boot_identifies_machine(boot))
 
-    if (
+    return (
         policy is not None
         and policy.boot is not None
         and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
         and not is_provisioned(policy, record)
         and not can_observe(policy.boot, policy.override, evidence)
-    ):
-        return True
-    return any(
+    ) or any(
         each.boot is not None
         and each.network_boot is NetworkBoot.ONCE
         and not has_run(each, record)

@@ -13,7 +13,6 @@ from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.operator_requests import decide_halt
 from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
-from gitboot.controller.records.ledger_changes import Batch
 from gitboot.errors import LedgerError
 from gitboot.evaluator.protocol import Commit
 from gitboot.resolve.provisioning_record import StopScope
@@ -47,7 +46,9 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
     if not this.wait:
         return state
     artifacts.wait()
-    learnt = ledger_changes.apply_batch(state.knowledge, Batch(sightings=artifacts.get_sightings()), this.at)
+    learnt = ledger_changes.apply_batch(
+        state.knowledge, ledger_changes.Batch(sightings=artifacts.get_sightings()), this.at
+    )
     try:
         with this.components.inbox.hold():
             ledger_snapshot.write_updates(this.components.store, (learnt.update,))

@@ -15,7 +15,6 @@ from gitboot.controller.stages.plan import QUICK_START
 from gitboot.errors import LedgerError
 from gitboot.evaluator.protocol import Commit
 from gitboot.ledger import instance_tables
-from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import build_serving_terms
 from gitboot.render.server_files import ServerState
@@ -107,7 +106,9 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
     )
 
 
-def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
+def _find_left_in_output(
+    facts: instance_tables.Facts, plans: Plans, commit: Commit, *, is_upgraded: bool
+) -> frozenset[SystemUuid]:
     """Return the machines whose one-time boot was in OUTPUT before an upgrade and is not served now.
 
     A machine leaves the set when the Fleet names an endpoint or allows one-time boots in copies, or when the boot is

@@ -21,10 +21,15 @@ from gitboot.controller.instance_state import InstanceState, plans_by
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
 from gitboot.controller.operator_requests import APPROVE, BEGIN
 from gitboot.controller.reconcile_inputs import Inbox, Intake, Pass
-from gitboot.controller.records import ledger_changes, ledger_snapshot
+from gitboot.controller.records import ledger_changes
 from gitboot.controller.records.evidence import BmcEvidence
-from gitboot.controller.records.ledger_changes import Batch, BatchResult
-from gitboot.controller.records.ledger_snapshot import Knowledge, find_unoffered_boots, match_fetches, read_knowledge
+from gitboot.controller.records.ledger_snapshot import (
+    Knowledge,
+    find_unoffered_boots,
+    match_fetches,
+    read_knowledge,
+    write_updates,
+)
 from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
@@ -106,12 +111,14 @@ def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Inta
     return intake if find_unverified_reason(knowledge.facts, attempt.accepted.decisions) is None else without_fetches
 
 
-def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass) -> Batch:
+def build_batch(
+    state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass
+) -> ledger_changes.Batch:
     """Build the batch for `ledger_changes.apply_batch` from an attempt and the ready inputs."""
     accepted, knowledge, at, components = attempt.accepted, state.knowledge, this.at, this.components
     if accepted is None:
-        return Batch(events=events)
-    batch = Batch(
+        return ledger_changes.Batch(events=events)
+    batch = ledger_changes.Batch(
         clock_state=state.keeping,
         uptime=ready.up,
         attempt=attempt,
@@ -184,7 +191,7 @@ def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
     """Write the changes to the ledger, then adopt the accepted commit. Raises `LedgerError`."""
     attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt
-    ledger_snapshot.write_updates(this.components.store, [each.update for each in changes])
+    write_updates(this.components.store, [each.update for each in changes])
     if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
         # All fetches from before the publication are processed now.
         attempt = structs.replace(attempt, read=attempt.stands)
@@ -192,7 +199,9 @@ def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
     return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
 
 
-def apply_changes(state: InstanceState, changes: tuple[BatchResult, ...], ready: Intake, this: Pass) -> InstanceState:
+def apply_changes(
+    state: InstanceState, changes: tuple[ledger_changes.BatchResult, ...], ready: Intake, this: Pass
+) -> InstanceState:
     """Return the state after these ledger changes, and report their events.
 
     ``ready`` are the inputs that caused them.
@@ -227,7 +236,7 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
     is_vouched_for = telling is not None and state.opened is not None and telling.known_changes == state.opened
     this.requested = ledger_changes.apply_batch(
         state.knowledge,
-        Batch(
+        ledger_changes.Batch(
             clock_state=state.keeping,
             uptime=taken.up,
             is_externally_confirmed=taken.witnessed or (is_vouched_for and not state.was_left),
