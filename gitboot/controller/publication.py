@@ -419,10 +419,9 @@ class _OfferedFiles(Mapping[str, Files | None]):
                 if not dates[name] and all(each.plan in noted for each in list_offers(states[name])):
                     continue  # all offers are in the ledger
                 if not self.before.complete and self.target.has_files(states[name].files):
-                    offers = frozenset(
-                        each.plan for each in list_offers(states[name])
-                    )  # recorded by an earlier process
-                    self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
+                    # An earlier process recorded these offers.
+                    noted = frozenset(each.plan for each in list_offers(states[name]))
+                    self.limited[name] = LimitedFiles(noted, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
                 if (

@@ -109,8 +109,12 @@ def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: da
         busy = len(members) - len(uuids)
         for uuid in uuids:
             state, seen = plans.servers.get(schedule.tasks[uuid].server), schedule.bmcs.get(uuid)
-            is_seen = seen is not None and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
-            is_up = is_seen and seen is not None and seen.power == "On" and not seen.in_post
+            is_up = (
+                seen is not None
+                and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
+                and seen.power == "On"
+                and not seen.in_post
+            )
             is_waiting = state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
             is_out = uuid in out[group]
             busy += is_out or not is_up

@@ -306,8 +306,12 @@ def _follow_active(
                 source.fetch()
             with suppress(GitbootError):  # the Git server may be unreachable
                 revision = Revision(accepted) if accepted is not None else None
-                is_new = revision is not None and (commit is None or revision != commit.revision)
-                if source is not None and revision is not None and is_new and source.has(revision):
+                if (
+                    source is not None
+                    and revision is not None
+                    and (commit is None or revision != commit.revision)
+                    and source.has(revision)
+                ):
                     evaluated = evaluation.evaluate(revision, commit)
                     if evaluated is not None:
                         commit = evaluated.commit

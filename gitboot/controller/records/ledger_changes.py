@@ -126,7 +126,6 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
     if batch.commit is not None:
         _apply_commit(update, batch, batch.commit)
         _apply_clearances(update, batch.clearances)
-    unseen = update.unobservable ^ knowledge.unobservable
     if batch.clock_state is not None and not update.is_empty:
         ledger_trust.refresh_heartbeat(update, batch.uptime)
     changed = {
@@ -135,7 +134,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
         *update.overrides.new,
         *update.new_pending,
         *update.switches.new,
-        *unseen,
+        *(update.unobservable ^ knowledge.unobservable),
     }
     if (update.recorded_commit is None) != (knowledge.recorded_commit is None):
         changed |= update.before.accepted_machines | update.machines.keys()
