@@ -132,16 +132,6 @@ class Checkpoint:
         if kept is None or (owed := self._tree.resume(kept.tree)) is None:
             return fresh
         small, commit, plans = kept.small, kept.commit, kept.plans
-        publication = TargetState(
-            applied=commit.revision,
-            at=small.at,
-            complete=True,
-            plans=plans,
-            terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
-            owed=owed - {ALL, PARTS},
-            in_doubt=PARTS in owed,
-            versions={name: each for name, each in kept.tables["versions"].items() if name not in owed},
-        )
         self._stored_at = plans.planned_at
         if self._patrol is not None:
             self._patrol.start()
@@ -155,7 +145,16 @@ class Checkpoint:
                 sets_bmcs=None if small.unseen else True,
             ),
             plans=plans,
-            publication=publication,
+            publication=TargetState(
+                applied=commit.revision,
+                at=small.at,
+                complete=True,
+                plans=plans,
+                terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
+                owed=owed - {ALL, PARTS},
+                in_doubt=PARTS in owed,
+                versions={name: each for name, each in kept.tables["versions"].items() if name not in owed},
+            ),
             unplanned=_find_changed_machines(kept, fresh.knowledge),
         )
 
@@ -172,11 +171,10 @@ class Checkpoint:
         commit, publication, servers = state.commit, state.publication, len(state.plans.servers)
         if commit is None or commit.withheld or servers < MIN_SERVERS or self._chunks.exceed_cache:
             return
-        if self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL:
-            return
+        is_recent = self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL
         is_published = publication.holds_plans_of(commit) and publication.plans is state.plans
         is_whole = state.knowledge.is_trusted and not state.unplanned and state.unwritable is None
-        if not is_published or not is_whole:
+        if is_recent or not is_published or not is_whole:
             return
         key = _manifest_key(state.knowledge, state.keys, commit.site)
         if self._planned * _MIN_REPLANNED_SHARE > servers or not self._chunks.has(key):
@@ -185,15 +183,20 @@ class Checkpoint:
             except PublishError:
                 return
             assert publication.terms is not None  # noqa: S101 - a complete publication has terms
-            small = _StoredState(
-                at=publication.at,
-                terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
-                shared=tree.shared,
-                unseen=state.knowledge.unobservable,
-                commit=commit.without_servers(),
-                plans=structs.replace(state.plans, commit=None, servers={}, transitions=Agenda()),
+            self._chunks.write(
+                key,
+                encode(
+                    _StoredState(
+                        at=publication.at,
+                        terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
+                        shared=tree.shared,
+                        unseen=state.knowledge.unobservable,
+                        commit=commit.without_servers(),
+                        plans=structs.replace(state.plans, commit=None, servers={}, transitions=Agenda()),
+                    )
+                ),
+                _build_tables(state, commit, tree),
             )
-            self._chunks.write(key, encode(small), _build_tables(state, commit, tree))
             if self._chunks.exceed_cache:
                 self._warn("the checkpoint does not fit into the cache: the next start plans and publishes all servers")
             self._planned = 0
@@ -401,26 +404,27 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
         locations=SourceLocations(servers=tables["locations"], shared=tables["documents"]),
     )
     states: dict[str, _StoredServer] = tables["states"]
-    servers = {
-        name: ServerState(
-            decision=commit.decisions.servers[name],
-            record=each.record,
-            about=describe_server(commit, name),
-            stop=small.plans.stop,
-            absent=frozenset(each.absent),
-            at=each.at,
-            plan=each.plan,
-            later=each.later,
-            refresh_at=each.refresh_at,
-        )
-        for name, each in states.items()
-    }
-    none_due: Agenda[str] = Agenda()
     return _StoredCheckpoint(
         small=small,
         commit=commit,
         plans=structs.replace(
-            small.plans, commit=commit, servers=servers, transitions=none_due.reschedule(tables["instants"])
+            small.plans,
+            commit=commit,
+            servers={
+                name: ServerState(
+                    decision=commit.decisions.servers[name],
+                    record=each.record,
+                    about=describe_server(commit, name),
+                    stop=small.plans.stop,
+                    absent=frozenset(each.absent),
+                    at=each.at,
+                    plan=each.plan,
+                    later=each.later,
+                    refresh_at=each.refresh_at,
+                )
+                for name, each in states.items()
+            },
+            transitions=Agenda[str]().reschedule(tables["instants"]),
         ),
         tree=Inventory(
             states=tables["lying"],

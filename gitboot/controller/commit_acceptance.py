@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import is_not
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
@@ -29,7 +29,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
 from gitboot.git.clone import Source
-from gitboot.git.signatures import parse_untrusted_commit
+from gitboot.git.signatures import SignatureChecker, parse_untrusted_commit
 from gitboot.jsonio import format_instant
 from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
@@ -49,9 +49,6 @@ from gitboot.review.guards import (
 from gitboot.status.conditions import REASON_SEPARATOR, Event
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, Held, PassedCommit
 from gitboot.text import format_count, format_names, format_rest, printable
-
-if TYPE_CHECKING:
-    from gitboot.git.signatures import SignatureChecker
 
 
 class Authority(Struct, frozen=True, kw_only=True):
@@ -123,26 +120,23 @@ class Attempt(Struct, frozen=True, kw_only=True):
         fetches.
         """
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
-        if candidate is not None and self.waits:
-            return True
-        is_judged_soon = is_published and self.waiting is None and not self.is_log_unread
-        return is_judged_soon and candidate is not None and candidate.is_preliminary
+        return candidate is not None and (
+            self.waits
+            or (is_published and self.waiting is None and not self.is_log_unread and candidate.is_preliminary)
+        )
 
     @property
     def held(self) -> Held | None:
         if self.candidate is None or self.is_preliminary:
             return None
         verdict = self.candidate.verdict
-        guards = tuple(str(guard) for guard in verdict.holding)
-        is_reinstalling = Guard.MAX_REINSTALLS in verdict.holding
-        lines = _acknowledging_lines(verdict, self.candidate.need) if self.candidate.heeds_lines else ()
         return Held(
             commit=self.candidate.commit.revision,
             digest=verdict.digest,
-            guards=guards,
+            guards=tuple(str(guard) for guard in verdict.holding),
             reasons=_list_reasons(verdict),
-            lines=lines,
-            reinstalls=self.candidate.reinstalls if is_reinstalling else (),
+            lines=_acknowledging_lines(verdict, self.candidate.need) if self.candidate.heeds_lines else (),
+            reinstalls=self.candidate.reinstalls if Guard.MAX_REINSTALLS in verdict.holding else (),
         )
 
 
@@ -287,19 +281,30 @@ class CommitAcceptor:
         attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
         if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
             decisions = attempt.accepted.decisions
-            dated = decisions.problems_at(at), find_next_change(decisions.dated, at)
-            attempt = structs.replace(attempt, problems=dated[0], problems_until=dated[1])
+            attempt = structs.replace(
+                attempt, problems=decisions.problems_at(at), problems_until=find_next_change(decisions.dated, at)
+            )
         keys = self._signatures.fingerprint(latest) if self._signatures is not None else ""
-        has_news = keys != attempt.keys
-        if (held := attempt.candidate) is not None:
-            has_news |= not held.heeds_lines and not knowledge.facts.gap
-            has_news |= not list_approvals(knowledge).keys() <= held.approvals.keys()
-        reads_records = attempt.read == latest
-        has_news |= reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge))
-        wait = _decide_wait(attempt, latest)
-        has_news |= attempt.waits and wait is Wait.NONE
-        has_news |= attempt.problems_until is not None and attempt.problems_until <= at
-        has_news |= (is_gone := self._is_missing(attempt.withheld, latest)) != (attempt.gone is not None)
+        held, reads_records, wait = attempt.candidate, attempt.read == latest, _decide_wait(attempt, latest)
+        is_gone = self._is_missing(attempt.withheld, latest)
+        has_news = (
+            keys != attempt.keys
+            or (held is not None and not held.heeds_lines and not knowledge.facts.gap)
+            or (held is not None and not list_approvals(knowledge).keys() <= held.approvals.keys())
+            or (reads_records and attempt.awaits_records)
+            or (
+                reads_records
+                and held is not None
+                and held.by_records
+                and (
+                    held is not self._judged_by_records  # or its result could not be stored in the ledger
+                    or any(map(is_not, self._records_read, _list_records_read(knowledge)))
+                )
+            )
+            or (attempt.waits and wait is Wait.NONE)
+            or (attempt.problems_until is not None and attempt.problems_until <= at)
+            or is_gone != (attempt.gone is not None)
+        )
         before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
         if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
             self._judging.forget_unevaluated_commits()
@@ -324,9 +329,13 @@ class CommitAcceptor:
         attempt = structs.replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
             attempt = self._update_withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
-            until = found.problems_until if attempt.is_behind else attempt.problems_until
-            orders = found.orders or (found.reached.orders if found.reached is not None else None)
-            return structs.replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
+            return structs.replace(
+                attempt,
+                orders=found.orders or (found.reached.orders if found.reached is not None else None),
+                waiting=latest,
+                evaluated=latest,
+                problems_until=found.problems_until if attempt.is_behind else attempt.problems_until,
+            )
         if found.reached is not None:
             attempt = self._accept_reached(attempt, found, found.reached, ahead, events, at)
         attempt = structs.replace(
@@ -357,8 +366,11 @@ class CommitAcceptor:
                 message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.format_trip(trip)} (by {trip.by})"
                 facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
                 events.append(Event(at=at, type="Acknowledged", message=message, facts=facts))
-        messages = [each for _, brought in ahead.merges for each in brought]
-        subjects = {each.commit: each.text.partition("\n")[0][:_MAX_SUBJECT] for each in messages}
+        subjects = {
+            each.commit: each.text.partition("\n")[0][:_MAX_SUBJECT]
+            for _, messages in ahead.merges
+            for each in messages
+        }
         return structs.replace(
             accepted,
             met=attempt.met | advance.used,
@@ -439,13 +451,6 @@ class CommitAcceptor:
             return self._left_out[2]
         return False
 
-    def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
-        if attempt.candidate is None or not attempt.candidate.by_records:
-            return False
-        if attempt.candidate is not self._judged_by_records:  # or its result could not be stored in the ledger
-            return True
-        return any(map(is_not, self._records_read, _list_records_read(knowledge)))
-
     def _set_offered(self, attempt: Attempt) -> Attempt:
         accepted, last = attempt.accepted, self._offering
         if accepted is None:
@@ -468,8 +473,9 @@ class CommitAcceptor:
         if not self._has_searched:
             tips |= {*map(Revision, knowledge.unsearched_commits), self._source.accepted(), self._published}
         if tips - {None, since}:
-            hidden = [Revision(since)] if since is not None else []
-            found = self._source.acknowledging_content(hidden, sorted(filter(None, tips)))
+            found = self._source.acknowledging_content(
+                [Revision(since)] if since is not None else [], sorted(filter(None, tips))
+            )
             attempt = structs.replace(
                 attempt, searched=accepted, met=attempt.met | (found - knowledge.used_acknowledgements)
             )
@@ -480,23 +486,26 @@ class CommitAcceptor:
         if accepted is None:  # without an accepted commit, a rewind cannot be detected
             before = self._find_accepted_before(knowledge)
             messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
-            return _check_signatures(
-                self._signatures,
-                before,
-                CommitsAhead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published),
-            )
+            ahead = CommitsAhead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
+            return _check_signatures(self._signatures, before, ahead)
         if self._between is None or self._between[:2] != (accepted.revision, latest):
-            between = self._source.merges(accepted.revision, latest)
-            self._between = accepted.revision, latest, between, self._source.is_rewind(accepted.revision, latest)
+            self._between = (
+                accepted.revision,
+                latest,
+                self._source.merges(accepted.revision, latest),
+                self._source.is_rewind(accepted.revision, latest),
+            )
         _, _, merges, is_rewind = self._between
         ahead = CommitsAhead(accepted=accepted, merges=merges, leaves_out=accepted.revision if is_rewind else None)
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """After a start, restore the commit that was accepted last. Guards do not judge it again."""
-        if attempt.attempted is not None or (before := self._find_accepted_before(knowledge)) is None:
-            return attempt
-        if attempt.retry_at is not None and at < attempt.retry_at:
+        if (
+            attempt.attempted is not None
+            or (before := self._find_accepted_before(knowledge)) is None
+            or (attempt.retry_at is not None and at < attempt.retry_at)
+        ):
             return attempt
         kept = self._kept if self._kept is not None and self._source.has(self._kept.revision) else None
         if kept is not None and kept.revision == before:
@@ -515,8 +524,12 @@ class CommitAcceptor:
                 return attempt
             commit = evaluated.commit
         self._kept = None
-        resumed = self._build_attempt(commit, events, at)
-        return structs.replace(resumed, orders=attempt.orders, withheld=attempt.withheld, evaluated=commit.revision)
+        return structs.replace(
+            self._build_attempt(commit, events, at),
+            orders=attempt.orders,
+            withheld=attempt.withheld,
+            evaluated=commit.revision,
+        )
 
     def _build_attempt(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
         committed_at, signer = None, None
@@ -558,15 +571,15 @@ class CommitAcceptor:
 
 
 def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
-    """Return the commits ahead, marked with the untrusted commits and with the signer of each acknowledgement."""
     if signatures is None:
         return ahead
-    merges = tuple(
-        (revision, tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages))
-        for revision, messages in ahead.merges
-    )
     return structs.replace(
-        ahead, merges=merges, untrusted=signatures.find_faults(since, [revision for revision, _ in ahead.merges])
+        ahead,
+        merges=tuple(
+            (revision, tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages))
+            for revision, messages in ahead.merges
+        ),
+        untrusted=signatures.find_faults(since, [revision for revision, _ in ahead.merges]),
     )
 
 
@@ -577,8 +590,9 @@ def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
     log. If publishing or reading the log fails, the step does not wait, because evidence that arrives later cannot
     start an installation.
     """
-    is_new = attempt.evaluated != latest
-    if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
+    if attempt.accepted is None or not (
+        attempt.evaluated != latest or (attempt.stands == latest and not attempt.is_log_unread)
+    ):
         return Wait.NONE
     # Until all fetches since then are read, boots offered by the previously accepted commit count too.
     return Wait.ALL if attempt.read is None else Wait.OFFERED
@@ -586,8 +600,9 @@ def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
 
 def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
     """Schedule another evaluation of a commit. So far, ``retries + 1`` evaluations of the commit did not end."""
-    wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
-    return structs.replace(attempt, retry_at=at + wait, retries=retries + 1)
+    return structs.replace(
+        attempt, retry_at=at + min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY), retries=retries + 1
+    )
 
 
 def _reject(
@@ -620,8 +635,8 @@ def format_rejected(attempt: Attempt) -> str:
     attempted = attempt.attempted
     which = f"commit {attempted[:12]}" if attempted is not None else "the commit that was accepted before the start"
     if attempt.retry_at is not None and attempt.is_unevaluated:
-        text = f"{which} was not evaluated: {first.message} ({first.code})"
-        return f"{printable(text)}. gitboot will retry at {format_instant(attempt.retry_at)}"
+        text = printable(f"{which} was not evaluated: {first.message} ({first.code})")
+        return f"{text}. gitboot will retry at {format_instant(attempt.retry_at)}"
     if first.code is Code.UNTRUSTED:
         ancestor = parse_untrusted_commit(first)
         what = f"its ancestor {first.message}" if ancestor is not None else first.message

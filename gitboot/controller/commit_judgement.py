@@ -145,10 +145,11 @@ class _CommitWalk(Struct, kw_only=True):
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
         """Return the identities that machines had lost before a position if all earlier steps are accepted."""
         if position not in self.lost:
-            before = max(each for each in self.commits if each < position)
             changes = self.steps[position].extent
             self.lost[position] = update_lost_identities(
-                self.find_lost_before(before), changes.lost_identities, changes.gained_identities
+                self.find_lost_before(max(each for each in self.commits if each < position)),
+                changes.lost_identities,
+                changes.gained_identities,
             )
         return self.lost[position]
 
@@ -235,15 +236,23 @@ class CommitJudge:
             shown[old, new] = (
                 list_already_installed(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
             )
-            installed = evaluated.commit.select_server_names(shown[old, new]) if reads_records else frozenset()
-            come = find_first_provisions(known, walk.list_arrivals(old, ()))
             verdict = self._judge_changes(
-                ahead, commits[old], evaluated, knowledge, walk.find_lost_before(old), come, installed
+                ahead,
+                commits[old],
+                evaluated,
+                knowledge,
+                walk.find_lost_before(old),
+                find_first_provisions(known, walk.list_arrivals(old, ())),
+                evaluated.commit.select_server_names(shown[old, new]) if reads_records else frozenset(),
             )
             if reads_records or wait is Wait.NONE or ahead.accepted is None or not shown[old, new]:
                 return verdict
-            is_unread = may_have_unread_fetch(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
-            return structs.replace(verdict, waits=True) if wait is Wait.ALL or is_unread else verdict
+            return (
+                structs.replace(verdict, waits=True)
+                if wait is Wait.ALL
+                or may_have_unread_fetch(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
+                else verdict
+            )
 
         def note_identities(old: int, new: int) -> None:
             evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
@@ -266,7 +275,6 @@ class CommitJudge:
             evaluated = self._evaluate(newest.revision, commits[found.held_step.old])
             assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - guards judge only valid commits
             names, installed = evaluated.extent.by_policy, evaluated.commit.select_server_names(shown[step])
-            open_trips = [each for each in verdict.trips if not each.acknowledged]
             candidate = Candidate(
                 commit=newest,
                 verdict=verdict,
@@ -279,7 +287,8 @@ class CommitJudge:
                 is_preliminary=step in by_fetches
                 and all(
                     each.guard is Guard.MAX_REINSTALLS and each.number - len(shown[step]) <= each.limit
-                    for each in open_trips
+                    for each in verdict.trips
+                    if not each.acknowledged
                 ),
                 reinstalls=tuple(each for each in names if each not in installed),
             )
@@ -349,34 +358,34 @@ class CommitJudge:
         key = base.revision if base is not None else None, revision
         if key not in self._known:
             try:
-                found = self._evaluation.evaluate(revision, base)
+                found: EvaluationResult | InvalidRepository | None = self._evaluation.evaluate(revision, base)
             except InvalidRepository as error:
-                self._known[key] = error
-            else:
-                if found is None:
-                    raise EvaluationUnfinished
-                self._known[key] = found
+                found = error
+            if found is None:
+                raise EvaluationUnfinished
+            self._known[key] = found
         return self._known[key]
 
     def _find_uncovered_bmcs(
         self, base: Commit | None, commit: Commit, knowledge: Knowledge
     ) -> frozenset[CredentialUse]:
         """Return the BMCs that a commit adds and that must not receive credentials without an approval."""
+        before: Mapping[SystemUuid, Machine] = {}
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
-            changed = [
-                (each, base.machines.get(each.uuid))
-                for each in commit.select_machines(find_changed_servers(base, commit))
-            ]
-            machines = [each for each, before in changed if before is None or before.bmc != each.bmc]
-        bmcs = (each.bmc for each in machines if each.bmc is not None)
-        brought = [each for each in bmcs if credential_use(each) not in knowledge.known_pairs]
+            before, machines = base.machines, commit.select_machines(find_changed_servers(base, commit))
+        brought = [
+            each.bmc
+            for each in machines
+            if each.bmc is not None
+            and (each.uuid not in before or before[each.uuid].bmc != each.bmc)
+            and credential_use(each.bmc) not in knowledge.known_pairs
+        ]
         if not brought:
             return frozenset()
-        known = base.machines.values() if base is not None else ()
-        before = {credential_use(each.bmc) for each in known if each.bmc is not None}
+        known = {credential_use(each.bmc) for each in before.values() if each.bmc is not None}
         return frozenset(
-            credential_use(each) for each in brought if credential_use(each) not in before and not self._covered(each)
+            credential_use(each) for each in brought if credential_use(each) not in known and not self._covered(each)
         )
 
     def _judge_changes(
@@ -431,7 +440,6 @@ class CommitJudge:
 def _list_identities(
     base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], knowledge: Knowledge
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
-    """Return the identities that machines gain in a step, and the identities that machines had lost before the step."""
     if base is None:
         return compare_identities_without_base(evaluated.commit, knowledge)
     return evaluated.extent.gained_identities, lost

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from gitboot.artifacts.availability import Presence, is_withheld
-from gitboot.controller.bmcs.schedule import BmcState
 from gitboot.controller.commit_acceptance import (
     describe_ack_message,
     find_untrusted_commit,
@@ -20,13 +18,19 @@ from gitboot.controller.commit_acceptance import (
     format_held,
     format_rejected,
 )
-from gitboot.controller.current_plans import ImageFile, Plans
+from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.maintenance_hooks import HookFailure, HookKind
+from gitboot.controller.maintenance_hooks import HookKind
 from gitboot.controller.operator_requests import find_fleet_stop
-from gitboot.controller.output_conditions import NO_RETRY, Finding, judge_output, judge_targets
-from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock, find_unverified_reason
+from gitboot.controller.output_conditions import (
+    NO_RETRY,
+    Finding,
+    find_withheld_files,
+    judge_artifacts,
+    judge_output,
+    judge_targets,
+)
+from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock, why_in_doubt
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, describe_secret
@@ -35,22 +39,12 @@ from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Run, StepEvidence, StopScope
-from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS
 from gitboot.status.conditions import LOCKED_LEDGER, OR_WRITE, Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_age, format_count, format_rest
 
-_DOUBTS: Final = {
-    "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
-    "from it. gitboot does not install servers until you confirm the records, with gitboot records begin",
-    "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
-    "gitboot does not install servers until you choose another --out, or state what is installed, with gitboot "
-    "records begin",
-    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
-    "servers until you state which servers are installed, with gitboot records begin",
-}
 _CLOCK_STATES: Final = {
     ClockState.SYNCHRONISED: "a time service controls the clock",
     ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
@@ -126,34 +120,27 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
 
 
 def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
-    values: dict[str, str | Sequence[str]] = {
-        "LEDGER": state.knowledge.facts.identity,
-        "COMMIT": state.attempt.attempted or "HEAD",
+    facts, attempt, claims = state.knowledge.facts, state.attempt, state.knowledge.claims
+    held, mismatch = attempt.held, state.fetched.elsewhere if state.fetched is not None else None
+    unlisted = [each.question.url for each in state.hook_failures if each.is_unlisted]
+    values = {
+        "LEDGER": facts.identity,
+        "COMMIT": attempt.attempted or "HEAD",
+        "OUTPUT": facts.output,
+        "SPOOL": facts.spool,
+        "UNTRUSTED": find_untrusted_commit(attempt),
+        "REMOVED": attempt.gone.commit if attempt.gone is not None else None,
+        "FOLLOWED": mismatch.followed if mismatch is not None else None,
+        "BRANCH": mismatch.branch if mismatch is not None else None,
+        "KEYFOLDER": state.signed_list.key_folder if state.signed_list is not None else None,
+        "DIGEST": held.digest[:SHOWN_DIGITS] if held is not None else None,
+        "ORIGIN": format_origin(min(unlisted)) if unlisted else None,
+        "CLAIMS": [claim.file for claim in claims],
+        "FETCHLOG": claims[0].fetch_log if claims else None,
+        "PROXIES": log_entries.list_proxies_to_name(state.unnamed_proxies),
+        "SERVER": min((each.server for each in log_entries.select_reportable(state.refused)), default=None),
     }
-    if (output := state.knowledge.facts.output) is not None:
-        values["OUTPUT"] = output
-    if (spool := state.knowledge.facts.spool) is not None:
-        values["SPOOL"] = spool
-    if (problem := find_untrusted_commit(state.attempt)) is not None:
-        values["UNTRUSTED"] = problem
-    if (gone := state.attempt.gone) is not None:
-        values["REMOVED"] = gone.commit
-    if state.fetched is not None and (mismatch := state.fetched.elsewhere) is not None:
-        values["FOLLOWED"] = mismatch.followed
-        values |= {"BRANCH": mismatch.branch} if mismatch.branch is not None else {}
-    if state.signed_list is not None and state.signed_list.key_folder is not None:
-        values["KEYFOLDER"] = state.signed_list.key_folder
-    if (held := state.attempt.held) is not None:
-        values["DIGEST"] = held.digest[:SHOWN_DIGITS]
-    if unlisted := [each.question.url for each in state.hook_failures if each.is_unlisted]:
-        values["ORIGIN"] = format_origin(min(unlisted))
-    if claims := state.knowledge.claims:
-        values |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
-    if proxies := log_entries.list_proxies_to_name(state.unnamed_proxies):
-        values["PROXIES"] = proxies
-    if refusals := {each.server for each in log_entries.select_reportable(state.refused)}:
-        values["SERVER"] = min(refusals)
-    return values
+    return {name: value for name, value in values.items() if value}
 
 
 def _remedy(
@@ -184,8 +171,12 @@ def _remedy(
     if named:
         values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
     found, commit = find_remedy(condition.type, condition.reason, values), state.commit
-    has_sites = commit is not None and commit.fleet.has_instances_by_site
-    if found is not None and condition.reason == "UnverifiedServers" and has_sites:
+    if (
+        found is not None
+        and condition.reason == "UnverifiedServers"
+        and commit is not None
+        and commit.fleet.has_instances_by_site
+    ):
         it = "it" if len(named) == 1 else "a server"
         found += (
             f". If another site managed {it} before, run gitboot records hand-over there, and gitboot records "
@@ -204,23 +195,29 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Finding]:
     until_then = f". Until then, gitboot serves commit {served}" if served is not None else ""
     if attempt.trouble is not None:
         reason, message = attempt.trouble
-        message = f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. gitboot will retry automatically"
-        yield "SourceReady", False, reason, message
-    elif fetched is not None and fetched.failed:
-        message = (
-            f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. gitboot will retry automatically"
+        yield (
+            "SourceReady",
+            False,
+            reason,
+            f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. gitboot will retry automatically",
         )
-        yield "SourceReady", False, fetched.reason, message
+    elif fetched is not None and fetched.failed:
+        yield (
+            "SourceReady",
+            False,
+            fetched.reason,
+            f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. gitboot will retry automatically",
+        )
     elif fetched is not None:
         yield "SourceReady", True, fetched.reason, fetched.message
     if fetched is not None and fetched.elsewhere is not None:
         yield "BranchFollowed", False, fetched.elsewhere.reason, fetched.elsewhere.message
     if suspension is not None and at < suspension.until:
+        waiting = f". Commit {attempt.waiting[:12]} is waiting" if attempt.waiting is not None else ""
         message = (
             f"{suspension.who} suspended this instance until {format_instant(suspension.until)}, so it accepts no "
-            f"commits and sets no boot overrides. Reason: {suspension.reason}"
+            f"commits and sets no boot overrides. Reason: {suspension.reason}{waiting}"
         )
-        message += f". Commit {attempt.waiting[:12]} is waiting" if attempt.waiting is not None else ""
         yield "AcceptingCommits", False, "Suspended", message
     else:
         yield "AcceptingCommits", True, "Accepting", "gitboot accepts new commits"
@@ -262,11 +259,10 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
     knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
     identity = knowledge.facts.identity
     if state.unwritable is not None:
-        error = state.unwritable
         message = (
-            f"another process has locked the ledger {error.partition(': ')[0]}. gitboot"
-            if _is_locked(error)
-            else f"gitboot cannot write to the ledger: {error}. It"
+            f"another process has locked the ledger {state.unwritable.partition(': ')[0]}. gitboot"
+            if _is_locked(state.unwritable)
+            else f"gitboot cannot write to the ledger: {state.unwritable}. It"
         )
         message += " retries every 5 s. Until then, it records no installations and sets no boot overrides"
         yield "LedgerWritable", False, "Failed", message
@@ -275,14 +271,15 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
     if accepted is None:
         return
     if state.commit is None:
+        becomes = (
+            ". The newest Fleet names this ledger, so this instance becomes active when gitboot accepts that commit"
+            if orders is not None and orders.ledger == identity
+            else ""
+        )
         message = (
             f"this instance is a standby, because {_describe_named_ledger(accepted, accepted.ledger, identity)}. It "
-            f"publishes no boot files and does not change BMCs. {_EXPECTED}"
+            f"publishes no boot files and does not change BMCs. {_EXPECTED}{becomes}"
         )
-        if orders is not None and orders.ledger == identity:
-            message += (
-                ". The newest Fleet names this ledger, so this instance becomes active when gitboot accepts that commit"
-            )
         yield "LedgerNamed", False, "AnotherLedger", message
         return
     if not state.may_act:
@@ -303,10 +300,9 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
         elif not is_orphaned:
             message += f". {_EXPECTED}"
         yield "LedgerNamed", False, "BecameStandby", message
-    unknown = state.plans.unknown
-    if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
+    if (doubt := why_in_doubt(knowledge.facts, accepted.decisions)) is not None:
         yield "RecordsVerified", False, *doubt
-    elif unknown:
+    elif unknown := state.plans.unknown:
         message = (
             f"the ledger does not record whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} installed, so "
             f"gitboot does not install {'it' if len(unknown) == 1 else 'them'}"
@@ -316,19 +312,6 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
         yield "RecordsVerified", True, "Verified", "the ledger has a record of each server"
     if knowledge.recorded_commit is not None:
         yield _of_the_evidence(state.plans, accepted)
-
-
-def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
-    """Return the reason and a message if the ledger is unverified, otherwise None."""
-    if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
-        return None
-    provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
-    new = (
-        "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
-        f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you state "
-        "which servers are installed, with gitboot records begin"
-    )
-    return doubt, _DOUBTS.get(doubt, new)
 
 
 def _describe_named_ledger(commit: Commit, ledger: str | None, identity: str) -> str:
@@ -369,18 +352,26 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[Finding]:
     by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
         scope = StopScope.ALL if facts.stoppage.everything else f"all {StopScope.WRITING}"
-        message = f"{facts.stoppage.who} stopped {scope}. Reason: {facts.stoppage.reason}"
-        yield "InstallsAllowed", False, "Stopped", message
+        yield (
+            "InstallsAllowed",
+            False,
+            "Stopped",
+            f"{facts.stoppage.who} stopped {scope}. Reason: {facts.stoppage.reason}",
+        )
     elif by_fleet is not None:
         yield "InstallsAllowed", False, "StoppedByFleet", f"the Fleet stops all {StopScope.WRITING}. Reason: {by_fleet}"
     elif claims:
         files = " and ".join(claim.file for claim in claims)
-        message = (
-            f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}, and this instance may lack some of "
-            "these fetches. Stop gitboot serve on that host, copy the *.jsonl files of its --spool to "
-            f"{claims[0].fetch_log} with rsync, then delete {files}"
+        yield (
+            "InstallsAllowed",
+            False,
+            "SoleClaim",
+            (
+                f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}, and this instance may lack "
+                "some of these fetches. Stop gitboot serve on that host, copy the *.jsonl files of its --spool to "
+                f"{claims[0].fetch_log} with rsync, then delete {files}"
+            ),
         )
-        yield "InstallsAllowed", False, "SoleClaim", message
     else:
         yield "InstallsAllowed", True, "Allowed", "no stop is in force"
     if (wrong := describe_clock_lag(facts, at)) is not None:
@@ -396,18 +387,22 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Find
     warnings = accepted.decisions.warnings if accepted is not None else ()
     # Earlier versions of gitboot accepted placeholders.
     if found := [each for each in warnings if each.code == Code.PLACEHOLDER_IDENTITY]:
-        first = f"{found[0].path}:{found[0].line}: {found[0].message}"
         others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
         message = (
-            f"{first}. gitboot ignores this identity when it looks for the server, and rejects new commits that have it"
-            f"{others}"
+            f"{found[0].path}:{found[0].line}: {found[0].message}. gitboot ignores this identity when it looks for the "
+            f"server, and rejects new commits that have it{others}"
         )
         yield "IdentitiesUnique", False, "Placeholder", message
     if commit is None:
         return
     if publication.failure is not None:
-        reason, message = publication.failure
-        yield "Published", False, reason, _describe_publish_failure(reason, message, publication.applied)
+        (reason, error), applied = publication.failure, publication.applied
+        files = (
+            f"the boot files of commit {applied[:12]}" if applied is not None else "the files that OUTPUT already has"
+        )
+        message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}. Machines still get {files}"
+        retry = "" if reason in NO_RETRY else ". gitboot will retry automatically"
+        yield "Published", False, reason, f"{message}{retry}"
     elif publication.holds_plans_of(commit):
         yield (
             "Published",
@@ -416,7 +411,7 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Find
             f"OUTPUT has the boot files of {format_count(len(plans.servers), 'server')}",
         )
     yield _of_the_boots(state, at)
-    yield from _of_the_artifacts(state)
+    yield from judge_artifacts(state)
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", _describe_unknown_runs(plans, unknown)
     elif overdue := state.find_overdue_runs(at):
@@ -475,50 +470,6 @@ def _describe_failure(failure: Failure) -> str:
     )
 
 
-def _describe_publish_failure(reason: str, error: str, applied: str | None) -> str:
-    message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}"
-    files = f"the boot files of commit {applied[:12]}" if applied is not None else "the files that OUTPUT already has"
-    message += f". Machines still get {files}"
-    return message if reason in NO_RETRY else f"{message}. gitboot will retry automatically"
-
-
-def _of_the_artifacts(state: InstanceState) -> Iterator[Finding]:
-    sightings, withheld, from_ipxe = state.knowledge.sightings, _withheld(state), state.plans.withheld_from_ipxe
-    if withheld or from_ipxe:
-        unchecked = "gitboot has not checked it yet"
-        if sightings is None:
-            unchecked = "its stream requires a signature, which gitboot does not check with --check-assets off"
-        messages = {file: each.message for file, each in (sightings or {}).items()}
-        boots, ipxe = (
-            [
-                f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
-                f"({file.url}: {messages.get(file, unchecked)})"
-                for (image, file), servers in each.items()
-            ]
-            for each in (withheld, from_ipxe)
-        )
-        message = f"gitboot withholds these boots until their files are available: {_some(boots)}. " if boots else ""
-        if ipxe:
-            message += f"gitboot withholds the boot scripts for iPXE of {_some(ipxe)}. GRUB still boots these servers. "
-        yield "ArtifactsPresent", False, "Missing", f"{message}gitboot checks the files again automatically"
-    if withheld or from_ipxe or sightings is None:
-        return
-    silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-    unchecked = f"; the servers of {format_count(silent, 'artifact')} did not respond" if silent else ""
-    message = f"no artifact is missing{unchecked}"
-    yield "ArtifactsPresent", True, "Present", message
-
-
-def _withheld(state: InstanceState) -> dict[ImageFile, int]:
-    """Return the missing files that cause boots to be withheld, each with the number of servers that need it."""
-    commit, sightings = state.commit, state.knowledge.sightings
-    boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
-    by_unknown = {
-        ImageFile(boot.image, file): 0 for boot in boots for file in boot.fetched_files if is_withheld(file, sightings)
-    }
-    return {**by_unknown, **state.plans.withheld}
-
-
 def _of_the_boots(state: InstanceState, at: datetime) -> Finding:
     if found := _unproven(state, at):
         texts, duration = list[str](), format_age(state.longest_step.total_seconds())
@@ -532,8 +483,12 @@ def _of_the_boots(state: InstanceState, at: datetime) -> Finding:
                 text = one.replace("NAME", name).replace("DETAIL", detail)
             texts.append(f"{text[0].upper()}{text[1:]}" if texts and not text.startswith("gitboot") else text)
         them = "it" if len({name for servers in found.values() for name in servers}) == 1 else "them"
-        message = f"{'. '.join(texts)}. gitboot will not install {them} again automatically"
-        return "InstallsCompleted", False, next(iter(found)), message
+        return (
+            "InstallsCompleted",
+            False,
+            next(iter(found)),
+            f"{'. '.join(texts)}. gitboot will not install {them} again automatically",
+        )
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
             return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
@@ -570,12 +525,13 @@ def _describe_progress(attempt: InstallAttempt) -> str:
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
     """Return, by server, the first request to which an endpoint may have sent the boot."""
-    found = {}
-    for server in (plans.servers[name] for name in plans.unknown_outcomes):
-        if server.plan is not None and server.plan.cause is cause and server.record is not None:
-            serves = [each.seen for each in server.record.unknown_serves if not each.is_withheld]
-            found[server.decision.server] = min(serves, key=lambda each: each.at)
-    return found
+    return {
+        server.decision.server: min(
+            (each.seen for each in server.record.unknown_serves if not each.is_withheld), key=lambda seen: seen.at
+        )
+        for server in (plans.servers[name] for name in plans.unknown_outcomes)
+        if server.plan is not None and server.plan.cause is cause and server.record is not None
+    }
 
 
 def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
@@ -593,11 +549,17 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
         for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
             by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
-        message = f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: {servers}"
-        yield "HttpBoot", True, "HttpBootByDhcp", message
-    for uuid in schedule.failing:
-        each = schedule.bmcs[uuid]
-        yield f"Bmc/{each.name}", False, each.reason(at), _describe_bmc(each, at)
+        yield (
+            "HttpBoot",
+            True,
+            "HttpBootByDhcp",
+            f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: {servers}",
+        )
+    for each in (schedule.bmcs[uuid] for uuid in schedule.failing):
+        since = format_instant(each.late_since) if each.late_since is not None else ""
+        text = _BMC_TEXTS[each.reason(at)].replace("TIME", since).replace("NAME", each.name)
+        error = each.message.removeprefix(f"{each.operator_condition}: ")
+        yield f"Bmc/{each.name}", False, each.reason(at), f"{text}. Cause: {error}" if error else text
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
             "the Fleet names no ledger, so another instance may set boot overrides at the same BMCs. gitboot sets no "
@@ -620,46 +582,39 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
             )
         yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
-        message = f"maintenances may switch the power of {format_count(len(schedule.power), 'server')}"
-        yield "PowerWavesRunning", True, "Running", message
+        yield (
+            "PowerWavesRunning",
+            True,
+            "Running",
+            f"maintenances may switch the power of {format_count(len(schedule.power), 'server')}",
+        )
 
 
 def _of_waiting_servers(state: InstanceState) -> Iterator[Finding]:
-    """Yield the condition of the servers that wait for the approval or the drain of a maintenance."""
     groups: defaultdict[tuple[str, Cause], list[str]] = defaultdict(list)
     for name, maintenance in state.plans.waiting.items():
-        plan = state.plans.servers[name].plan
-        if plan is not None:
+        if (plan := state.plans.servers[name].plan) is not None:
             groups[maintenance, plan.cause].append(name)
     if not groups:
         return
     messages = []
     for (maintenance, cause), names in sorted(groups.items()):
-        answers = sorted({each.message for each in state.hook_failures if _is_about(each, maintenance, cause)})
+        kind, what = (
+            (HookKind.APPROVAL, "for its approval")
+            if cause is Cause.WAITING_FOR_APPROVAL
+            else (HookKind.DRAIN, "until these servers are drained")
+        )
+        asked = [each for each in state.hook_failures if each.question.maintenance == maintenance]
+        answers = sorted({each.message for each in asked if each.question.kind is kind})
         answer = f" ({'; '.join(answers[:_MAX_ANSWERS])})" if answers else ""
-        what = "for its approval" if cause is Cause.WAITING_FOR_APPROVAL else "until these servers are drained"
         messages.append(f"Maintenance/{maintenance} waits {what}: {_some(names, _MAX_NAMED)}{answer}")
     message = f"{'. '.join(messages)}. gitboot does not reset these servers, and does not offer them the boot"
-    is_unlisted = any(each.is_unlisted for each in state.hook_failures)
-    causes = {cause for _, cause in groups}
-    if is_unlisted:
+    if any(each.is_unlisted for each in state.hook_failures):
         yield "MaintenancesCleared", False, "HostNotListed", message
-    elif Cause.WAITING_FOR_APPROVAL in causes:
+    elif Cause.WAITING_FOR_APPROVAL in {cause for _, cause in groups}:
         yield "MaintenancesCleared", False, "WaitingForApproval", message
     else:
         yield "MaintenancesCleared", False, "WaitingForDrain", message
-
-
-def _is_about(failure: HookFailure, maintenance: str, cause: Cause) -> bool:
-    kind = HookKind.APPROVAL if cause is Cause.WAITING_FOR_APPROVAL else HookKind.DRAIN
-    return failure.question.maintenance == maintenance and failure.question.kind is kind
-
-
-def _describe_bmc(bmc: BmcState, at: datetime) -> str:
-    since = format_instant(bmc.late_since) if bmc.late_since is not None else ""
-    error = bmc.message.removeprefix(f"{bmc.operator_condition}: ")
-    text = _BMC_TEXTS[bmc.reason(at)].replace("TIME", since).replace("NAME", bmc.name)
-    return f"{text}. Cause: {error}" if error else text
 
 
 def _of_processes(state: InstanceState) -> Iterator[Finding]:
@@ -668,42 +623,61 @@ def _of_processes(state: InstanceState) -> Iterator[Finding]:
         restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
         hung = f", {serving.hung} {'does' if serving.hung == 1 else 'do'} not respond" if serving.hung else ""
         replaces = "" if is_whole else ". gitboot replaces the process automatically"
-        are = "is" if serving.alive == 1 else "are"
-        endpoints = format_count(serving.expected, "endpoint")
-        message = f"{serving.alive} of {endpoints} {are} running{hung}{restarts}{replaces}"
-        yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
+        running = f"{format_count(serving.expected, 'endpoint')} {'is' if serving.alive == 1 else 'are'} running"
+        yield (
+            "Serving",
+            is_whole,
+            "Running" if is_whole else "NotResponding" if serving.hung else "Restarting",
+            f"{serving.alive} of {running}{hung}{restarts}{replaces}",
+        )
         if serving.unread:
-            message = f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files"
-            yield "CredentialsReadable", False, "Unreadable", message
+            yield (
+                "CredentialsReadable",
+                False,
+                "Unreadable",
+                f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files",
+            )
         if serving.certificate is not None:
-            message = f"{serving.certificate}. The endpoint continues to use the earlier certificate, if it has one"
-            yield "CertificateReadable", False, "Unusable", message
+            yield (
+                "CertificateReadable",
+                False,
+                "Unusable",
+                f"{serving.certificate}. The endpoint continues to use the earlier certificate, if it has one",
+            )
     if (telling := state.telling) is not None and telling.failure is not None:
         reason, error = telling.failure
         message = f"gitboot could not report the result of a commit to the forge: {error.rstrip('.')}"
         yield "CommitStatusReported", False, reason, f"{message}. gitboot will retry automatically"
     elif telling is not None:
-        reported = (
+        yield (
+            "CommitStatusReported",
+            True,
+            "Reported",
             f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
             if telling.commit is not None
-            else "no commit needed a report to the forge yet"
+            else "no commit needed a report to the forge yet",
         )
-        yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
         reason, error = state.unsent
-        message = (
-            f"gitboot could not send notices: {error.rstrip('.')}. gitboot keeps them and will retry automatically"
+        yield (
+            "NotificationsSent",
+            False,
+            reason,
+            f"gitboot could not send notices: {error.rstrip('.')}. gitboot keeps them and will retry automatically",
         )
-        yield "NotificationsSent", False, reason, message
     if failures := state.thread_failures:
         names = ", ".join(each.thread for each in failures)
         threads, them = (f"{names} thread", "it") if len(failures) == 1 else (f"threads {names}", "them")
         deaths = f" {failures[0].deaths} times since the start" if failures[0].deaths > 1 else ""
-        message = (
-            f"the {threads} of gitboot failed{deaths}, and gitboot restarted {them}. Last error: {failures[0].message}"
-            ". This is a bug in gitboot"
+        yield (
+            "ThreadsRunning",
+            False,
+            "Died",
+            (
+                f"the {threads} of gitboot failed{deaths}, and gitboot restarted {them}. Last error: "
+                f"{failures[0].message}. This is a bug in gitboot"
+            ),
         )
-        yield "ThreadsRunning", False, "Died", message
 
 
 def _of_requests(state: InstanceState) -> Iterator[Finding]:
@@ -711,8 +685,7 @@ def _of_requests(state: InstanceState) -> Iterator[Finding]:
         message = f"{state.unread}. Until this is fixed, gitboot does not notice what machines fetch and report"
         yield "FetchLogReadable", False, "Unreadable", message
     if (found := log_entries.summarise_denials(state.refused)) is not None:
-        reason, message = found
-        yield "BootsServed", False, reason, message
+        yield "BootsServed", False, *found
     if named := state.unnamed_proxies:
         yield "ProxiesTrusted", False, "Unnamed", log_entries.build_unnamed_proxy_message(named)
 
@@ -733,14 +706,21 @@ def _of_secrets(state: InstanceState) -> Iterator[Finding]:
         messages.append(
             f"{name}: {describe_secret(secret)} was fetched {format_count(times, 'time')} by {names}{unnamed}"
         )
-    message = f"{'; '.join(messages)} {format_rest(len(worst) - _MAX_SECRETS, 'server')}".rstrip()
-    yield "SecretsPrivate", False, "SecondAddress" if is_second else "ManyFetches", message
+    yield (
+        "SecretsPrivate",
+        False,
+        "SecondAddress" if is_second else "ManyFetches",
+        f"{'; '.join(messages)} {format_rest(len(worst) - _MAX_SECRETS, 'server')}".rstrip(),
+    )
 
 
 def _check_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
     machines = state.attempt.accepted.machines if state.attempt.accepted is not None else {}
-    fetches = state.knowledge.secret_fetches.items()
-    return {machines[uuid].name: each for uuid, each in fetches if each.is_unexpected and uuid in machines}
+    return {
+        machines[uuid].name: each
+        for uuid, each in state.knowledge.secret_fetches.items()
+        if each.is_unexpected and uuid in machines
+    }
 
 
 def _each(found: Mapping[str, str], most: int = 3) -> str:
@@ -760,9 +740,7 @@ def announcements(
     # Without the name and the time that the condition contains, the events of several servers can be merged.
     tasks = {bmc.name: bmc.message for bmc in (state.schedule.bmcs[uuid] for uuid in state.schedule.failing)}
     for each in now:
-        if each.status or each == known.get(each.type):
-            continue
-        if (declared := find_condition_type(each.type)) is None:
+        if each.status or each == known.get(each.type) or (declared := find_condition_type(each.type)) is None:
             continue
         if (type := declared.find_event_type(known.get(each.type), each)) is not None:
             server = each.type.removeprefix("Bmc/")
@@ -777,15 +755,20 @@ def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str
     match condition.type:
         case "ArtifactsPresent":
             return {
-                "artifacts": sorted({each.file.url for each in (*_withheld(state), *state.plans.withheld_from_ipxe)})
+                "artifacts": sorted(
+                    {each.file.url for each in (*find_withheld_files(state), *state.plans.withheld_from_ipxe)}
+                )
             }
         case "PowerWavesRunning":
             return {"servers": sorted({each for who in state.schedule.stopped_maintenances.values() for each in who})}
         case "MaintenancesCleared":
             return {"servers": sorted(state.plans.waiting)}
         case "MaintenanceRunsStarted":
-            unknown = _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME)
-            return {"servers": sorted(unknown or state.find_overdue_runs(at))}
+            return {
+                "servers": sorted(
+                    _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
+                )
+            }
         case "CommitAccepted" if held is not None:
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "InstallsCompleted":

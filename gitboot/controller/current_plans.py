@@ -37,6 +37,7 @@ class ImageFile(NamedTuple):
 
 
 Key = TypeVar("Key", bound=str)
+Value = TypeVar("Value")
 
 
 class Agenda(Struct, Generic[Key], frozen=True):
@@ -63,8 +64,7 @@ class Agenda(Struct, Generic[Key], frozen=True):
         return Agenda(instants, queue)
 
     def due_keys(self, at: datetime) -> frozenset[Key]:
-        end = bisect_right(self._queue, at, key=lambda each: each[0])
-        return frozenset(key for _, key in self._queue[:end])
+        return frozenset(key for _, key in self._queue[: bisect_right(self._queue, at, key=lambda each: each[0])])
 
     @property
     def next_due(self) -> datetime | None:
@@ -128,8 +128,9 @@ class Plans(Struct, frozen=True, kw_only=True):
     @property
     def withheld(self) -> dict[ImageFile, int]:
         """The missing files that cause boots to be withheld, sorted, each with the number of servers that need it."""
-        needs = {each: count - self.needs_for_ipxe.get(each, 0) for each, count in self.needs.items()}
-        return self._select_withheld(needs)
+        return self._select_withheld(
+            {each: count - self.needs_for_ipxe.get(each, 0) for each, count in self.needs.items()}
+        )
 
     @property
     def withheld_from_ipxe(self) -> dict[ImageFile, int]:
@@ -162,9 +163,8 @@ def replan(
         names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(
             old.servers, new.servers
         )
-    set_back = before.planned_at is not None and at < before.planned_at  # the previous plans are for a later time
     anew = (
-        set_back
+        (before.planned_at is not None and at < before.planned_at)  # the previous plans are for a later time
         or left != before.left
         or stop is not before.stop
         or old is None
@@ -215,68 +215,82 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
             for file in files:
                 needs[file] += by
             if any(boot.ignores_signatures for boot in boots):
-                required = {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}
-                for file in files - required:
+                for file in files - {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}:
                     needs_for_ipxe[file] += by
-    unknown, unseen, consumed, lost, unknown_outcomes, drained = (
-        set(each - names)
-        for each in (
-            *(before.unknown, before.unseen, before.consumed, before.lost, before.unknown_outcomes),
-            before.drained,
+    records = {name: knowledge.stored_record(state.decision.uuid) for name, state in states.items()}
+    planned = {name: (state, state.plan) for name, state in states.items() if state.plan is not None}
+    begun = {
+        name: attempt
+        for name, state in states.items()
+        if (attempt := find_open_attempt(state.decision, state.record)) is not None
+    }
+    lost = {
+        name
+        for name, (state, plan) in planned.items()
+        if name not in begun
+        and plan.phase is Phase.NETWORK
+        and any(
+            each.reason == plan.key and each.state is OverrideState.LOST
+            for each in knowledge.list_overrides(state.decision.uuid)
         )
-    )
-    begun = {name: each for name, each in before.begun.items() if name not in names}
-    given = {name: each for name, each in before.given.items() if name not in names}
-    installing = {name: each for name, each in before.installing.items() if name not in names}
-    waiting = {name: each for name, each in before.waiting.items() if name not in names}
-    for name, state in states.items():
-        decision, plan, uuid = state.decision, state.plan, state.decision.uuid
-        recorded = knowledge.stored_record(uuid)
-        if recorded is None or is_overwritten(recorded, decision.provision):  # no record shows what is installed
-            unknown.add(name)
-        if uuid in knowledge.unobservable:
-            unseen.add(name)
-        if recorded is not None and any(each.drain is not None for each in recorded.clearances.values()):
-            drained.add(name)
-        if (attempt := find_open_attempt(decision, state.record)) is not None:
-            begun[name] = attempt
-        if (progress := state.progress) is not None:
-            installing[name] = progress
-        if plan is None:
-            continue
-        if plan.waiting_maintenance is not None:
-            waiting[name] = plan.waiting_maintenance
-        if plan.cause is Cause.CONSUMED:
-            consumed.add(name)
-        if plan.cause in UNKNOWN_OUTCOMES:
-            unknown_outcomes.add(name)
-        if attempt is None and plan.phase is Phase.NETWORK:
-            overrides = knowledge.list_overrides(uuid)
-            if any(each.reason == plan.key and each.state is OverrideState.LOST for each in overrides):
-                lost.add(name)
-        run = find_unstarted_run(decision, plan.maintenance, state.record)
-        if plan.maintenance is not None and run is not None:
-            given[name] = plan.maintenance, run
-    changed = {name: state for name, state in states.items() if state is not before.servers.get(name)}
+    }
+    given = {
+        name: (plan.maintenance, run)
+        for name, (state, plan) in planned.items()
+        if plan.maintenance is not None
+        and (run := find_unstarted_run(state.decision, plan.maintenance, state.record)) is not None
+    }
+
+    def update(old: Mapping[str, Value], new: Mapping[str, Value]) -> dict[str, Value]:
+        return dict(sorted({**{name: each for name, each in old.items() if name not in names}, **new}.items()))
+
     return Plans(
-        servers=apply_changes(before.servers, changed, names - states.keys()),
+        servers=apply_changes(
+            before.servers,
+            {name: state for name, state in states.items() if state is not before.servers.get(name)},
+            names - states.keys(),
+        ),
         transitions=before.transitions.reschedule(
             {name: states[name].transition if name in states else None for name in names}
         ),
         counts=dict(+counts),
         versions=dict(+versions),
-        unknown=frozenset(unknown),
-        unseen=frozenset(unseen),
-        consumed=frozenset(consumed),
-        lost=frozenset(lost),
-        unknown_outcomes=frozenset(unknown_outcomes),
-        begun=dict(sorted(begun.items())),
+        # No record shows what is installed.
+        unknown=(before.unknown - names)
+        | {
+            name
+            for name, record in records.items()
+            if record is None or is_overwritten(record, states[name].decision.provision)
+        },
+        unseen=(before.unseen - names)
+        | {name for name, state in states.items() if state.decision.uuid in knowledge.unobservable},
+        consumed=(before.consumed - names)
+        | {name for name, (_, plan) in planned.items() if plan.cause is Cause.CONSUMED},
+        lost=(before.lost - names) | lost,
+        unknown_outcomes=(before.unknown_outcomes - names)
+        | {name for name, (_, plan) in planned.items() if plan.cause in UNKNOWN_OUTCOMES},
+        begun=update(before.begun, begun),
         needs=dict(+needs),
         needs_for_ipxe=dict(+needs_for_ipxe),
-        given=dict(sorted(given.items())),
-        installing=dict(sorted(installing.items())),
-        waiting=dict(sorted(waiting.items())),
-        drained=frozenset(drained),
+        given=update(before.given, given),
+        installing=update(
+            before.installing,
+            {name: progress for name, state in states.items() if (progress := state.progress) is not None},
+        ),
+        waiting=update(
+            before.waiting,
+            {
+                name: plan.waiting_maintenance
+                for name, (_, plan) in planned.items()
+                if plan.waiting_maintenance is not None
+            },
+        ),
+        drained=(before.drained - names)
+        | {
+            name
+            for name, record in records.items()
+            if record is not None and any(each.drain is not None for each in record.clearances.values())
+        },
     )
 
 
@@ -288,12 +302,8 @@ def _find_artifact_changes(
         return frozenset()
     needed = {each.file for each in before.needs}  # files with their sources, which `sightings` does not contain
     files = {file for file in needed if is_withheld(file, before.sightings) != is_withheld(file, sightings)}
-    servers = decisions.servers
-    return (
-        frozenset(name for name in before.servers if servers[name].find_withheld_files(files.__contains__))
-        if files
-        else frozenset()
-    )
+    names = before.servers if files else ()
+    return frozenset(name for name in names if decisions.servers[name].find_withheld_files(files.__contains__))
 
 
 def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
@@ -323,8 +333,11 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
             or before.written.get(name) != now.written.get(name)
             or before.decisions.networks[name] != now.decisions.networks[name]
         )
-    uuids = before.withheld.keys() | now.withheld.keys()
-    others = [uuid for uuid in uuids if before.withheld.get(uuid) != now.withheld.get(uuid)]
+    others = [
+        uuid
+        for uuid in before.withheld.keys() | now.withheld.keys()
+        if before.withheld.get(uuid) != now.withheld.get(uuid)
+    ]
     return found | before.select_server_names(others) | now.select_server_names(others) if others else found
 
 
@@ -332,8 +345,8 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
     """Return the machines that were removed since an earlier commit, or None if that commit is unknown."""
     if before is None:
         return None
-    were = (machine.uuid for machine in before.select_machines(find_changed_servers(before, now)))
-    return frozenset(uuid for uuid in were if uuid not in now.machines)
+    changed = before.select_machines(find_changed_servers(before, now))
+    return frozenset(machine.uuid for machine in changed if machine.uuid not in now.machines)
 
 
 def describe_server(commit: Commit, name: str) -> ServerDetails:
@@ -360,7 +373,6 @@ _RUN_STEPS: Final = {
 
 
 def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
-    """Yield the (kind, value) pairs under which a server is counted."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:

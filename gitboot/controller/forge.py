@@ -53,8 +53,6 @@ class Judgement(StrEnum):
 
 
 class _Api(NamedTuple):
-    """The commit status API of one kind of forge."""
-
     post: str  # path for posting a commit status, relative to the API's URL
     listing: str  # path for listing a commit's statuses: at least the newest status of each name
     page_size: int  # number of statuses per page of `listing`
@@ -62,6 +60,7 @@ class _Api(NamedTuple):
     credentials: tuple[str, str]  # the header that carries the token, and the text before the token
     states: Mapping[Judgement, str]
     headers: Mapping[str, str]
+    version: str  # of the API at its usual URL
 
 
 # GitLab rejects a second `pending`, so gitboot reports a held commit as `failed` until it accepts the commit.
@@ -74,6 +73,7 @@ _APIS: Final = {
         credentials=("Authorization", "Bearer "),
         states={Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
         headers={"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"},
+        version="v3",
     ),
     ForgeKind.GITLAB: _Api(
         post="projects/{path}/statuses/{commit}",
@@ -81,6 +81,7 @@ _APIS: Final = {
         page_size=100,
         name_key="name",
         credentials=("PRIVATE-TOKEN", ""),
+        version="v4",
         states={Judgement.ACCEPTED: "success", Judgement.HELD: "failed", Judgement.INVALID: "failed"},
         headers={},
     ),
@@ -90,6 +91,7 @@ _APIS: Final = {
         page_size=50,
         name_key="context",
         credentials=("Authorization", "token "),
+        version="v1",
         states={Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
         headers={},
     ),
@@ -111,8 +113,9 @@ class CommitVerdict:
     def with_proof(self, key: bytes) -> CommitVerdict:
         """Return the verdict with a proof, which only an instance that has the ledger's key can compute."""
         stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
-        proof = base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES])
-        return replace(self, proof=proof.decode())
+        return replace(
+            self, proof=base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES]).decode()
+        )
 
     def is_proven(self, key: bytes) -> bool:
         return hmac.compare_digest(self.proof, self.with_proof(key).proof)
@@ -165,13 +168,8 @@ class Project(Struct, frozen=True, kw_only=True):
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
             raise UsageError(f"--forge {text}: expected the URL of a project's page, which ends in OWNER/NAME")
         root = f"{parts.scheme}://{host}"
-        apis = {
-            ForgeKind.GITHUB: f"{root}/api/v3",
-            ForgeKind.GITLAB: f"{root}/api/v4",
-            ForgeKind.GITEA: f"{root}/api/v1",
-        }
         if api is None:
-            api = "https://api.github.com" if host == "github.com" else apis[ForgeKind(name)]
+            api = "https://api.github.com" if host == "github.com" else f"{root}/api/{_APIS[ForgeKind(name)].version}"
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def links(self) -> dict[str, str]:
@@ -215,13 +213,15 @@ class Forge:
 
     def write(self, verdict: CommitVerdict) -> None:
         """Post the verdict as a status of its commit. Raises `HostUnreachable` or `ForgeRefused`."""
-        body = {
-            "state": self._api.states[verdict.judgement],
-            self._api.name_key: self._name,
-            "description": verdict.description,
-            "target_url": self._link or self._project.links()["commit"].format(commit=verdict.commit),
-        }
-        self._send_request(self._project.api_url(self._api.post, verdict.commit, self._name), body)
+        self._send_request(
+            self._project.api_url(self._api.post, verdict.commit, self._name),
+            {
+                "state": self._api.states[verdict.judgement],
+                self._api.name_key: self._name,
+                "description": verdict.description,
+                "target_url": self._link or self._project.links()["commit"].format(commit=verdict.commit),
+            },
+        )
 
     def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
         """Return the newest verdict on the first of these commits that has a verdict, or None if there is no verdict.
@@ -262,9 +262,14 @@ class Forge:
         url = self._project.api_url(self._api.listing, commit, self._name)
         listed = self._send_request(f"{url}&page={page}" if page > 1 else url).json
         statuses: list[Any] = listed if isinstance(listed, list) else []
-        whole = (each for each in statuses if isinstance(each, dict) and isinstance(each.get("id"), int))
-        named = (each for each in whole if self._name in (each.get("context"), each.get("name")))
-        own = sorted(named, key=lambda each: int(each["id"]), reverse=True)
+        own = [
+            each
+            for each in statuses
+            if isinstance(each, dict)
+            and isinstance(each.get("id"), int)
+            and self._name in (each.get("context"), each.get("name"))
+        ]
+        own.sort(key=lambda each: int(each["id"]), reverse=True)
         verdicts = (_parse_description(commit, each.get("description")) for each in own)
         return len(statuses), [each for each in verdicts if each is not None]
 
@@ -333,15 +338,22 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
 
     The newest commit is missing until gitboot has judged it.
     """
-    stands_back = any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
-    if status.attempted is None or status.ledger is None or stands_back:
+    if (
+        status.attempted is None
+        or status.ledger is None
+        or any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
+    ):
         return []
     said = [(each.commit, each.says) for each in status.passed_commits[-_MAX_VERDICTS:]]
     if status.held is not None:
         said.append((status.attempted, describe_held(status.held.guards)))
     elif status.accepted == status.attempted:
-        by = [each.by for each in status.acknowledged if each.commit == status.attempted]
-        said.append((status.attempted, describe_accepted(by)))
+        said.append(
+            (
+                status.attempted,
+                describe_accepted([each.by for each in status.acknowledged if each.commit == status.attempted]),
+            )
+        )
     elif any(each.severity is Severity.ERROR for each in status.problems):
         said.append((status.attempted, describe_invalid(status.problems)))
     return [
@@ -479,9 +491,11 @@ class VerdictSender(RetryingSender):
             if known is None or known.description != verdict.description:
                 self._forge.write(verdict)
         except ForgeRefused:
-            if known is None or not known.is_proven(self._key):
-                raise
-            if replace(known, change=verdict.change).with_proof(self._key).description != verdict.description:
+            if (
+                known is None
+                or not known.is_proven(self._key)
+                or replace(known, change=verdict.change).with_proof(self._key).description != verdict.description
+            ):
                 raise
 
 
@@ -536,15 +550,18 @@ def send_verdicts(
     if told is None or project is None:
         yield None
         return
-    forge = Forge(
-        project,
-        told.token,
-        name=told.name,
-        link=told.link,
-        ca_bundle=settings.git.ca_bundle,
-        allow_token_over_http=told.allow_token_over_http,
+    verdicts = VerdictSender(
+        Forge(
+            project,
+            told.token,
+            name=told.name,
+            link=told.link,
+            ca_bundle=settings.git.ca_bundle,
+            allow_token_over_http=told.allow_token_over_http,
+        ),
+        wake,
+        asks=True,
     )
-    verdicts = VerdictSender(forge, wake, asks=True)
     try:
         yield verdicts
     finally:

@@ -145,9 +145,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         None if no commit is accepted, or if the Fleet names another ledger and this instance has never been active.
         """
         accepted = self.attempt.accepted
-        if accepted is None or not plans_by(self.knowledge, accepted):
-            return None
-        return self.attempt.offered or accepted
+        return None if accepted is None or not plans_by(self.knowledge, accepted) else self.attempt.offered or accepted
 
     @property
     def may_act(self) -> bool:
@@ -168,11 +166,11 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}
-        fetches = (
-            (machines[uuid].name, each) for uuid, each in self.knowledge.secret_fetches.items() if uuid in machines
+        shown = nlargest(
+            _MAX_SHOWN,
+            ((machines[uuid].name, each) for uuid, each in self.knowledge.secret_fetches.items() if uuid in machines),
+            key=lambda item: (item[1].is_unexpected, item[1].last, item[0]),
         )
-        shown = nlargest(_MAX_SHOWN, fetches, key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
-        oldest = nsmallest(_MAX_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0]))
         return Status(
             ledger=self.knowledge.facts.identity,
             attempted=attempt.attempted,
@@ -195,7 +193,12 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             installs=plans.count_servers("installs"),
             runs=plans.count_servers("runs"),
             installing=plans.count_servers("installing"),
-            installations=tuple({"server": name, **progress.facts()} for name, progress in oldest),
+            installations=tuple(
+                {"server": name, **progress.facts()}
+                for name, progress in nsmallest(
+                    _MAX_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0])
+                )
+            ),
             drift=plans.count_servers("drift"),
             bmcs=self.schedule.outcomes,
             below_minimum_version=plans.count_below_minimum(),
@@ -237,8 +240,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             if commit is None or attempt.failed is not None or policy is None or policy.boot is None:
                 continue
             boots, shows_start = policy.boot.boots, policy.boot.shows_its_start
-            is_declared = commit.decisions.evidence is Evidence.DECLARED
-            if is_declared and has_all_evidence(attempt, boots=boots, shows_start=shows_start):
+            if commit.decisions.evidence is Evidence.DECLARED and has_all_evidence(
+                attempt, boots=boots, shows_start=shows_start
+            ):
                 continue
             if attempt.last_seen.at + self.longest_step <= at:
                 found[name] = attempt
@@ -254,8 +258,11 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         Before the first evaluation after a start there are no plans, but windows published by an earlier process still
         end.
         """
-        is_suspended = any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
-        suspension = self.knowledge.facts.suspension if is_suspended else None
+        suspension = (
+            self.knowledge.facts.suspension
+            if any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
+            else None
+        )
         dues = (
             self.plans.transitions.next_due if self.commit is not None else None,
             self.next_window_end,

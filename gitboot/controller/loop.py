@@ -150,8 +150,11 @@ class Loop:
         interval is longer, so that readers can detect a stale status.
         """
         heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
-        has_come = heard == {WakeCause.COMMIT} and not self._stopping
-        if has_come and self._reconciler.start_evaluation(self._last_fetch(), self._clock()):
+        if (
+            heard == {WakeCause.COMMIT}
+            and not self._stopping
+            and self._reconciler.start_evaluation(self._last_fetch(), self._clock())
+        ):
             self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 
     def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
@@ -195,17 +198,13 @@ class Loop:
             fetched = replace(fetched, reason=type(error).__name__, message=str(error), failed=True)
         self._fetched = fetched
         if before is None or (fetched.commit, fetched.message) != (before.commit, before.message):
-            self._report(fetched)
+            if fetched.failed:
+                self._tell(Event(at=self._clock(), type="FetchFailed", message=fetched.message, warning=True))
+            elif commit is not None:
+                self._tell(Event(at=self._clock(), type="Fetched", message=commit[:12], facts={"commit": commit}))
             self._wakes.wake(WakeCause.ANYTHING if fetched.failed else WakeCause.COMMIT)
         elif was_slow or fetched.elsewhere != before.elsewhere:
             self._wakes.wake()
-
-    def _report(self, fetched: Fetched) -> None:
-        at, commit = self._clock(), fetched.commit
-        if fetched.failed:
-            self._tell(Event(at=at, type="FetchFailed", message=fetched.message, warning=True))
-        elif commit is not None:
-            self._tell(Event(at=at, type="Fetched", message=commit[:12], facts={"commit": commit}))
 
     def _note_slow(self, began: datetime) -> None:
         self._slow_since = began
@@ -216,14 +215,20 @@ class Loop:
         last, since = self._fetched, self._slow_since
         if since is None:
             return last
-        message = f"the fetch that began at {format_instant(since)} is still running"
-        elsewhere = last.elsewhere if last is not None else None
-        return Fetched(reason="SlowFetch", message=message, failed=True, elsewhere=elsewhere)
+        return Fetched(
+            reason="SlowFetch",
+            message=f"the fetch that began at {format_instant(since)} is still running",
+            failed=True,
+            elsewhere=last.elsewhere if last is not None else None,
+        )
 
     def _note_death(self, message: str) -> None:
-        commit = self._fetched.commit if self._fetched is not None else None
-        message = f"the fetch thread of gitboot failed: {message}"
-        self._fetched = Fetched(reason="SourceError", message=message, failed=True, commit=commit)
+        self._fetched = Fetched(
+            reason="SourceError",
+            message=f"the fetch thread of gitboot failed: {message}",
+            failed=True,
+            commit=self._fetched.commit if self._fetched is not None else None,
+        )
 
     def _fetch_repeatedly(self) -> None:
         asked = False
@@ -264,7 +269,7 @@ def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bo
 
     def keep_waking() -> None:
         # The default filter of watchfiles ignores files in .git, so do not use it.
-        changes = watchfiles.watch(
+        for _ in watchfiles.watch(
             *paths,
             watch_filter=None,
             stop_event=ended,
@@ -272,8 +277,7 @@ def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bo
             step=10,
             raise_interrupt=False,
             recursive=recursive,
-        )
-        for _ in changes:
+        ):
             wake()
 
     thread = BackgroundThread(keep_waking, name=f"watch-{paths[0].name}")

@@ -34,8 +34,6 @@ _REQUEST_S: Final = 10.0  # the deadline of one request
 _MAX_ANSWER_BYTES: Final = 64 << 10
 _THREADS: Final = 4
 _PER_HOST: Final = _THREADS - 1  # so that one slow host does not delay the others
-_OK: Final = 200
-_REDIRECTS: Final = range(300, 400)
 
 Origin = tuple[str, str, int]  # scheme, host and port
 
@@ -135,8 +133,9 @@ class HookClient:
                     if each not in self._asking:  # else `_store` takes the answer of the request under way
                         self._push(each, time.monotonic())
                 else:
-                    message = f"the setting maintenance-hosts does not list {format_host(each.url)}"
-                    self._failures[each] = HookFailure(each, message, is_unlisted=True)
+                    self._failures[each] = HookFailure(
+                        each, f"the setting maintenance-hosts does not list {format_host(each.url)}", is_unlisted=True
+                    )
             self._changed.notify_all()
 
     def get_answers(self) -> frozenset[Question]:
@@ -175,8 +174,7 @@ class HookClient:
                 self._store(question, message, pause_s)
 
     def _push(self, question: Question, due_s: float) -> None:
-        queue = self._queues.setdefault(parse_origin(question.url), [])
-        heappush(queue, (due_s, next(self._numbers), question))
+        heappush(self._queues.setdefault(parse_origin(question.url), []), (due_s, next(self._numbers), question))
 
     def _next(self) -> Question | None:
         """Wait until a question is due, and return it. Return None after `close`."""
@@ -235,9 +233,9 @@ class HookClient:
 def _find_fault(question: Question, answer: WebAnswer) -> str:
     """Return why an answer is not the expected one, or "" if it is."""
     host = format_host(question.url)
-    if answer.status in _REDIRECTS:
+    if 300 <= answer.status < 400:
         return f"{host} answered with a redirect (HTTP status {answer.status}), which gitboot does not follow"
-    if answer.status != _OK:
+    if answer.status != 200:
         return f"{host} answered with HTTP status {answer.status}"
     if question.kind is HookKind.DRAIN:
         return ""
@@ -276,10 +274,14 @@ def list_questions(plans: Plans, schedule: Schedule, at: datetime) -> frozenset[
         about = maintenance.name, maintenance.run, before.digest
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL and before.approval_url is not None:
             found.add(Question(HookKind.APPROVAL, before.approval_url, *about, None, None, end))
-        elif server.plan.cause is Cause.WAITING_FOR_DRAIN and before.drain_url is not None:
-            is_begun = _find_clearance(server.record, maintenance).drain == maintenance.drain_key
-            if is_begun and schedule.may_set and uuid in schedule.power:
-                found.add(Question(HookKind.DRAIN, before.drain_url, *about, server.decision.server, uuid, end))
+        elif (
+            server.plan.cause is Cause.WAITING_FOR_DRAIN
+            and before.drain_url is not None
+            and _find_clearance(server.record, maintenance).drain == maintenance.drain_key
+            and schedule.may_set
+            and uuid in schedule.power
+        ):
+            found.add(Question(HookKind.DRAIN, before.drain_url, *about, server.decision.server, uuid, end))
     return frozenset(found)
 
 
@@ -320,20 +322,30 @@ def find_clearances(
         kept = frozenset(each.name for each in server.decision.maintenances)
         where = uuid, name, maintenance.name
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL:
-            is_new = known.approved != before.approval_key
-            if is_new and (maintenance.name, before.digest, before.approval_url) in approved:
-                message = f"{about} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})"
+            if (
+                known.approved != before.approval_key
+                and (maintenance.name, before.digest, before.approval_url) in approved
+            ):
                 yield ClearanceChange(
-                    *where, known._replace(approved=before.approval_key), "MaintenanceApproved", message, kept
+                    *where,
+                    known._replace(approved=before.approval_key),
+                    "MaintenanceApproved",
+                    f"{about} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})",
+                    kept,
                 )
         elif known.drain != maintenance.drain_key:
             if uuid in next_drains:
-                begun = Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end)
-                message = f"{about} needs the server drained, so gitboot requests {before.drain_url}"
-                yield ClearanceChange(*where, begun, "DrainStarted", message, kept)
+                yield ClearanceChange(
+                    *where,
+                    Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end),
+                    "DrainStarted",
+                    f"{about} needs the server drained, so gitboot requests {before.drain_url}",
+                    kept,
+                )
         elif known.drained_at is None and (done := drained.get(uuid)) is not None and done.url == before.drain_url:
-            message = f"{about}: the server is drained"
-            yield ClearanceChange(*where, known._replace(drained_at=at), "Drained", message, kept)
+            yield ClearanceChange(
+                *where, known._replace(drained_at=at), "Drained", f"{about}: the server is drained", kept
+            )
 
 
 def _find_clearance(record: Record | None, maintenance: MaintenanceDecision) -> Clearance:

@@ -81,8 +81,13 @@ class _Pile(Struct):
             self.shown.append(event)
 
     def notice(self, ledger: str) -> Notice:
-        level = max(each.level for each in self.shown)
-        return Notice(ledger=ledger, type=self.shown[0].type, events=tuple(self.shown), number=self.number, level=level)
+        return Notice(
+            ledger=ledger,
+            type=self.shown[0].type,
+            events=tuple(self.shown),
+            number=self.number,
+            level=max(each.level for each in self.shown),
+        )
 
 
 class Messenger(RetryingSender):
@@ -126,8 +131,9 @@ class Messenger(RetryingSender):
             if self.failure is None:
                 self._idle = not self._rung
                 self.changed.notify_all()
-                wait_s = min(max(due - time.monotonic(), 0), _LOOK_S)
-                self.changed.wait_for(lambda: self._rung or self.is_ending, wait_s)
+                self.changed.wait_for(
+                    lambda: self._rung or self.is_ending, min(max(due - time.monotonic(), 0), _LOOK_S)
+                )
             self._rung = False
         if self.is_ending:
             return
@@ -135,8 +141,9 @@ class Messenger(RetryingSender):
             for event in found:
                 self._place = event.sequence
                 if self._receiver.wants(event):
-                    due = max(self._quiet_until.get(event.type, 0), time.monotonic())
-                    self._piles.setdefault(event.type, _Pile(due, event.sequence)).add(event)
+                    self._piles.setdefault(
+                        event.type, _Pile(max(self._quiet_until.get(event.type, 0), time.monotonic()), event.sequence)
+                    ).add(event)
         self._note()
         for type, pile in sorted(self._piles.items(), key=lambda each: each[1].first):
             if pile.due <= time.monotonic():
@@ -354,13 +361,17 @@ class _Webhook:
     def __call__(self, notice: Notice, at: datetime) -> None:
         body, timestamp = encode_canonical(notice.facts()), str(int(at.timestamp()))
         signature = hmac.digest(self._receiver.secret or b"", timestamp.encode() + b"." + body, "sha256").hex()
-        headers = {
-            "Content-Type": "application/json",
-            "X-Gitboot-Delivery": notice.id,
-            "X-Gitboot-Timestamp": timestamp,
-            "X-Gitboot-Signature-256": f"sha256={signature}",
-        }
-        with self._client.stream("POST", self._receiver.url, headers=headers, body=body) as answer:
+        with self._client.stream(
+            "POST",
+            self._receiver.url,
+            headers={
+                "Content-Type": "application/json",
+                "X-Gitboot-Delivery": notice.id,
+                "X-Gitboot-Timestamp": timestamp,
+                "X-Gitboot-Signature-256": f"sha256={signature}",
+            },
+            body=body,
+        ) as answer:
             if not 200 <= answer.status < 300:
                 raise HostUnreachable(f"the webhook answered with HTTP status {answer.status}")
 
@@ -410,9 +421,7 @@ class _ByApprise:
 
 
 _KEYS: Final = ("webhook", "webhook-file", "secret-file", "apprise", "apprise-file", "level", "sites", "fold-minutes")
-_ALL: Final = f"allowed keys: {', '.join(_KEYS)}"
 _SHORTEST_SECRET: Final = 16  # characters
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -460,7 +469,8 @@ class _Table(Struct, frozen=True):
 
     def receiver(self) -> Receiver:
         for key in sorted(self.given.keys() - set(_KEYS)):
-            raise self._wrong(f"unknown key {key!r}; {did_you_mean(key, _KEYS, _ALL)}")
+            allowed = f"allowed keys: {', '.join(_KEYS)}"
+            raise self._wrong(f"unknown key {key!r}; {did_you_mean(key, _KEYS, allowed)}")
         webhook, apprise = self._text("webhook"), self._text("apprise")
         if (webhook is None) == (apprise is None):
             raise self._wrong("expected one of webhook, webhook-file, apprise and apprise-file")
@@ -513,8 +523,15 @@ class _Table(Struct, frozen=True):
             raise self._wrong(f"secret-file: expected {_SHORTEST_SECRET} characters or more")
         try:
             parts = urlsplit(url)
-            is_one = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
-            is_one = is_one and bool(parts.hostname) and parts.username is None and parts.password is None
+            is_one = (
+                (
+                    parts.scheme == "https"
+                    or (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"))
+                )
+                and bool(parts.hostname)
+                and parts.username is None
+                and parts.password is None
+            )
         except ValueError:
             is_one = False
         if not is_one:

@@ -73,9 +73,9 @@ def carry_out(
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
         type = "RecordsBegun" if request.action == BEGIN else "Requested"
-        who, message = request.operator, f"{request.operator}: {outcome}"
         servers: dict[str, Any] = {"servers": names} if (names := _list_servers(request.facts)) else {}
-        update.add_event(type, message, who=who, request=request.action, **servers)
+        message = f"{request.operator}: {outcome}"
+        update.add_event(type, message, who=request.operator, request=request.action, **servers)
         update.request_outcomes.append((request, outcome))
 
 
@@ -194,16 +194,16 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
     stated = {parse_uuid(item["uuid"]) for item in facts["items"] if item.get("isForeign") is True}
     for uuid, server, record in items:
+        now = update.record(uuid)
         if (
-            (record.provision is not None and uuid not in stated)
-            or uuid not in seen
-            or (now := update.record(uuid)) is None
+            (record.provision is None or uuid in stated)
+            and uuid in seen
+            and now is not None
+            and now.provision is not None
+            and last_provisioning_facts(now) != seen[uuid]
         ):
-            continue
-        if now.provision is not None and last_provisioning_facts(now) != seen[uuid]:
             raise UsageError(f"{server} was installed after you made this request; repeat it if you still want it")
-    known = [server for uuid, server, _ in items if facts.get("unknown") and update.record(uuid) is not None]
-    if known:
+    if known := [server for uuid, server, _ in items if facts.get("unknown") and update.record(uuid) is not None]:
         raise UsageError(f"{known[0]} has a record now; check again")
     set_records(update, items)
     for uuid, _, record in items:
@@ -225,8 +225,12 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
 def _begin(update: KnowledgeUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
         raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check again")
-    records = {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())}
-    return initialise_ledger(update, commit, Beginning(facts["how"]), records)
+    return initialise_ledger(
+        update,
+        commit,
+        Beginning(facts["how"]),
+        {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())},
+    )
 
 
 def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
@@ -240,17 +244,22 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
         A request is about overrides whose state is unknown, overrides at another BMC, and closed overrides that the
         plan needs.
         """
-        elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.normalized_address) != bmc
-        elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)
-        closed = each.reason == key and not each.state.is_open
-        return elsewhere or closed or each.state is OverrideState.RECORDED
+        elsewhere = each.state.is_open and (
+            (each.bmc is not None and list(each.bmc.normalized_address) != bmc)
+            or (seen is not None and is_another_system(each.shown, seen))
+        )
+        return elsewhere or (each.reason == key and not each.state.is_open) or each.state is OverrideState.RECORDED
 
     record = update.record(uuid) if update.before.is_trusted else None
     if not consumed and record is not None and record.consumed_key == key and key is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
     found = _set_override_states(update, uuid, OverrideState.LOST if consumed else OverrideState.CLEARED, is_meant)
-    switched = PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED
-    in_doubt = resolve_switches(update, uuid, switched, lambda each: each.state is PowerRecordState.RECORDED)
+    in_doubt = resolve_switches(
+        update,
+        uuid,
+        PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED,
+        lambda each: each.state is PowerRecordState.RECORDED,
+    )
     if not found and in_doubt:
         return (
             f"{server}: recorded that gitboot switched its power, and will not switch it again ({reason})"
@@ -340,8 +349,12 @@ def _set_override_states(
 
 
 def _is_provision_override(each: OverrideRecord) -> bool:
-    settled = (OverrideState.RECORDED, OverrideState.CONSUMED, OverrideState.LOST, OverrideState.SET_BY_ANOTHER)
-    return each.reason.startswith("provision/") and each.state in settled
+    return each.reason.startswith("provision/") and each.state in (
+        OverrideState.RECORDED,
+        OverrideState.CONSUMED,
+        OverrideState.LOST,
+        OverrideState.SET_BY_ANOTHER,
+    )
 
 
 def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> StopScope:
@@ -358,8 +371,7 @@ def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | 
 
 def find_fleet_stop(accepted: Commit | None, orders: Orders | None) -> str | None:
     """Return the reason for a stop in the newest or the accepted Fleet, or None if neither stops boots."""
-    said = (each.stopped for each in _orders(accepted, orders))
-    return next((each for each in said if each is not None), None)
+    return next((each.stopped for each in _orders(accepted, orders) if each.stopped is not None), None)
 
 
 def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> bool:
@@ -381,9 +393,11 @@ def find_released_servers(
     The result only informs operators. It includes the servers that wait for a missing file, because they boot without
     another action of an operator as soon as the file appears.
     """
-    now = ((each, _planned_boot(each, knowledge, at, after)) for each in commit.decisions.servers.values())
     return tuple(
-        each.server for each, boot in now if boot is not None and boot != _planned_boot(each, knowledge, at, before)
+        each.server
+        for each in commit.decisions.servers.values()
+        if (boot := _planned_boot(each, knowledge, at, after)) is not None
+        and boot != _planned_boot(each, knowledge, at, before)
     )
 
 

@@ -1,4 +1,4 @@
-"""Output conditions: the state of the output tree, its targets and the signed list."""
+"""Output conditions: the state of the output tree, its targets, the signed list and the files that boots need."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
+from gitboot.artifacts.availability import Presence, is_withheld
+from gitboot.controller.current_plans import ImageFile
 from gitboot.controller.instance_state import InstanceState
 from gitboot.jsonio import format_instant
 from gitboot.text import format_count, format_names
@@ -122,3 +124,51 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:
         yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
+
+
+def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
+    """Yield the condition of the files that boots need, if gitboot checks them or withholds a boot."""
+    sightings, withheld, from_ipxe = (
+        state.knowledge.sightings,
+        find_withheld_files(state),
+        state.plans.withheld_from_ipxe,
+    )
+    if withheld or from_ipxe:
+        unchecked = (
+            "its stream requires a signature, which gitboot does not check with --check-assets off"
+            if sightings is None
+            else "gitboot has not checked it yet"
+        )
+        messages = {file: each.message for file, each in (sightings or {}).items()}
+        boots, ipxe = (
+            [
+                f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
+                f"({file.url}: {messages.get(file, unchecked)})"
+                for (image, file), servers in each.items()
+            ]
+            for each in (withheld, from_ipxe)
+        )
+        message = (
+            f"gitboot withholds these boots until their files are available: {format_names(sorted(boots), 3)}. "
+            if boots
+            else ""
+        )
+        if ipxe:
+            message += (
+                f"gitboot withholds the boot scripts for iPXE of {format_names(sorted(ipxe), 3)}. GRUB still boots "
+                "these servers. "
+            )
+        yield "ArtifactsPresent", False, "Missing", f"{message}gitboot checks the files again automatically"
+    elif sightings is not None:
+        silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
+        unchecked = f"; the servers of {format_count(silent, 'artifact')} did not respond" if silent else ""
+        yield "ArtifactsPresent", True, "Present", f"no artifact is missing{unchecked}"
+
+
+def find_withheld_files(state: InstanceState) -> dict[ImageFile, int]:
+    """Return the missing files that cause boots to be withheld, each with the number of servers that need it."""
+    commit, sightings = state.commit, state.knowledge.sightings
+    boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
+    return {
+        ImageFile(boot.image, file): 0 for boot in boots for file in boot.fetched_files if is_withheld(file, sightings)
+    } | state.plans.withheld

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import Fetched, InstanceState
-from gitboot.controller.reconcile_pass import Components, Pass
+from gitboot.controller.reconcile_inputs import Components, Pass
 from gitboot.controller.stages.ask import ask
 from gitboot.controller.stages.plan import plan
 from gitboot.controller.stages.publish import publish
@@ -127,9 +127,12 @@ class Reconciler:
         Do not wait if ``fetched`` differs from the last reported fetch, because a reconcile must report it.
         """
         before = self.state
-        if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
-            return False
-        return self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
+        return (
+            fetched is not None
+            and fetched == before.fetched
+            and before.attempt.trouble is None
+            and self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
+        )
 
     def has_new_answers(self) -> bool:
         """Return whether a URL of a maintenance has given the expected answer since the last reconcile took answers."""
@@ -149,7 +152,6 @@ class Reconciler:
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._components.unwritten.append(event)
         self._components.tell(event)  # sent before the condition is written, because the disk with the status may hang
-        hint = find_remedy("Reconciling", "StageHangs")
         self._components.report_stalled(
             Condition(
                 type="Reconciling",
@@ -157,7 +159,7 @@ class Reconciler:
                 reason="StageHangs",
                 message=message,
                 last_transition_time=at,
-                remedy=hint,
+                remedy=find_remedy("Reconciling", "StageHangs"),
             )
         )
 

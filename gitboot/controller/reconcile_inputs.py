@@ -1,4 +1,4 @@
-"""Reconcile inputs: the fetches, BMC results, requests and unknown machines that wait for the next reconcile."""
+"""Reconcile inputs: what waits for the next reconcile, and the components and values that its stages share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from threading import Lock, RLock
@@ -19,25 +20,32 @@ from gitboot.bmc.override_session import TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
+from gitboot.bmc.worker_pool import BmcPool
+from gitboot.controller.checkpoint import Checkpoint
+from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor
+from gitboot.controller.current_plans import WindowWatch
+from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, Question
+from gitboot.controller.publication import FollowedTarget
+from gitboot.controller.records.ledger_changes import BatchResult
 from gitboot.endpoint.served_files import PublishedTree, match_documents
-from gitboot.errors import LedgerError, LockedByAnother, UsageError
+from gitboot.errors import LedgerError, LockedByAnother
 from gitboot.fetchlog import spool
 from gitboot.fetchlog.log_entries import EndpointReport, Observation, read_reports
 from gitboot.fetchlog.one_time_boots import read_claims
 from gitboot.fetchlog.spool import ReadResult
 from gitboot.fetchlog.unknown_machines import (
+    UNKNOWN,
+    UNKNOWN_LOCK,
     UnknownMachine,
     UnknownMachines,
-    parse_unknown,
+    read_unknown,
     read_unknown_files,
     render_unknown,
 )
-from gitboot.files import convert_os_errors
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
@@ -45,7 +53,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import StopReader
 from gitboot.resolve.provisioning_record import SoleClaim, StopOrder
 from gitboot.resolve.server_decision import BootFile
-from gitboot.status.conditions import Event
+from gitboot.status.conditions import Condition, Event
+from gitboot.status.instance_status import Status
+from gitboot.status.work_progress import Stage, StageTimes, WorkListener
 from gitboot.system_clock import Uptime, read_uptime
 
 _logger = logging.getLogger(__name__)
@@ -59,7 +69,7 @@ class Intake(Struct, frozen=True, kw_only=True):
     up: Uptime  # the kernel's uptime
     results: tuple[TaskResult, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
-    requests: tuple[Request, ...]
+    requests: tuple[instance_tables.Request, ...]
     witnessed: bool = False  # whether a mark outside STATE and OUTPUT matches the ledger's newest change
     stoppage: StopOrder | None = None  # a stop in the files that endpoints read
     # Results for all checked artifacts; None: artifacts are not checked.
@@ -132,20 +142,19 @@ class NotedWithdrawals:
             _logger.error("%s: cleared overrides are recorded in memory only (%s)", self._path, error.strerror)
 
     def _read(self) -> list[UnrecordedClearing]:
-        """Read the records that an earlier process stored for this ledger."""
         if self._path is None or not self._path.exists():
             return []
         try:
             found = json.loads(self._path.read_bytes())
             notes = [
-                (SystemUuid(each["uuid"]), server_tables.override_from_row(each["record"]))
+                UnrecordedClearing(
+                    SystemUuid(each["uuid"]),
+                    server_tables.override_from_row(each["record"]),
+                    is_from_earlier_process=True,
+                )
                 for each in found["withdrawals"]
             ]
-            return [
-                UnrecordedClearing(*each, is_from_earlier_process=True)
-                for each in notes
-                if found["ledger"] == self._ledger
-            ]
+            return notes if found["ledger"] == self._ledger else []
         except (OSError, ValueError, TypeError, KeyError) as error:
             _logger.error("%s: the records of cleared overrides cannot be read (%s)", self._path, error)
             return []
@@ -370,8 +379,6 @@ class SharedFetchLog:
         self._fetches.delete_read(offsets, times, self._lease)
 
 
-UNKNOWN: Final = "unknown.json"
-_LOCK: Final = "unknown.lock"
 _MAX_REPORTED: Final = 5
 
 
@@ -393,7 +400,10 @@ class UnknownMachineFile:
         left = list(read_unknown_files(self._spool)) if self._spool is not None else []
         if not left and (commit == self._applied or not (self._state / UNKNOWN).exists()):
             return None
-        with suppress(OSError, LockedByAnother), files.hold_lock(self._state / _LOCK, f"{self._state} is in use"):
+        with (
+            suppress(OSError, LockedByAnother),
+            files.hold_lock(self._state / UNKNOWN_LOCK, f"{self._state} is in use"),
+        ):
             table = read_unknown(self._state)
             for machine in (each for one in left for each in one.table.machines):
                 table.add(machine)
@@ -415,27 +425,72 @@ class UnknownMachineFile:
 
 def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
     for each in new[:_MAX_REPORTED]:
-        message = f"the unknown machine {', '.join(each.identities)} at {each.client} requested a boot"
-        yield Event(at=at, type="UnknownMachine", message=message, facts=structs.replace(each, inventory=None).facts())
+        yield Event(
+            at=at,
+            type="UnknownMachine",
+            message=f"the unknown machine {', '.join(each.identities)} at {each.client} requested a boot",
+            facts=structs.replace(each, inventory=None).facts(),
+        )
     if len(new) > _MAX_REPORTED:
         more = len(new) - _MAX_REPORTED
-        message = f"{more} more unknown machines requested a boot. List them with gitboot unknown-machines"
-        yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MAX_REPORTED})
+        yield Event(
+            at=at,
+            type="UnknownMachine",
+            message=f"{more} more unknown machines requested a boot. List them with gitboot unknown-machines",
+            facts={"more": more},
+        )
 
 
-def read_unknown(state: Path) -> UnknownMachines:
-    """Read the unknown machines that an instance has recorded. Raises `UsageError`."""
-    with convert_os_errors(state / UNKNOWN, "read"):
-        try:
-            return parse_unknown((state / UNKNOWN).read_bytes())
-        except FileNotFoundError:
-            return UnknownMachines()
+def ignore(*_: object) -> None:
+    """Do nothing. Stands in for a callback in dry runs and tests."""
 
 
-def forget_unknown(state: Path) -> None:
-    """Delete all recorded unknown machines. Raises `UsageError`."""
-    try:
-        with files.hold_lock(state / _LOCK, f"{state} is in use"):
-            files.write_atomically(state / UNKNOWN, render_unknown(UnknownMachines()))
-    except OSError as error:
-        raise UsageError(f"{state / UNKNOWN} cannot be written: {error.strerror}") from None
+@dataclass(kw_only=True, slots=True)
+class Components:
+    """The components of an instance, and the receivers of its events, status, stage durations and progress."""
+
+    accepting: CommitAcceptor
+    inbox: Inbox
+    store: Store
+    target: FollowedTarget
+    bmcs: BmcPool
+    clock: Callable[[], datetime]  # used to measure how long a reconcile takes
+    checkpoint: Checkpoint | None = None
+    tell: Callable[[Event], None] = ignore
+    report: Callable[[Status, datetime], None] = ignore
+    report_stalled: Callable[[Condition], None] = ignore
+    laps: StageTimes = field(default_factory=StageTimes)
+    listener: WorkListener = field(default_factory=WorkListener)
+    windows: WindowWatch = field(init=False)
+    unwritten: list[Event] = field(default_factory=list)  # events that are not in the ledger because a write failed
+
+    def __post_init__(self) -> None:
+        self.windows = WindowWatch(self.target.end_windows)
+
+    def collect_results(self, *, wait_all: bool = False) -> None:
+        """Move the results of finished BMC tasks to the inbox. With ``wait_all``, first wait for all tasks."""
+        results = self.bmcs.take_results(wait_all=wait_all)
+        for result in results.values():
+            if result.took_s is not None:
+                self.laps.add(Stage.BMC, result.took_s)
+        self.inbox.collect(results)
+
+
+@dataclass(kw_only=True, slots=True)
+class Pass:
+    """One reconcile. The stages set the fields after ``time``, in the order in which they are declared."""
+
+    components: Components
+    before: InstanceState  # the state after the last reconcile
+    at: datetime  # the time of this reconcile, which planning a large fleet moves forward
+    wait: bool  # whether to wait for artifacts and BMC tasks
+    time: Callable[[], datetime]  # returns the start time of this reconcile plus the time elapsed since
+    taken: Intake = field(init=False)  # the inputs
+    is_approval_left: bool = False  # whether an approval waits for the next reconcile
+    requested: BatchResult = field(init=False)  # the ledger changes that operator requests cause
+    attempt: Attempt = field(init=False)  # the result of judging the newest commit
+    events: tuple[Event, ...] = ()  # the events of judging the newest commit
+    ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile processes
+    learnt: BatchResult = field(init=False)  # the ledger changes that the attempt and ``ready`` cause
+    different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
+    due: datetime | None = None  # when the next reconcile is due; None: at the next event

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
 
+from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import client_network, parse_instant
-from gitboot.files import write_atomically
+from gitboot.files import convert_os_errors, hold_lock, write_atomically
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import (
     MacAddress,
@@ -33,6 +34,8 @@ from gitboot.render.emulated_apis import find_boot_script_path
 from gitboot.render.paths import BOOT, IdentityKind, Role, format_identity, parse_request_path
 from gitboot.text import format_count
 
+UNKNOWN: Final = "unknown.json"  # file in STATE with the machines that an instance has recorded
+UNKNOWN_LOCK: Final = "unknown.lock"
 MAX_MACHINES: Final = 1000
 MAX_PER_NETWORK: Final = 64
 RETENTION: Final = timedelta(days=30)
@@ -461,3 +464,21 @@ def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
                 if path.stat().st_size <= MAX_FILE_BYTES:
                     table = parse_unknown(path.read_bytes())
                 yield UnknownMachineFile(path, table)
+
+
+def read_unknown(state: Path) -> UnknownMachines:
+    """Read the unknown machines that an instance has recorded. Raises `UsageError`."""
+    with convert_os_errors(state / UNKNOWN, "read"):
+        try:
+            return parse_unknown((state / UNKNOWN).read_bytes())
+        except FileNotFoundError:
+            return UnknownMachines()
+
+
+def forget_unknown(state: Path) -> None:
+    """Delete all recorded unknown machines. Raises `UsageError`."""
+    try:
+        with hold_lock(state / UNKNOWN_LOCK, f"{state} is in use"):
+            write_atomically(state / UNKNOWN, render_unknown(UnknownMachines()))
+    except OSError as error:
+        raise UsageError(f"{state / UNKNOWN} cannot be written: {error.strerror}") from None

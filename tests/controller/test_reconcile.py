@@ -17,7 +17,7 @@ from gitboot.cli.main import cli
 from gitboot.controller.instance.assembly import Dependencies, build_instance
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.offered_files import render_shared_files
+from gitboot.controller.publication import render_shared_files
 from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain

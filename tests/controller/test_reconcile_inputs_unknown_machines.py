@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gitboot.controller.reconcile_inputs import UnknownMachineFile, read_unknown
+from gitboot.controller.reconcile_inputs import UnknownMachineFile
 from gitboot.endpoint.app import ClientRules
 from gitboot.fetchlog.unknown_machines import (
     UnknownMachine,
     UnknownMachineRecorder,
     UnknownMachines,
     build_from_inventory,
+    read_unknown,
 )
 from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.publish.manifest import UNKNOWN

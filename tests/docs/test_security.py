@@ -332,9 +332,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # The operator of a mirror
     "List the machines": ("render/test_server_files.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
-        "controller/test_offered_files_signed_list.py::"
+        "controller/test_publication_signed_list.py::"
         "test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_alone",
-        "controller/test_offered_files_signed_list.py::"
+        "controller/test_publication_signed_list.py::"
         "test_an_expired_list_is_rejected_by_readers_and_the_next_instance_renews_it",
     ),
     "Files of gitboot's host": (

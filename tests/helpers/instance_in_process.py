@@ -32,9 +32,9 @@ from gitboot.controller.instance.settings import (
 )
 from gitboot.controller.maintenance_hooks import HookClient
 from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.publication import ListedTarget
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.controller.target_followers import ListedTarget
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated, PublishError
 from gitboot.evaluator import protocol

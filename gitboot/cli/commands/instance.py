@@ -409,8 +409,8 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     holds up to 1,000 machines, and up to 64 from one network address. New machines never replace machines in the list.
     To write a document for a machine, use `gitboot new server --seen`.
     """
-    from gitboot.controller.reconcile_inputs import forget_unknown, read_unknown
     from gitboot.endpoint.api import format_unknown_machines
+    from gitboot.fetchlog.unknown_machines import forget_unknown, read_unknown
 
     if not has_ledger(state):
         raise no_instance_error(state)

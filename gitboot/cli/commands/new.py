@@ -179,7 +179,7 @@ def server(
 
 
 def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
-    from gitboot.controller.reconcile_inputs import read_unknown
+    from gitboot.fetchlog.unknown_machines import read_unknown
 
     mac = parse_mac(name)
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)

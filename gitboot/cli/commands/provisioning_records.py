@@ -37,10 +37,9 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import echo_wrapped
-from gitboot.controller.condition_rules import why_in_doubt
 from gitboot.controller.instance.assembly import OfflineInstance, simulate_begin
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
-from gitboot.controller.records.ledger_trust import Beginning
+from gitboot.controller.records.ledger_trust import Beginning, why_in_doubt
 from gitboot.controller.records.provisioning import list_servers_to_install
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import read_new
@@ -99,7 +98,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     with open_offline(state, current_time()) as instance:
         names = select_names(servers, instance, selector)
         items = [item for item in _build_items(instance) if names is None or item["server"] in names]
-        doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
+        doubt = why_in_doubt(instance.knowledge.facts, instance.commit.decisions)
         site = instance.commit.site
     write_outputs(
         outputs,

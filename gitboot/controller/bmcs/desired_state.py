@@ -106,17 +106,22 @@ def _plan_power(
     # If gitboot may set overrides, a reset leads to the planned boot only with an override, or if the plan boots the
     # disk.
     is_reached = plan.override is not None or plan.boot is None
-    name = plan.maintenance or plan.waiting_maintenance
-    if name is None:
+    if (name := plan.maintenance or plan.waiting_maintenance) is None:
         policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
-        if policy is None or policy.power is not PolicyPower.ON or not is_first_boot or plan.key is None:
+        if (
+            policy is None
+            or policy.power is not PolicyPower.ON
+            or not is_first_boot
+            or plan.key is None
+            or not (is_reached or policy.override is OverrideMode.NONE)
+        ):
             return None
-        if not is_reached and policy.override is not OverrideMode.NONE:
-            return None
-        switching = WantedPowerChange(
-            reason=plan.key, operation=PowerOperation.ON, override_reason=override, valid_until=plan.next_transition
+        return PowerPlan(
+            switching=WantedPowerChange(
+                reason=plan.key, operation=PowerOperation.ON, override_reason=override, valid_until=plan.next_transition
+            ),
+            is_due=True,
         )
-        return PowerPlan(switching=switching, is_due=True)
     maintenance = next(each for each in decision.maintenances if each.name == name)
     if maintenance.power is MaintenancePower.NONE:
         return None
@@ -134,7 +139,6 @@ def _plan_power(
 def _build_maintenance_power(
     maintenance: MaintenanceDecision, record: Record, switches: Mapping[str, PowerRecord], about: ServerDetails
 ) -> PowerPlan:
-    """Return the power plan of a maintenance, which is not due."""
     made = record.runs.get(maintenance.name)
     return PowerPlan(
         switching=WantedPowerChange(
@@ -164,8 +168,9 @@ def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
         if begun:  # perhaps for an earlier run, or in an earlier window
             power = _build_maintenance_power(each, state.record, switches, state.about)
             reason = max(begun, key=lambda record: record.since).reason
-            switching = structs.replace(power.switching, reason=reason, may_reset=False)
-            yield structs.replace(power, switching=switching, is_boot_planned=False)
+            yield structs.replace(
+                power, switching=structs.replace(power.switching, reason=reason, may_reset=False), is_boot_planned=False
+            )
 
 
 def find_group(maintenance: MaintenanceDecision, about: ServerDetails) -> str | None:
@@ -181,10 +186,8 @@ def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str,
     """Return the reason that identifies the power change of a maintenance run in its current window."""
     first = reason = f"{_build_reason_prefix(maintenance)}{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
-        if maintenance.start is None or maintenance.start < before.end:
-            break
         later = f"{first}/after/{format_instant(before.end)}"
-        if later == reason:
+        if maintenance.start is None or maintenance.start < before.end or later == reason:
             break
         reason = later
     return reason
@@ -300,56 +303,51 @@ def find_desired_state(
     runs = (
         state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
     )  # the plan waits until the machine is off
-    stands = any(each.may_be_left_on_bmc for each in records)
-    if wanted is None and power is None and not (stands or awaits or runs):
+    if wanted is None and power is None and not (any(each.may_be_left_on_bmc for each in records) or awaits or runs):
         return DesiredState(is_new=is_new)
-    task = BmcTask(
-        server=machine.name,
-        uuid=uuid,
-        bmc=machine.bmc,
-        wanted=wanted,
-        records=records,
-        site=commit.sites.get(machine.name),
-        serial=machine.serial,
-        with_clock=awaits,
-        keep_media=tuple(filter(None, build_media_urls(state.plan, keys))),
-        power_records=switches,
+    return DesiredState(
+        BmcTask(
+            server=machine.name,
+            uuid=uuid,
+            bmc=machine.bmc,
+            wanted=wanted,
+            records=records,
+            site=commit.sites.get(machine.name),
+            serial=machine.serial,
+            with_clock=awaits,
+            keep_media=tuple(filter(None, build_media_urls(state.plan, keys))),
+            power_records=switches,
+        ),
+        power,
+        is_new,
     )
-    return DesiredState(task, power, is_new)
 
 
 def add_server_state(wanted: WantedOverride, state: ServerState, knowledge: Knowledge) -> WantedOverride:
     """Return the override with what gitboot knows about its server: when the plan ends it, and when it may be set."""
+    plan, policy, record = state.plan, state.decision.policy, state.record
     # The ledger was initialized with `fresh`, and contains no evidence about this server.
-    is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
+    is_bare = record is not None and record == Record(offered=record.offered)
     return structs.replace(
         wanted,
-        planned_end=_find_override_end(wanted, state),
+        # A maintenance without an end continues as long as an instance plans it, so it does not end the override.
+        planned_end=next(
+            (
+                None if later is not None and later.cause is Cause.INSTANCE_SILENT else since
+                for since, later in state.later
+                if later is None or later.override is None or later.override.reason != wanted.reason
+            ),
+            None,
+        ),
         is_first_install=is_bare and knowledge.facts.initialised == Beginning.FRESH,
-        only_while_off=_waits_for_off(state),
+        # A policy can require this for the first attempt of an installation.
+        only_while_off=plan is not None
+        and policy is not None
+        and record is not None
+        and policy.wait_for is PolicyWait.POWER_OFF
+        and plan.phase is Phase.NETWORK
+        and last_attempt(record, provision_key(policy, record)) is None,
     )
-
-
-def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
-    """Return the time of the planned transition that ends this override, or None if no transition ends it.
-
-    A maintenance without an end continues as long as an instance plans it, so the maintenance does not end the
-    override.
-    """
-    for since, plan in state.later:
-        if plan is None or plan.override is None or plan.override.reason != wanted.reason:
-            return since if plan is None or plan.cause is not Cause.INSTANCE_SILENT else None
-    return None
-
-
-def _waits_for_off(state: ServerState) -> bool:
-    """Return whether gitboot may set the override only while the machine is off, as a policy can require for the first
-    attempt of an installation.
-    """
-    plan, policy, record = state.plan, state.decision.policy, state.record
-    if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
-        return False
-    return plan.phase is Phase.NETWORK and last_attempt(record, provision_key(policy, record)) is None
 
 
 def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
@@ -359,11 +357,10 @@ def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) 
     if not standing:
         return None
     machine, last = commit.machines.get(uuid), knowledge.machines.get(uuid)
-    recorded_bmc = next((each.bmc for each in standing if each.bmc is not None), None)
-    bmc = recorded_bmc or (last.bmc if last is not None else None)
+    known = (*(each.bmc for each in standing), last.bmc if last is not None else None)
+    bmc = next((each for each in known if each is not None), None)
     if bmc is None or (
         machine is not None and machine.bmc is not None and machine.bmc.normalized_address == bmc.normalized_address
     ):
         return None
-    server = last.name if last is not None else uuid
-    return BmcTask(server=server, uuid=uuid, bmc=bmc, wanted=None, records=records)
+    return BmcTask(server=last.name if last is not None else uuid, uuid=uuid, bmc=bmc, wanted=None, records=records)

@@ -122,9 +122,12 @@ class Subject(BmcTask, frozen=True, kw_only=True):
     def is_lost(self) -> bool:
         """Return whether the override for the pending boot disappeared and there is no evidence of a boot."""
         plan = self.plan
-        if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
-            return False
-        return any(each.reason == plan.key and each.state is OverrideState.LOST for each in self.records)
+        return (
+            plan is not None
+            and plan.phase is Phase.NETWORK
+            and plan.key is not None
+            and any(each.reason == plan.key and each.state is OverrideState.LOST for each in self.records)
+        )
 
     @property
     def unverified_condition(self) -> tuple[str, str] | None:
@@ -157,8 +160,11 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_operator(self) -> bool:
-        asks = isinstance(self.step, AskOperator) or isinstance(self.switch, AskOperator)
-        return asks or self.subject.unverified_condition is not None
+        return (
+            isinstance(self.step, AskOperator)
+            or isinstance(self.switch, AskOperator)
+            or self.subject.unverified_condition is not None
+        )
 
     @property
     def is_settled(self) -> bool:
@@ -323,9 +329,8 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
         bmc = next((each.bmc for each in overrides if each.may_be_left_on_bmc and each.bmc is not None), None)
         if bmc is None or (described is not None and described.bmc is not None):
             continue
-        name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
         yield Subject(
-            server=name,
+            server=knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid),
             uuid=uuid,
             bmc=bmc,
             decision=None,
@@ -356,15 +361,15 @@ def inspect_bmcs(
     def build_failed_inspection(subject: Subject, error: Failure) -> Inspection:
         return Inspection(subject=subject, failure=error)
 
-    found = _run_at_each_bmc(
-        subjects,
-        connections,
-        partial(_inspect_bmc, at=at, find_fault=find_fault),
-        build_failed_inspection,
-        on_read,
-    )
     return sorted(
-        found, key=lambda one: (not one.needs_operator, one.observed is not None, one.is_settled, one.subject.server)
+        _run_at_each_bmc(
+            subjects,
+            connections,
+            partial(_inspect_bmc, at=at, find_fault=find_fault),
+            build_failed_inspection,
+            on_read,
+        ),
+        key=lambda one: (not one.needs_operator, one.observed is not None, one.is_settled, one.subject.server),
     )
 
 
@@ -539,8 +544,12 @@ def switch_power(
         if bmc.login is not None:
             bmc.login.keeps_session = False  # a session is not worth it for at most two requests
         seen = bmc.with_reset_types(bmc.observe())
-        identified = subject.identify(seen, find_pin_at(subject.pinned, subject.bmc.normalized_address))
-        step = choose_reset_type(action, seen, identified, force=force)
+        step = choose_reset_type(
+            action,
+            seen,
+            subject.identify(seen, find_pin_at(subject.pinned, subject.bmc.normalized_address)),
+            force=force,
+        )
         powered = PowerResult(subject=subject, observed=seen, step=step)
         if not send or not isinstance(step, ResetType):
             return powered

@@ -60,7 +60,6 @@ def _build_member(
     at: datetime,
     patience: timedelta,
 ) -> Member:
-    """Return the machine as a member of a maintenance, with what its BMC and its power records show."""
     since = [
         each.since
         for each in task.power_records
@@ -110,8 +109,12 @@ def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: da
         busy = len(members) - len(uuids)
         for uuid in uuids:
             state, seen = plans.servers.get(schedule.tasks[uuid].server), schedule.bmcs.get(uuid)
-            is_seen = seen is not None and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
-            is_up = is_seen and seen is not None and seen.power == "On" and not seen.in_post
+            is_up = (
+                seen is not None
+                and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
+                and seen.power == "On"
+                and not seen.in_post
+            )
             is_waiting = state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
             is_out = uuid in out[group]
             busy += is_out or not is_up
@@ -129,7 +132,6 @@ def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: da
 def _find_drained_machines(
     schedule: Schedule, plans: Plans, knowledge: Knowledge, at: datetime
 ) -> Mapping[tuple[str, str | None], set[SystemUuid]]:
-    """Return the machines that are out of service because of a drain, by maintenance and group."""
     found: defaultdict[tuple[str, str | None], set[SystemUuid]] = defaultdict(set)
     for name in plans.drained:
         state = plans.servers[name]
@@ -162,9 +164,12 @@ def _is_drained(
     drained_at, run = clearance.drained_at, record.runs.get(maintenance.name)
     if drained_at is None:
         return True
-    resets = [each for each in switches if is_switch_of(each, maintenance) and each.since >= drained_at]
     run_at = run.at if run is not None else None
-    return not any(each.state is PowerRecordState.BACK or _is_back(run_at, bmc_state, each) for each in resets)
+    return not any(
+        each.state is PowerRecordState.BACK or _is_back(run_at, bmc_state, each)
+        for each in switches
+        if is_switch_of(each, maintenance) and each.since >= drained_at
+    )
 
 
 def _is_ready(
@@ -180,13 +185,11 @@ def _is_ready(
         or not power.is_due
         or bmc_state.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED)
         or bmc_state.may_be_switching
+        or (record is not None and record.state is not PowerRecordState.REFUSED)
+        or (bmc_state.was_not_switched and at < bmc_state.due)
+        or bmc_state.in_post
+        or bmc_state.power != ("Off" if power.switching.operation is PowerOperation.ON else "On")
     ):
-        return False
-    if record is not None and record.state is not PowerRecordState.REFUSED:
-        return False
-    if (bmc_state.was_not_switched and at < bmc_state.due) or bmc_state.in_post:
-        return False
-    if bmc_state.power != ("Off" if power.switching.operation is PowerOperation.ON else "On"):
         return False
     override = power.switching.override_reason
     return override is None or any(
@@ -201,8 +204,9 @@ def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: date
     If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, and only waits for
     ``patience``.
     """
-    shows = bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress
-    return record.state.is_open and (shows or at - record.since < patience)
+    return record.state.is_open and (
+        bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress or at - record.since < patience
+    )
 
 
 def _is_back(run_at: datetime | None, bmc_state: BmcState | None, record: PowerRecord) -> bool:
@@ -210,14 +214,14 @@ def _is_back(run_at: datetime | None, bmc_state: BmcState | None, record: PowerR
 
     This check is only needed if the BMC does not report the boot progress.
     """
-    if (
-        bmc_state is None
-        or bmc_state.outcome is None
-        or bmc_state.shows_progress
-        or record.state is PowerRecordState.RECORDED
-    ):
-        return False
-    return run_at is not None and run_at >= record.since
+    return (
+        bmc_state is not None
+        and bmc_state.outcome is not None
+        and not bmc_state.shows_progress
+        and record.state is not PowerRecordState.RECORDED
+        and run_at is not None
+        and run_at >= record.since
+    )
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -257,9 +261,8 @@ def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) ->
     go: set[str] = set()
     for (maintenance, _), group in groups.items():
         if maintenance not in stopped:
-            limit = group[0].limit
-            most = _compute_limit(limit, len(group))
-            spare = most - sum(each.down or each.away_since is not None for each in group)
+            busy = sum(each.down or each.away_since is not None for each in group)
+            spare = _compute_limit(group[0].limit, len(group)) - busy
             go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
     return PowerWave(servers=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})
 

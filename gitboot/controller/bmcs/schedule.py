@@ -34,7 +34,6 @@ LONGEST_RETRY: Final = timedelta(minutes=10)
 WITHDRAW_EVERY: Final = timedelta(seconds=10)  # interval while a BMC responds that it cannot clear the override now
 OVERDUE: Final = timedelta(minutes=5)
 _PAUSE: Final = timedelta(minutes=1)  # pause after too many consecutive failures
-_FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
 class BmcState(Struct, frozen=True, kw_only=True):
@@ -62,12 +61,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_fine(self) -> bool:
-        return self.outcome in _FINE
-
-    @property
-    def is_locked_out(self) -> bool:
-        """Return whether the BMC rejects gitboot until an operator acts, for example by providing new credentials."""
-        return self.outcome is Outcome.STALLED and not self.answered
+        return self.outcome in (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
     def reason(self, at: datetime) -> str:
         late = self.late_since is not None and at - self.late_since >= OVERDUE
@@ -122,16 +116,15 @@ class Schedule(Struct, frozen=True, kw_only=True):
                 bmcs[uuid] = each
                 outcomes[str(each.outcome or "Pending")] += 1
         found = {uuid: each for uuid, each in changed.items() if each is not None}
-        failing = {uuid for uuid, each in found.items() if not each.is_fine}
-        left = {uuid for uuid, each in found.items() if each.dhcp_reason is not None}
         return structs.replace(
             self,
             bmcs=bmcs,
             agenda=self.agenda.reschedule(
                 {uuid: each.due if each is not None else None for uuid, each in changed.items()}
             ),
-            failing=(self.failing - changed.keys()) | failing,
-            uri_not_taken=(self.uri_not_taken - changed.keys()) | left,
+            failing=(self.failing - changed.keys()) | {uuid for uuid, each in found.items() if not each.is_fine},
+            uri_not_taken=(self.uri_not_taken - changed.keys())
+            | {uuid for uuid, each in found.items() if each.dhcp_reason is not None},
             outcomes={outcome: count for outcome, count in outcomes.items() if count},
         )
 
@@ -217,15 +210,21 @@ def select_due_tasks(
         is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
         if not is_same:  # also retry machines that waited because of a shared identity
             schedule = reschedule_now(schedule, schedule.failing, at)
-    candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.due_keys(at)}
     due = []
-    for uuid in candidates & schedule.tasks.keys():
+    for uuid in {
+        *changed,
+        *schedule.still_running,
+        *schedule.in_wave,
+        *schedule.agenda.due_keys(at),
+    } & schedule.tasks.keys():
         task, before = schedule.tasks[uuid], schedule.bmcs.get(uuid)
         if (
             before is None
             or at >= before.due
             or (before.wanted, before.bmc) != (task.wanted, task.bmc)
-            or _is_triggered(uuid, schedule, knowledge, before)
+            or any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
+            or (uuid in schedule.in_wave and not before.may_be_switching)
+            or not _open_intents(uuid, knowledge) <= before.open_intents
         ):
             due.append(task)
     due.sort(key=lambda task: (task.uuid not in schedule.leftovers, task.server, task.uuid))
@@ -235,13 +234,12 @@ def select_due_tasks(
     tasks = []
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
-        has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
         # Whether there are fetches that this task will confirm or rule out.
         unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
         tasks.append(
             structs.replace(
                 task,
-                read_only=unread or has_new_intent,
+                read_only=unread or not _open_intents(uuid, knowledge) <= before.open_intents,
                 pinned=knowledge.pins.get(uuid),
                 bmc_is_in_ledger=credential_use(task.bmc) in knowledge.known_pairs,
                 shared_values=schedule.sharing.values,
@@ -251,13 +249,6 @@ def select_due_tasks(
             )
         )
     return _limit_tasks(structs.replace(schedule, still_running=frozenset()), tasks, at)
-
-
-def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Return whether a new fetch, a new intent or the power wave makes a BMC task due."""
-    is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
-    has_turn = uuid in schedule.in_wave and not before.may_be_switching
-    return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
@@ -294,14 +285,13 @@ def record_submission(
     """Return the schedule after tasks were submitted. ``accepted`` are the machines whose tasks the pool accepted."""
     changed, refused = {}, set()
     for task in tasks:
-        before = schedule.bmcs[task.uuid]
-        if task.uuid not in accepted:
-            refused.add(task.uuid)
-            changed[task.uuid] = structs.replace(
-                before, due=at + FIRST_RETRY
-            )  # when the running task ends, it wakes the loop before this time
+        uuid, before = task.uuid, schedule.bmcs[task.uuid]
+        if uuid not in accepted:
+            refused.add(uuid)
+            # When the running task ends, it wakes the loop before this time.
+            changed[uuid] = structs.replace(before, due=at + FIRST_RETRY)
             continue
-        changed[task.uuid] = structs.replace(
+        changed[uuid] = structs.replace(
             before,
             name=task.server,
             late_since=before.late_since if before.wanted == task.wanted else None,
@@ -338,8 +328,12 @@ def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: dateti
     """Return the schedule with the tasks of these machines due now and their failure counts cleared."""
     if not uuids:
         return schedule
-    found = {uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
-    return structs.replace(schedule.with_bmcs(found), paused_until=None)
+    return structs.replace(
+        schedule.with_bmcs(
+            {uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
+        ),
+        paused_until=None,
+    )
 
 
 # Results
@@ -365,8 +359,11 @@ def record_results(
         changed[result.uuid] = structs.replace(now, due=at) if result.uuid in judged else now
     if schedule.failures < schedule.most_failures and schedule.paused_until is not None:
         # A BMC responded, so the tasks that were postponed are due now.
-        rested = schedule.paused_until
-        freed = {uuid: structs.replace(each, due=at) for uuid, each in schedule.bmcs.items() if each.due == rested}
+        freed = {
+            uuid: structs.replace(each, due=at)
+            for uuid, each in schedule.bmcs.items()
+            if each.due == schedule.paused_until
+        }
         changed = {**freed, **changed}
         schedule = structs.replace(schedule, paused_until=None)
     return schedule.with_bmcs(changed)
@@ -381,11 +378,14 @@ def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Sch
         return schedule
     if result.is_reachable:
         return structs.replace(schedule, failures=0, has_results=True)
-    failures, last = schedule.failures + 1, f"{result.server}: {result.message}"
-    resting = schedule.paused_until
-    if failures >= schedule.most_failures:
-        resting = resting or at + _PAUSE
-    return structs.replace(schedule, failures=failures, last_failure=last, paused_until=resting, has_results=True)
+    failures = schedule.failures + 1
+    return structs.replace(
+        schedule,
+        failures=failures,
+        last_failure=f"{result.server}: {result.message}",
+        paused_until=schedule.paused_until or (at + _PAUSE if failures >= schedule.most_failures else None),
+        has_results=True,
+    )
 
 
 def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
@@ -401,21 +401,22 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
     )
     wanted = before.wanted
     if (seen := result.observed) is not None:
-        shows_progress = seen.marks.boot_progress is not None
-        by_dhcp = explain_dhcp_loader(wanted.override, seen) if wanted is not None else None
         now = structs.replace(
-            now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress, dhcp_reason=by_dhcp
+            now,
+            power=seen.power,
+            in_post=seen.in_post,
+            shows_progress=seen.marks.boot_progress is not None,
+            dhcp_reason=explain_dhcp_loader(wanted.override, seen) if wanted is not None else None,
         )
     if now.is_fine:
         return structs.replace(now, failures=0, late_since=None)
     now = structs.replace(now, late_since=before.late_since or at)
-    is_withdrawing = any(
-        each.state.is_open and (wanted is None or each.reason != wanted.reason)
-        for each in knowledge.list_overrides(result.uuid)
-    )
     if result.outcome is Outcome.STALLED:  # retry late: after many rejected logins, a BMC locks the account
         now = structs.replace(now, due=at + LONGEST_RETRY)
-    elif result.is_reachable and is_withdrawing:
+    elif result.is_reachable and any(
+        each.state.is_open and (wanted is None or each.reason != wanted.reason)
+        for each in knowledge.list_overrides(result.uuid)
+    ):
         now = structs.replace(now, due=at + WITHDRAW_EVERY)
     else:
         spread = crc32(f"{result.uuid} {at}".encode()) / 2**32
@@ -432,8 +433,13 @@ def build_override_events(result: TaskResult, commit: str, at: datetime, *, firs
     With ``first``, also yield an event if the BMC did not prove its identity.
     """
     if first and isinstance(result.identity_result, UnprovenIdentity):
-        message = f"{result.server}: {result.identity_result.message}"
-        yield Event(at=at, type="MachineUnverified", message=message, facts={"server": result.server}, warning=True)
+        yield Event(
+            at=at,
+            type="MachineUnverified",
+            message=f"{result.server}: {result.identity_result.message}",
+            facts={"server": result.server},
+            warning=True,
+        )
     for record in {record.reason: record for record in result.written_records}.values():
         facts = {
             "server": result.server,
@@ -449,8 +455,12 @@ def build_override_events(result: TaskResult, commit: str, at: datetime, *, firs
             type, became = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
             yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {became}", facts=facts)
             continue
-        message = f"{result.server}: {what} {_OVERRIDE_STATE_TEXTS[record.state]}"
-        yield Event(at=at, type=f"Override{record.state}", message=message, facts=facts)
+        yield Event(
+            at=at,
+            type=f"Override{record.state}",
+            message=f"{result.server}: {what} {_OVERRIDE_STATE_TEXTS[record.state]}",
+            facts=facts,
+        )
 
 
 _OVERRIDE_STATE_TEXTS: Final = {
@@ -470,19 +480,24 @@ _OVERRIDE_STATE_TEXTS: Final = {
 def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
     """Yield the events for a task's power records, one per record with its last state."""
     for record in {record.reason: record for record in result.power_records}.values():
-        facts = {
-            "server": result.server,
-            "reason": record.reason,
-            "resetType": record.type,
-            "commit": commit,
-        }
-        what = f"{record.type} for {record.reason}"
-        message = f"{result.server}: {what} {_SWITCH_STATE_TEXTS[record.state]}"
-        yield Event(at=at, type=f"Power{record.state}", message=message, facts=facts)
+        yield Event(
+            at=at,
+            type=f"Power{record.state}",
+            message=f"{result.server}: {record.type} for {record.reason} {_SWITCH_STATE_TEXTS[record.state]}",
+            facts={
+                "server": result.server,
+                "reason": record.reason,
+                "resetType": record.type,
+                "commit": commit,
+            },
+        )
     if result.firmware_uri is not None:
-        message = f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, from this reset on"
-        facts = {"server": result.server, "uri": result.firmware_uri, "commit": commit}
-        yield Event(at=at, type="FirmwareUriKept", message=message, facts=facts)
+        yield Event(
+            at=at,
+            type="FirmwareUriKept",
+            message=f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, from this reset on",
+            facts={"server": result.server, "uri": result.firmware_uri, "commit": commit},
+        )
 
 
 _SWITCH_STATE_TEXTS: Final = {

@@ -44,9 +44,16 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
 from gitboot.controller.operator_requests import BEGIN, REFUSED
+from gitboot.controller.publication import FollowedTarget, ListedTarget, build_followers
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals, SharedFetchLog, UnknownMachineFile
-from gitboot.controller.reconcile_pass import Components, ignore
+from gitboot.controller.reconcile_inputs import (
+    Components,
+    Inbox,
+    NotedWithdrawals,
+    SharedFetchLog,
+    UnknownMachineFile,
+    ignore,
+)
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import (
     Knowledge,
@@ -56,7 +63,6 @@ from gitboot.controller.records.ledger_snapshot import (
     write_events,
     write_updates,
 )
-from gitboot.controller.target_followers import FollowedTarget, ListedTarget, build_followers
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, CorruptClone, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Cache
@@ -70,7 +76,6 @@ from gitboot.fleet.revision import FileChanges, Revision
 from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
-from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
@@ -167,7 +172,7 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
     inbox = Inbox(
         store,
         settings.spool,
-        separate_mark_path(settings),
+        settings.find_separate_mark(),
         StopReader(*stop_folders(settings.output, settings.spool)),
         dependencies.uptime,
         dependencies.artifacts,
@@ -182,17 +187,16 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
     )
     bmcs = (dependencies.make_bmcs or build_bmc_pool)(settings, dependencies, inbox.record)
     standing = _build_start_state(settings, dependencies)
-    accepting = CommitAcceptor(
-        dependencies.source,
-        dependencies.evaluation,
-        limits=settings.limits,
-        is_covered=partial(is_covered, settings.bmc.credentials),
-        published_commit=dependencies.published,
-        authority=dependencies.trust,
-        checkpoint_commit=standing.plans.commit,
-    )
     components = Components(
-        accepting=accepting,
+        accepting=CommitAcceptor(
+            dependencies.source,
+            dependencies.evaluation,
+            limits=settings.limits,
+            is_covered=partial(is_covered, settings.bmc.credentials),
+            published_commit=dependencies.published,
+            authority=dependencies.trust,
+            checkpoint_commit=standing.plans.commit,
+        ),
         inbox=inbox,
         store=store,
         target=FollowedTarget(dependencies.target, dependencies.followers, settings.list_keys),
@@ -205,10 +209,8 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
         listener=dependencies.listener,
         clock=dependencies.clock,
     )
-    try:
+    with closing(bmcs):
         yield Instance(reconciler=Reconciler(standing, components), inbox=inbox, store=store)
-    finally:
-        bmcs.close()
 
 
 def _build_start_state(settings: Settings, dependencies: Dependencies) -> InstanceState:
@@ -251,15 +253,13 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
 
 
 class _StatusReporter:
-    """Writes the events, progress and status of a running instance."""
-
     def __init__(
         self, settings: Settings, tell: Tell, clock: Clock, on_status: Callable[[Status, int], None] | None
     ) -> None:
         self._settings, self._tell, self._clock, self._judged = settings, tell, clock, on_status
         self.left = state.StatusFile(settings.state, clock)
         self._unknown = UnknownMachineFile(settings.state, settings.spool, settings.output, clock)
-        self._spooled = _spool_mark_path(settings)
+        self._spooled = settings.spool_mark
         project = find_project(settings)
         self._links = project.links() if project is not None else None  # templates of links to the project at the forge
         self._history: dict[Revision, FileChanges] = {}  # the last commits of the page's history
@@ -283,14 +283,15 @@ class _StatusReporter:
         which the instance can detect an older copy of the ledger at its next start.
         """
         identity, changes = store.progress
-        said = {
+        facts = {
+            **status.facts(),
             "at": format_instant(at),
             "site": self._settings.site,
             "changes": changes,
             "links": self._links,
             "branch": source.reference,
         }
-        tree.write_status(encode_canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
+        tree.write_status(encode_canonical(self.left.write(facts)) + b"\n", at)
         self._publish_history(source, tree, status.applied, at)
         if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
             with suppress(OSError):  # without a current mark, gitboot only trusts the ledger less
@@ -358,14 +359,15 @@ def run_instance(
         store.database.take_lease(Holder.load(settings.state, settings.lease_s))
         shared, fence, ending_fence = stack.enter_context(_hold_lease(store, tell, clock(), on_lease_lost))
         modes = choose_output_modes(store, settings.output, settings.output_group)
-        opened = OutputDirectory.open(
-            settings.output,
-            ledger=instance_tables.read_facts(store).identity,
-            heir_of=lambda: instance_tables.read_facts(store).heir_of,
-            report_progress=reports.listener.make_reporter(Work.PUBLISH),
-            modes=modes,
+        tree = stack.enter_context(
+            OutputDirectory.open(
+                settings.output,
+                ledger=instance_tables.read_facts(store).identity,
+                heir_of=lambda: instance_tables.read_facts(store).heir_of,
+                report_progress=reports.listener.make_reporter(Work.PUBLISH),
+                modes=modes,
+            )
         )
-        tree = stack.enter_context(opened)
         owner = tree.stamp.ledger if tree.stamp is not None else None
         _doubt_older_ledger(store, settings, owner)
         branch = BranchInLedger(store, tell, clock)
@@ -404,7 +406,17 @@ def run_instance(
             keys=load_token_keys(settings.state, store, tell, clock),
             trust=build_authority(settings.trust, source, settings.state / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
-            hooks=stack.enter_context(closing(_start_hooks(settings, clock, wake, may_drain=not wait))),
+            hooks=stack.enter_context(
+                closing(
+                    HookClient(
+                        parse_hook_hosts(settings.maintenance_hosts),
+                        clock,
+                        wake,
+                        ca_bundle=settings.git.ca_bundle,
+                        may_drain=not wait,
+                    )
+                )
+            ),
             checkpoint=Checkpoint(cache, tree, patrol, reports.warn, settings.site),
             resumes=not wait,
             shared=shared,
@@ -429,8 +441,11 @@ def open_dry_run(
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
         if state.has_ledger(settings.state):
-            in_use = state.find_running_process(settings.state) is not None
-            copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
+            copy_ledger(
+                settings.state / state.LEDGER,
+                copy / state.LEDGER,
+                in_use=state.find_running_process(settings.state) is not None,
+            )
         store, read = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
         # Read the keys if the file exists, but never create keys here.
         has_keys = (settings.state / state.TOKEN_KEYS).exists()
@@ -484,8 +499,13 @@ def _hold_lease(
 
     if held.previous_place is not None:
         number = held.lease.epoch
-        message = f"this instance took over {held.name} from {held.previous_place}, and is active with lease {number}"
-        event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": held.previous_place})
+        event = Event(
+            at=at,
+            type="TookOver",
+            message=f"this instance took over {held.name} from {held.previous_place}, and is active with lease "
+            f"{number}",
+            facts={"lease": number, "before": held.previous_place},
+        )
         tell(event)
         write_events(store, [event])
     with (
@@ -520,15 +540,8 @@ def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tup
         try:
             store, read = _read_whole_ledger(path)
         except DamagedLedger as error:
-            aside = set_aside(path)
-            tell(
-                Event(
-                    at=clock(),
-                    type="LedgerDamaged",
-                    message=f"{error}; gitboot renamed it to {aside.name}",
-                    warning=True,
-                )
-            )
+            message = f"{error}; gitboot renamed it to {set_aside(path).name}"
+            tell(Event(at=clock(), type="LedgerDamaged", message=message, warning=True))
             store, read = _read_whole_ledger(path)
             instance_tables.mark_unverified(store, "DamagedLedger")
     with store:
@@ -548,12 +561,6 @@ def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
     except BaseException:
         store.close()
         raise
-
-
-def _start_hooks(settings: Settings, clock: Clock, wake: Callable[[], None], *, may_drain: bool) -> HookClient:
-    """Start to request the URLs of maintenances, as soon as a reconcile wants it. Raises `UsageError`."""
-    hosts, authorities = parse_hook_hosts(settings.maintenance_hosts), settings.git.ca_bundle
-    return HookClient(hosts, clock, wake, ca_bundle=authorities, may_drain=may_drain)
 
 
 @contextmanager
@@ -587,31 +594,35 @@ def watch_artifacts(
         """Return fetchers by prefix, and the prefixes that are folders of this host."""
         own, *sites = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
-        mirrored: dict[str, Fetcher] = {
+        here = {own}
+        by_prefix: dict[str, Fetcher] = {
+            "http://": web,
+            "https://": web,
             # Check each site's copy of the output tree. If it is unreachable, check the local tree, from which it is
             # copied.
             **{prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
             own: FallbackFetcher(FolderFetcher(tree, own), web, unless=ArtifactMissing),
         }
-        here = {own}
-        by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, **mirrored}
         if settings.assets is not None:
             served = f"{bases[0]}/assets/"
             by_prefix[served] = FolderFetcher(settings.assets, served)
             here.add(served)
         return by_prefix, here
 
-    with closing(BootFileVerifier(settings.artifacts.image_keys, build_signature_fetcher)) as verifier:
-        lookout = ThreadedArtifactWatch(
-            build_fetchers,
-            before=read_sightings(settings, store),
-            results=ReadResults(cache),
-            every_s=settings.artifacts.every_s,
-            wake=wake,
-            verify=verifier.verify,
-        )
-        with closing(lookout):
-            yield lookout
+    with (
+        closing(BootFileVerifier(settings.artifacts.image_keys, build_signature_fetcher)) as verifier,
+        closing(
+            ThreadedArtifactWatch(
+                build_fetchers,
+                before=read_sightings(settings, store),
+                results=ReadResults(cache),
+                every_s=settings.artifacts.every_s,
+                wake=wake,
+                verify=verifier.verify,
+            )
+        ) as watch,
+    ):
+        yield watch
 
 
 def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
@@ -639,11 +650,15 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
     if is_shared and (lines := instance_tables.read_token_keys(store)):
         write_key_lines(directory, lines)
     if about.keyed and not (directory / state.TOKEN_KEYS).exists():
-        message = (
-            f"the file {state.TOKEN_KEYS} is missing in STATE, so running installers cannot report or get secrets. When"
-            " they have ended, record the results with gitboot records set"
+        tell(
+            Event(
+                at=at,
+                type="TokenKeysLost",
+                message=f"the file {state.TOKEN_KEYS} is missing in STATE, so running installers cannot report or get "
+                "secrets. When they have ended, record the results with gitboot records set",
+                warning=True,
+            )
         )
-        tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
     keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
     if is_shared and instance_tables.read_token_keys(store) != (lines := read_key_lines(directory)):
         with store.writing() as tx:
@@ -656,37 +671,15 @@ def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> 
     number.
     """
     identity, changes = store.progress
-    marks = [read_mark(spooled) if (spooled := _spool_mark_path(settings)) else None]
+    marks = [read_mark(settings.spool_mark) if settings.spool_mark is not None else None]
     with suppress(
         OSError, ValueError, TypeError, KeyError
     ):  # the status in the output tree also contains a change number
         found = json.loads((settings.output / STATUS).read_bytes())
         marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
-    is_alone = store.database.is_local and instance_tables.read_facts(store).published and owner is None
-    if known > changes or is_alone:
+    if known > changes or (store.database.is_local and instance_tables.read_facts(store).published and owner is None):
         instance_tables.mark_unverified(store, "RestoredLedger", known)
-
-
-def _spool_mark_path(settings: Settings) -> Path | None:
-    """Return the path of the mark file beside the fetch log, or None.
-
-    The file shows whether STATE and OUTPUT are both older copies.
-    """
-    return settings.spool / "ledger.mark" if settings.spool is not None else None
-
-
-def separate_mark_path(settings: Settings) -> Path | None:
-    """Return the path of the mark file beside the fetch log, or None if it is on the same disk as STATE or OUTPUT.
-
-    A file on another disk is not part of a snapshot of the disk with STATE and OUTPUT.
-    """
-    with suppress(OSError):
-        if settings.spool is not None:
-            own, others = settings.spool.stat().st_dev, (settings.state, settings.output)
-            if own not in {path.stat().st_dev for path in others if path.exists()}:
-                return _spool_mark_path(settings)
-    return None
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
@@ -739,8 +732,9 @@ def open_offline(
         except LedgerError as error:  # do not name the temporary copy in the message
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = load_accepted_snapshot(directory)
-        evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
-        evaluated = evaluator.evaluate(snapshot.revision, None).head
+        evaluated = (
+            Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results).evaluate(snapshot.revision, None).head
+        )
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
         # Read the keys if the file exists, but never create keys here.
         has_keys = (directory / state.TOKEN_KEYS).exists()
@@ -749,10 +743,16 @@ def open_offline(
         commit = whole.at_site(before.facts.site or None)
         learnt = apply_batch(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
-        seen = instance_tables.read_sightings(store, describe_place(directory))
-        knowledge = structs.replace(learnt, sightings=seen, claims=read_claims(folders, folders[-1]))
-        repository = evaluated.loaded.repository
-        yield OfflineInstance(commit=commit, repository=repository, knowledge=knowledge, keys=keys)
+        yield OfflineInstance(
+            commit=commit,
+            repository=evaluated.loaded.repository,
+            knowledge=structs.replace(
+                learnt,
+                sightings=instance_tables.read_sightings(store, describe_place(directory)),
+                claims=read_claims(folders, folders[-1]),
+            ),
+            keys=keys,
+        )
 
 
 def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
@@ -760,8 +760,12 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
     ``commit`` is the accepted commit. ``held`` is the commit that was held when the instance last ran.
     """
-    changed = tuple(commit.decisions.servers) if commit else ()
-    batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
+    batch = Batch(
+        requests=instance_tables.read_requests(store),
+        commit=commit,
+        changed=tuple(commit.decisions.servers) if commit else (),
+        held=held,
+    )
     write_updates(store, [apply_batch(_read_offline_knowledge(store), batch, at).update])
 
 
@@ -770,9 +774,15 @@ def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime
 
     Nothing is stored. Raises `UsageError`.
     """
-    request = Request(0, at, "", BEGIN, facts)
-    batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))
-    learnt = apply_batch(look.knowledge, batch, at)
+    learnt = apply_batch(
+        look.knowledge,
+        Batch(
+            requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
+            commit=look.commit,
+            changed=tuple(look.commit.decisions.servers),
+        ),
+        at,
+    )
     ((_, outcome),) = learnt.update.request_outcomes
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
@@ -780,7 +790,6 @@ def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime
 
 
 def _read_offline_knowledge(store: Store) -> Knowledge:
-    """Read a `Knowledge` value from the ledger of an instance that is not running."""
     found = read_knowledge(store)
     if found.is_trusted or found.facts.output is None:
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,13 +34,11 @@ def check_repository(settings: Settings) -> None:
         if (settings.state / CLONE).exists():
             return
         read_git_credentials(settings.git)
-        local = remote.local
-        if local is None:
+        if (local := remote.local) is None:
             return
         if not has_repository(local):
             raise UsageError(f"no Git repository at {local}; check the path")
-        has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
-        if remote.reference is not None or has_ledger:
+        if remote.reference is not None or settings.ledger is not None or state.has_ledger(settings.state):
             return
         head = None
         with suppress(SourceError, UsageError):  # reported by the fetch
@@ -52,11 +50,8 @@ def check_repository(settings: Settings) -> None:
 @contextmanager
 def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
     """Yield the configured Git source. Its fetch process runs until the block ends."""
-    fetcher = FetchProcess(settings.git.fetch_mebibytes)
-    try:
+    with closing(FetchProcess(settings.git.fetch_mebibytes)) as fetcher:
         yield build_source(settings, state, fetcher, record)
-    finally:
-        fetcher.close()
 
 
 class BranchInLedger:
@@ -74,8 +69,12 @@ class BranchInLedger:
         return about.accepted or about.lapsed
 
     def write(self, branch: FollowedBranch) -> None:
-        message = f"the instance follows {branch.reference} from now on; change this with --rev"
-        event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": branch.reference})
+        event = Event(
+            at=self._clock(),
+            type="BranchChosen",
+            message=f"the instance follows {branch.reference} from now on; change this with --rev",
+            facts={"branch": branch.reference},
+        )
         with self._store.writing() as tx:
             instance_tables.write_facts(tx, branch=branch.reference, is_default_branch=branch.is_default)
             instance_tables.write_events(tx, [event])
@@ -86,9 +85,15 @@ def build_source(
     settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
     """Return the configured Git source, which fetches into the state directory ``state``."""
-    has_credentials = settings.git.ssh is not None or settings.git.credentials is not None
-    read = partial(read_git_credentials, settings.git) if has_credentials else None
-    return Source(build_remote(settings.git), state, fetcher, read_credentials=read, record=record)
+    return Source(
+        build_remote(settings.git),
+        state,
+        fetcher,
+        read_credentials=partial(read_git_credentials, settings.git)
+        if settings.git.ssh is not None or settings.git.credentials is not None
+        else None,
+        record=record,
+    )
 
 
 def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
@@ -110,13 +115,13 @@ def build_remote(settings: GitSettings) -> Remote:
 
     The remote does not contain the password, because each fetch reads the password again.
     """
-    has_password = settings.ssh is None and settings.credentials is not None
-    credentials = Password(password="") if has_password else read_git_credentials(settings)
     return Remote(
         url=settings.repository,
         reference=settings.reference,
         subpath=settings.subpath,
-        credentials=credentials,
+        credentials=Password(password="")
+        if settings.ssh is None and settings.credentials is not None
+        else read_git_credentials(settings),
         ca_bundle=settings.ca_bundle,
         timeout_s=settings.timeout_s,
         max_bytes=settings.max_bytes,

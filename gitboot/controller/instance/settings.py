@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -128,6 +129,23 @@ class Settings(Struct, frozen=True, kw_only=True):
     def spool_folder(self) -> Path | None:
         """The folder of the fetch log, or None if no endpoint records fetches for this instance."""
         return self.spool or (self.state / SPOOL if self.listen is not None else None)
+
+    @property
+    def spool_mark(self) -> Path | None:
+        """The mark file beside the fetch log, or None. It shows whether STATE and OUTPUT are both older copies."""
+        return self.spool / "ledger.mark" if self.spool is not None else None
+
+    def find_separate_mark(self) -> Path | None:
+        """Return the mark file beside the fetch log, or None if it is on the same disk as STATE or OUTPUT.
+
+        A file on another disk is not part of a snapshot of the disk with STATE and OUTPUT.
+        """
+        with suppress(OSError):
+            if self.spool is not None:
+                disks = {path.stat().st_dev for path in (self.state, self.output) if path.exists()}
+                if self.spool.stat().st_dev not in disks:
+                    return self.spool_mark
+        return None
 
 
 Tell = Callable[[Event], None]

@@ -28,8 +28,8 @@ from gitboot.controller.instance.git_source import build_source, check_repositor
 from gitboot.controller.instance.settings import CheckAssets, Settings
 from gitboot.controller.instance.state_directory import is_published_under, make_private, token_keys, write_key_lines
 from gitboot.controller.instance_state import InstanceState, plans_by
-from gitboot.controller.offered_files import DatedPath, publish_plans
 from gitboot.controller.operator_requests import decide_halt
+from gitboot.controller.publication import DatedPath, publish_plans
 from gitboot.controller.records.install_boots import list_offers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_knowledge, record_instance_facts
@@ -42,7 +42,6 @@ from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
 from gitboot.jsonio import build_decoder, format_instant
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_token_keys
 from gitboot.ledger.store import Store, mark_path, read_address, read_mark, write_mark
@@ -195,16 +194,20 @@ class Standby:
         if message != self._last_message:
             self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
             self._last_message = message
-        whole = "; ".join(filter(None, (message, of_tree)))
-        acting = Condition(type="Active", status=False, reason=reason, message=whole, last_transition_time=since)
-        left = state.StatusFile(self._settings.state, self._clock)
-        left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(at)})
+        acting = Condition(
+            type="Active",
+            status=False,
+            reason=reason,
+            message="; ".join(filter(None, (message, of_tree))),
+            last_transition_time=since,
+        )
+        state.StatusFile(self._settings.state, self._clock).write(
+            {**Status(conditions=(acting,)).facts(), "at": format_instant(at)}
+        )
 
 
 def _reason(error: LedgerError) -> str:
-    if isinstance(error, (LedgerLeft, LedgerUnfinished)):
-        return type(error).__name__
-    return "LedgerFailed"
+    return type(error).__name__ if isinstance(error, (LedgerLeft, LedgerUnfinished)) else "LedgerFailed"
 
 
 class _Preparation:
@@ -279,8 +282,9 @@ def _follow_active(
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="CacheUnusable", message=message, warning=True))
 
-    cache = state.open_cache(settings.state, warn)
-    evaluation = EvaluatorClient(settings.state, limits=settings.allowance, site=settings.site, cache=cache)
+    evaluation = EvaluatorClient(
+        settings.state, limits=settings.allowance, site=settings.site, cache=state.open_cache(settings.state, warn)
+    )
     evaluation.on_answer = wake_event.set
 
     def follow(fetcher: FetchProcess) -> None:
@@ -294,13 +298,20 @@ def _follow_active(
                 continue
             with suppress(GitbootError):
                 if source is None or source.reference != reference:
-                    of_branch = structs.replace(settings, git=structs.replace(settings.git, reference=reference))
-                    source = build_source(of_branch, settings.state, fetcher)
+                    source = build_source(
+                        structs.replace(settings, git=structs.replace(settings.git, reference=reference)),
+                        settings.state,
+                        fetcher,
+                    )
                 source.fetch()
             with suppress(GitbootError):  # the Git server may be unreachable
                 revision = Revision(accepted) if accepted is not None else None
-                is_new = revision is not None and (commit is None or revision != commit.revision)
-                if source is not None and revision is not None and is_new and source.has(revision):
+                if (
+                    source is not None
+                    and revision is not None
+                    and (commit is None or revision != commit.revision)
+                    and source.has(revision)
+                ):
                     evaluated = evaluation.evaluate(revision, commit)
                     if evaluated is not None:
                         commit = evaluated.commit
@@ -364,8 +375,13 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             raise NotYetDone("the ledger has no token keys yet")
         write_key_lines(copy, lines)
         at = max(clock(), about.heartbeat.at) if about.heartbeat is not None else clock()
-        modes = choose_output_modes(store, settings.output, settings.output_group)
-        directory = stack.enter_context(OutputDirectory.open(settings.output, ledger=about.identity, modes=modes))
+        directory = stack.enter_context(
+            OutputDirectory.open(
+                settings.output,
+                ledger=about.identity,
+                modes=choose_output_modes(store, settings.output, settings.output_group),
+            )
+        )
         tree = _StandbyTree(directory, store, _find_unused_date(store, at, about))
         cache = stack.enter_context(
             state.open_cache(settings.state, lambda _: None)
@@ -384,13 +400,14 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             read_knowledge(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
         standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
-        commit = _evaluate_accepted(settings, accepted, standing.plans.commit, cache)
-        standing = _publish_without_halted(standing, commit, tree, at)
+        standing = _publish_without_halted(
+            standing, _evaluate_accepted(settings, accepted, standing.plans.commit, cache), tree, at
+        )
         checkpoint.store(standing, len(standing.plans.servers), at)
     return PreparedTree(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
-def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
+def _find_unused_date(store: Store, at: datetime, about: instance_tables.Facts) -> datetime:
     """Return a modification time that no boot script on any host has or will have.
 
     gitboot identifies a served boot by the file's modification time, which access logs contain. The active instance
@@ -403,10 +420,11 @@ def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
 
 
 def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | None, cache: DiskCache) -> Commit:
-    evaluation = EvaluatorClient(
-        settings.state, limits=settings.allowance, waits_for_answer=True, site=settings.site, cache=cache
-    )
-    with closing(evaluation):
+    with closing(
+        EvaluatorClient(
+            settings.state, limits=settings.allowance, waits_for_answer=True, site=settings.site, cache=cache
+        )
+    ) as evaluation:
         try:
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
@@ -422,8 +440,7 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
 def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     if len(commit.decisions.servers) < MIN_SERVERS:
         raise NotYetDone(f"preparing the output tree saves no time with fewer than {MIN_SERVERS} servers")
-    batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-    learnt = apply_batch(before.knowledge, batch, at).knowledge
+    learnt = apply_batch(before.knowledge, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
     if learnt.recorded_commit is None or not learnt.is_trusted or not plans_by(learnt, commit):
         raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
     knowledge = structs.replace(

@@ -47,7 +47,6 @@ _LATELY: Final = 50  # maximum number of accepted commits in the status
 SPOOL: Final = "spool"  # default folder of the fetch log
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 FORMER_SIGHTINGS: Final = "artifacts.json"  # file in which earlier versions stored the results of artifact checks
-_FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # cache files of earlier versions
 
 
 def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:
@@ -57,7 +56,7 @@ def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = T
 
 def remove_former_caches(directory: Path) -> None:
     """Delete the cache files of earlier versions."""
-    for name in _FORMER:
+    for name in ("planned.snapshot", "evaluated.snapshot"):
         with suppress(OSError):
             (directory / name).unlink()
 
@@ -145,14 +144,17 @@ class StatusFile:
     def add_condition(self, condition: Condition) -> None:
         """Write the last status again, with an additional condition. The next status replaces it."""
         with self._lock:
-            found = [each for each in self._facts["conditions"] if each["type"] != condition.type]
-            found = sorted([*found, to_json_value([condition])[0]], key=lambda each: str(each["type"]))
+            others = (each for each in self._facts["conditions"] if each["type"] != condition.type)
+            found = sorted([*others, to_json_value([condition])[0]], key=lambda each: str(each["type"]))
             self._facts = {**self._facts, "conditions": found}
             self._write(None, self._clock())
 
     def _write(self, underway: WorkProgress | None, at: datetime) -> dict[str, Any]:
-        progress = underway.facts() if underway is not None else None
-        facts = {**self._facts, "clock": format_instant(at), "progress": progress}
+        facts = {
+            **self._facts,
+            "clock": format_instant(at),
+            "progress": underway.facts() if underway is not None else None,
+        }
         with suppress(OSError):
             files.write_atomically(self._directory / STATUS, encode_indented(facts) + b"\n")
         return facts
@@ -170,13 +172,12 @@ def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: dateti
     by_commit: dict[str, list[dict[str, str]]] = {each["commit"]: [] for each in changed}
     for each in accepted["acknowledged"]:
         by_commit.get(each["commit"], []).append({"guard": each["guard"], "by": each["by"]})
-    whole = [
+    new = (
         {**area, "at": format_instant(at), "acknowledged": by_commit[area["commit"]]}
         for area in reversed(changed)
-        if not area["label"]
-    ]
-    lately = [*(each for each in whole if each["commit"] not in known), *earlier][:_LATELY]
-    return {**now, "accepted": {**accepted, "changed": changed, "lately": lately}}
+        if not area["label"] and area["commit"] not in known
+    )
+    return {**now, "accepted": {**accepted, "changed": changed, "lately": [*new, *earlier][:_LATELY]}}
 
 
 def read_status(directory: Path) -> dict[str, Any]:
@@ -246,10 +247,6 @@ def check_acts(directory: Path) -> None:
         )
 
 
-_OWN: Final = 0o077  # umask: no access for the group and for others
-_SHARED: Final = 0o007  # umask: full access for the group that shares the directory, no access for others
-
-
 @contextmanager
 def make_private(directory: Path) -> Iterator[None]:
     """Create ``directory`` if it is missing, and make its files private.
@@ -263,7 +260,8 @@ def make_private(directory: Path) -> Iterator[None]:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mask = _SHARED if _is_shared(directory.stat()) else _OWN
+        # Others have no access. A group that shares the directory has full access.
+        mask = 0o007 if _is_shared(directory.stat()) else 0o077
         _restrict_access(directory, directory.stat(), mask)
         for path in (directory / name for name in _NAMES):
             with suppress(FileNotFoundError):
@@ -306,17 +304,19 @@ def check_spool_rights(folder: Path) -> None:
 
 
 _NAMES: Final = (
-    *(
-        LEDGER,
-        f"{LEDGER}-wal",
-        f"{LEDGER}-shm",
-        "ledger.mark",
-        "ledger.toml",
-        LOCK,
-        STATUS,
-    ),
-    *(TOKEN_KEYS, NOTIFIED),
-    *("repository.git", "repository.new", "repository.broken", "home"),
+    LEDGER,
+    f"{LEDGER}-wal",
+    f"{LEDGER}-shm",
+    "ledger.mark",
+    "ledger.toml",
+    LOCK,
+    STATUS,
+    TOKEN_KEYS,
+    NOTIFIED,
+    "repository.git",
+    "repository.new",
+    "repository.broken",
+    "home",
 )
 
 
@@ -372,8 +372,7 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
     """
     path = directory / TOKEN_KEYS
     try:
-        lines = _read_key_lines(path)
-        if lines is None:
+        if (lines := _read_key_lines(path)) is None:
             key = _KeyLine(at, secrets.token_bytes(_BYTES))
             lines = [_KeyLine(at, None), key] if follows_none else [key]
             write_atomically(path, "".join(map(str, lines)).encode(), mode=mode_in(directory))

@@ -75,7 +75,11 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     spec = commit.fleet.provisioning
     monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
     here = [
-        _accept_named_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
+        _accept_named_client(each, clients)
+        for each in new_fetches
+        # A boot that a mirror served to a boot loader is never ignored.
+        if not (each.observation.server or each.observation.is_open_intent)
+        or not _is_in_networks(each.observation.client, monitors)
     ]
     intended = [fetch for fetch in here if fetch.observation.is_open_intent]
     for fetch in intended:  # an intent counts as a fetch of the secret, because the secret may have been sent
@@ -93,12 +97,6 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
                 record_served(update, fetch.offer)
         elif _consumes_boot(fetch):
             record_intent(update, fetch.offer, observation, is_early=observation.intent not in ids)
-
-
-def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
-    """Return whether a monitor sent the request. A boot that a mirror served to a boot loader is never ignored."""
-    is_boot_by_mirror = not observation.server and not observation.is_open_intent
-    return not is_boot_by_mirror and _is_in_networks(observation.client, monitors)
 
 
 def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
@@ -130,13 +128,12 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
                 record_step(update, offer, observation)
             else:
                 record_provisioned(update, offer, observation.at, "Reported")
-        is_overtaken = update.record(offer.uuid) is before and not fetch.was_recorded
-        if is_overtaken and count_fetch(update, offer, observation):
+        if update.record(offer.uuid) is before and not fetch.was_recorded and count_fetch(update, offer, observation):
             result = f"failed: {observation.log}" if observation.is_failure else "completed"
-            installer = f"an installer of {offer.key} ({offer.image})"
             update.add_event(
                 "ReportOutdated",
-                f"{offer.server}: gitboot ignored an outdated report by {installer}: {result}",
+                f"{offer.server}: gitboot ignored an outdated report by an installer of {offer.key} ({offer.image}): "
+                f"{result}",
                 warning=observation.is_failure,
                 server=offer.server,
                 key=offer.key,
@@ -164,8 +161,13 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
 def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
     """Record what a fetch proves without the BMC's confirmation, and return the verdict."""
     if offer.phase is Phase.MAINTENANCE:
-        seen = StepEvidence(observation.at, observation.path, observation.client)
-        record_maintenance_boot(update, offer, seen, "Fetched", starts=observation.is_start)
+        record_maintenance_boot(
+            update,
+            offer,
+            StepEvidence(observation.at, observation.path, observation.client),
+            "Fetched",
+            starts=observation.is_start,
+        )
     elif kind is fleet.Evidence.FETCHED:
         complete_installation(update, offer, "Fetched")
     else:
@@ -198,9 +200,13 @@ def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemU
 def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Evidence) -> bool:
     plan, uuid = state.plan, state.decision.uuid
     record = knowledge.stored_record(uuid)
-    if kind is not fleet.Evidence.PROGRESS or plan is None or plan.key is None or record is None:
-        return False
-    return record.consumed_key == plan.key or uuid in knowledge.pending
+    return (
+        kind is fleet.Evidence.PROGRESS
+        and plan is not None
+        and plan.key is not None
+        and record is not None
+        and (record.consumed_key == plan.key or uuid in knowledge.pending)
+    )
 
 
 def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
@@ -221,8 +227,10 @@ def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind:
 
 def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
     observation, offer, observed = pending.observation, pending.offer, bmc_evidence.observed
-    records = update.overrides.list_records(bmc_evidence.uuid)
-    if any(_rules_out_fetch(record, observation.at, observed) for record in records):
+    if any(
+        _rules_out_fetch(record, observation.at, observed)
+        for record in update.overrides.list_records(bmc_evidence.uuid)
+    ):
         _report_ignored_fetch(update, offer.server, observation.path, observation.client)
         record_foreign_fetch(update, offer, observation)
         update.settle_pending(pending, "Ignored")
@@ -262,12 +270,15 @@ def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence)
 
 
 def _report_ignored_fetch(update: KnowledgeUpdate, server: str, path: str, client: str) -> None:
-    message = f"{server}: ignored the fetch of {path} by {client}: the override is still set, so it was another client"
-    update.add_event("FetchIgnored", message, server=server, client=client)
+    update.add_event(
+        "FetchIgnored",
+        f"{server}: ignored the fetch of {path} by {client}: the override is still set, so it was another client",
+        server=server,
+        client=client,
+    )
 
 
 def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcObservation) -> None:
-    """Release a boot that waits until the machine is off, if the machine is off now."""
     plan, policy, record = state.plan, state.decision.policy, update.record(state.decision.uuid)
     if (
         plan is None
@@ -314,12 +325,18 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
     the boot was fetched.
     """
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
-    if plan is None or plan.key is None or not observed.runs_os:
+    if (
+        plan is None
+        or plan.key is None
+        or not observed.runs_os
+        or (plan.phase is not Phase.NETWORK and plan.cause not in WAITING_CAUSES)
+    ):
         return
-    if plan.phase is not Phase.NETWORK and plan.cause not in WAITING_CAUSES:
-        return
-    own = [each for each in update.overrides.list_records(uuid) if each.reason == plan.key]
-    before = [each.marks for each in own if _was_consumed(each, observed, update.at)]
+    before = [
+        each.marks
+        for each in update.overrides.list_records(uuid)
+        if each.reason == plan.key and _was_consumed(each, observed, update.at)
+    ]
     before += [each.marks for each in update.list_pending(uuid) if each.marks is not None]
     offer = build_offer(state.decision, plan, state.record)
     if offer is None or offer.boot < offer.boots:
@@ -336,8 +353,11 @@ def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime
     If gitboot may have cleared the override without a record, a reset is not evidence, because the machine may have
     booted something else.
     """
-    lost = record.state is OverrideState.LOST and not record.may_be_cleared_unrecorded(at)
-    return record.state is OverrideState.CONSUMED or (lost and observed.marks.reset_since(record.marks) is Reset.SEEN)
+    return record.state is OverrideState.CONSUMED or (
+        record.state is OverrideState.LOST
+        and not record.may_be_cleared_unrecorded(at)
+        and observed.marks.reset_since(record.marks) is Reset.SEEN
+    )
 
 
 def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: BmcObservation) -> bool:
@@ -347,9 +367,12 @@ def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: Bmc
     between. If the machine was starting when the override was set, or if its resets are unknown, it may have booted
     from the network in its own boot order.
     """
-    was_before = _is_open_one_time_override(record) and record.at <= fetched_at
-    has_not_reset = add_known_clock(observed, record).reset_since(record.marks) is Reset.RULED_OUT
-    return was_before and is_shown(record.override, observed) and has_not_reset
+    return (
+        _is_open_one_time_override(record)
+        and record.at <= fetched_at
+        and is_shown(record.override, observed)
+        and add_known_clock(observed, record).reset_since(record.marks) is Reset.RULED_OUT
+    )
 
 
 def _is_open_one_time_override(record: OverrideRecord) -> bool:
@@ -393,10 +416,14 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
             key=_provision_key(offer),
             addresses=number,
         )
-    now = fetches.add_fetch(address, observation.at, observation.times)
     number = max(before.number, offer.number) if _provision_key(offer) == before.key else before.number
     update.set_secret_fetches(
-        offer.uuid, structs.replace(before, number=number, secrets={**before.secrets, secret: now})
+        offer.uuid,
+        structs.replace(
+            before,
+            number=number,
+            secrets={**before.secrets, secret: fetches.add_fetch(address, observation.at, observation.times)},
+        ),
     )
     return is_new
 
@@ -418,13 +445,18 @@ def confirm_fetches(update: KnowledgeUpdate, items: Iterable[Mapping[str, Any]])
         uuid = SystemUuid(parse_uuid(item["uuid"]))
         if (before := update.find_secret_fetches(uuid)) is None:
             raise UsageError(f"no recorded fetch of a secret of {item['server']}")
-        secrets = {
-            name: structs.replace(each, confirmed=(max(1, seen[0]), seen[1]))
-            if (seen := item["seen"].get(name))
-            else each
-            for name, each in before.secrets.items()
-        }
-        update.set_secret_fetches(uuid, structs.replace(before, secrets=secrets))
+        update.set_secret_fetches(
+            uuid,
+            structs.replace(
+                before,
+                secrets={
+                    name: structs.replace(each, confirmed=(max(1, seen[0]), seen[1]))
+                    if (seen := item["seen"].get(name))
+                    else each
+                    for name, each in before.secrets.items()
+                },
+            ),
+        )
         names.append(str(item["server"]))
     return names
 
@@ -438,6 +470,4 @@ def _is_newer_installation(offer: Offer, before: InstallationFetches) -> bool:
 
     Attempt 0 means the last attempt.
     """
-    if _provision_key(offer) == before.key:
-        return offer.attempt > before.attempt
-    return offer.number > before.number
+    return offer.attempt > before.attempt if _provision_key(offer) == before.key else offer.number > before.number

@@ -99,7 +99,6 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
 
 
 def _contains_token(decision: Decision, common: Digest) -> bool:
-    """Return whether the policy's boot contains this token as plain text."""
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
@@ -197,9 +196,11 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
 
     An up-to-date record is returned unchanged.
     """
-    if offer.maintenance is None or offer.run is None:
-        return record, ""
-    if offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start):
+    if (
+        offer.maintenance is None
+        or offer.run is None
+        or (offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start))
+    ):
         return record, ""
     run = Run(offer.run, seen.at, offer.end, seen)
     before = record.provisioned_at is not None and (
@@ -226,10 +227,7 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
 
     An up-to-date record is returned unchanged.
     """
-    if is_outdated(offer, record):
-        return record, ""
-    reached = record.provision is not None and record.provision >= offer.provision
-    if reached and (not offer.on_image_change or record.image == offer.image):
+    if _is_over(offer, record):
         return record, ""
     last = last_attempt(record, offer.base or offer.key)
     now = replace(
@@ -274,8 +272,13 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
     count = sum(not each.is_withheld for each in record.unknown_serves)
     if count >= _MOST_OPEN:
         return record
-    perhaps = UnknownServe(intent if count < _MOST_OPEN - 1 else _OTHER_INTENTS, offer.key, seen)
-    return replace(record, unknown_serves=(*record.unknown_serves, perhaps))
+    return replace(
+        record,
+        unknown_serves=(
+            *record.unknown_serves,
+            UnknownServe(intent if count < _MOST_OPEN - 1 else _OTHER_INTENTS, offer.key, seen),
+        ),
+    )
 
 
 def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
@@ -303,8 +306,7 @@ def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: Step
     others = tuple(each for each in record.unknown_serves if each.intent != intent)
     newest = next((each for each in others if not each.intent), None)
     if newest is None or newest.seen.at < seen.at:
-        kept = UnknownServe("", offer.key, seen, is_withheld=True)
-        others = (*(each for each in others if each.intent), kept)
+        others = (*(each for each in others if each.intent), UnknownServe("", offer.key, seen, is_withheld=True))
     return replace(record, unknown_serves=others) if others != record.unknown_serves else record
 
 
@@ -418,10 +420,11 @@ def _is_made(offer: Offer, record: Record) -> bool:
 
 def _is_over(offer: Offer, record: Record) -> bool:
     """Return whether an offer is outdated or its image is already provisioned."""
-    if is_outdated(offer, record):
-        return True
-    reached = record.provision is not None and record.provision >= offer.provision
-    return reached and (not offer.on_image_change or record.image == offer.image)
+    return is_outdated(offer, record) or (
+        record.provision is not None
+        and record.provision >= offer.provision
+        and (not offer.on_image_change or record.image == offer.image)
+    )
 
 
 def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
@@ -429,9 +432,12 @@ def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> R
 
     Attempts for other keys are dropped.
     """
-    others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
-    attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
-    return replace(record, attempts=attempts, answered=max(offer.number, record.answered))
+    others = (each for each in record.attempts if each.key == attempt.key and each.number != attempt.number)
+    return replace(
+        record,
+        attempts=tuple(sorted((*others, attempt), key=lambda each: each.number)),
+        answered=max(offer.number, record.answered),
+    )
 
 
 def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> WithheldBoots | None:
@@ -457,10 +463,12 @@ def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> Withhe
     """Merge two sets of withheld boots. The result names the commit of ``before``."""
     if after is None:
         return before
-    uuids = sorted({*before.servers, *after.servers})
     return WithheldBoots(
         before.by,
-        {uuid: tuple(dict.fromkeys((*before.servers.get(uuid, ()), *after.servers.get(uuid, ())))) for uuid in uuids},
+        {
+            uuid: tuple(dict.fromkeys((*before.servers.get(uuid, ()), *after.servers.get(uuid, ()))))
+            for uuid in sorted({*before.servers, *after.servers})
+        },
     )
 
 
@@ -473,8 +481,9 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
     changed = {
         (name := accepted.machines[uuid].name): replace(servers[name], withheld=boots) for uuid, boots in here.items()
     }
-    decisions = structs.replace(accepted.decisions, servers=merge_changes(servers, changed))
-    return replace(accepted, decisions=decisions, withheld=here)
+    return replace(
+        accepted, decisions=structs.replace(accepted.decisions, servers=merge_changes(servers, changed)), withheld=here
+    )
 
 
 def list_already_installed(
@@ -487,31 +496,36 @@ def list_already_installed(
     if not knowledge.is_trusted or knowledge.facts.gap:
         return ()
     here = commit.decisions.servers  # the commit has no decisions for servers at other sites
-    found = (here[name] for name in names if name in here)
-    return tuple(each.uuid for each in found if _needs_no_install(_find_decision(base, each.uuid), each, knowledge))
+    return tuple(
+        each.uuid
+        for each in map(here.get, names)
+        if each is not None and _needs_no_install(_find_decision(base, each.uuid), each, knowledge)
+    )
 
 
 def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge) -> bool:
     record, policy = knowledge.record(new.uuid), new.policy
-    if old is None or record is None or policy is None or policy.network_boot is NetworkBoot.ALWAYS:
-        return False
-    if is_overwritten(record, policy.provision) or not is_provisioned(policy, record):
-        return False
-    if unfinished_later_attempt(record) is not None or record.consumed_key is not None or new.uuid in knowledge.pending:
-        return False
-    if any(not each.is_withheld for each in record.unknown_serves):
+    if (
+        old is None
+        or record is None
+        or policy is None
+        or policy.network_boot is NetworkBoot.ALWAYS
+        or is_overwritten(record, policy.provision)
+        or not is_provisioned(policy, record)
+        or unfinished_later_attempt(record) is not None
+        or record.consumed_key is not None
+        or new.uuid in knowledge.pending
+        or any(not each.is_withheld for each in record.unknown_serves)
+    ):
         return False
     if old.policy is None:
         return True
     key = provision_key(old.policy, record)
-    overrides = (each for each in knowledge.list_overrides(new.uuid) if each.state not in _PROVEN_UNUSED)
-    return not any(each.reason == key or each.reason.startswith(f"{key}/") for each in overrides)
-
-
-_PROVEN_UNUSED: Final = (
-    OverrideState.CLEARED,
-    OverrideState.UNSENT,
-)  # the override was not consumed and is not set
+    return not any(
+        each.reason == key or each.reason.startswith(f"{key}/")
+        for each in knowledge.list_overrides(new.uuid)
+        if each.state not in (OverrideState.CLEARED, OverrideState.UNSENT)  # else it was not consumed and is not set
+    )
 
 
 def may_have_unread_fetch(
@@ -524,8 +538,7 @@ def may_have_unread_fetch(
     that is recorded as provisioned gets no boot of a policy, but it gets the boot of a maintenance.
     """
     for uuid in machines:
-        offered = _find_decision(accepted, uuid)
-        if offered is None:
+        if (offered := _find_decision(accepted, uuid)) is None:
             continue
         policy, record = offered.policy, knowledge.record(uuid)
         is_done = record is not None and policy is not None and is_provisioned(policy, record)
@@ -543,10 +556,10 @@ def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
 
 def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
     """Return, by machine, the number of the decision that removed its boots. For ``servers``, this is ``number``."""
-    taken_back = {}
     # An earlier entry stays unless newer evidence or an operator has decided about the machine since.
-    for uuid, before in knowledge.facts.rolled_back.items():
-        record = knowledge.records.get(uuid)
-        if record is not None and max(record.offered, record.answered) <= before:
-            taken_back[uuid] = before
+    taken_back = {
+        uuid: before
+        for uuid, before in knowledge.facts.rolled_back.items()
+        if (record := knowledge.records.get(uuid)) is not None and max(record.offered, record.answered) <= before
+    }
     return {**taken_back, **dict.fromkeys(servers, number)}

@@ -20,10 +20,8 @@ from gitboot.controller.bmcs.desired_state import extend_switches
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, ledger_trust, provisioning
-from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.install_boots import collect_rollbacks
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, KnowledgeUpdate
-from gitboot.controller.records.provisioning import is_unobservable
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
@@ -61,7 +59,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     fetches: tuple[Fetch, ...] = ()
     spool_offsets: Mapping[str, int] | None = None  # how far each file of the fetch log is read with these fetches
     unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
-    bmc_evidence: tuple[BmcEvidence, ...] = ()
+    bmc_evidence: tuple[evidence.BmcEvidence, ...] = ()
     pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs reported
     machines_without_task: frozenset[SystemUuid] = frozenset()  # machines with pending fetches but no BMC task
     clearances: tuple[ClearanceChange, ...] = ()  # what URLs answered about maintenances, and drains that begin
@@ -115,8 +113,11 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
     update.known_pairs |= steps.let_in
     if accepted is not None and accepted.revision != update.facts.accepted:
         update.used_approvals = tuple(verdict.digest for _, verdict in steps.hops)
-        taken_back = collect_rollbacks(knowledge, sorted(steps.rolled_back), update.facts.sequence)
-        update.facts = structs.replace(update.facts, accepted=accepted.revision, rolled_back=taken_back)
+        update.facts = structs.replace(
+            update.facts,
+            accepted=accepted.revision,
+            rolled_back=collect_rollbacks(knowledge, sorted(steps.rolled_back), update.facts.sequence),
+        )
         update.lost_identities = steps.lost if steps.lost is not None else update.lost_identities
         provisioning.drop_moved_machines(update, steps.moves)
         update.count_decision()
@@ -125,7 +126,6 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
     if batch.commit is not None:
         _apply_commit(update, batch, batch.commit)
         _apply_clearances(update, batch.clearances)
-    unseen = update.unobservable ^ knowledge.unobservable
     if batch.clock_state is not None and not update.is_empty:
         ledger_trust.refresh_heartbeat(update, batch.uptime)
     changed = {
@@ -134,7 +134,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
         *update.overrides.new,
         *update.new_pending,
         *update.switches.new,
-        *unseen,
+        *(update.unobservable ^ knowledge.unobservable),
     }
     if (update.recorded_commit is None) != (knowledge.recorded_commit is None):
         changed |= update.before.accepted_machines | update.machines.keys()
@@ -156,11 +156,14 @@ def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -
         return  # the task's result yields the event
     machine = update.before.machines.get(uuid)
     name = machine.name if machine is not None else uuid
-    message = (
+    update.add_event(
+        f"Override{record.state}",
         f"{name}: {record.override.enabled} {record.override.target} for {record.reason} is {record.state}, according "
-        "to a note of the instance before it ended"
+        "to a note of the instance before it ended",
+        server=name,
+        reason=record.reason,
+        plan=record.plan_digest,
     )
-    update.add_event(f"Override{record.state}", message, server=name, reason=record.reason, plan=record.plan_digest)
 
 
 def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None:
@@ -192,9 +195,11 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
     if batch.changed and update.known_pairs:  # forget unused BMCs, which need a new approval if they come back
-        uuids = update.before.overrides.keys() | update.overrides.new.keys()
         standing = (
-            each.bmc for uuid in uuids for each in update.overrides.list_records(uuid) if each.may_be_left_on_bmc
+            each.bmc
+            for uuid in update.before.overrides.keys() | update.overrides.new.keys()
+            for each in update.overrides.list_records(uuid)
+            if each.may_be_left_on_bmc
         )
         described = (machine.bmc for machine in commit.machines.values())
         update.known_pairs &= {credential_use(bmc) for bmc in (*described, *standing) if bmc is not None}
@@ -208,8 +213,11 @@ def _apply_clearances(update: KnowledgeUpdate, changes: Collection[ClearanceChan
         if (record := update.usable_record(each.uuid)) is None:
             continue
         kept = {name: found for name, found in record.clearances.items() if name in each.kept}
-        clearances = dict(sorted({**kept, each.maintenance: each.clearance}.items()))
-        update.write_record(each.uuid, each.server, replace(record, clearances=clearances))
+        update.write_record(
+            each.uuid,
+            each.server,
+            replace(record, clearances=dict(sorted({**kept, each.maintenance: each.clearance}.items()))),
+        )
         update.add_event(each.event, each.message, server=each.server, maintenance=each.maintenance)
 
 
@@ -241,11 +249,14 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
     for file, now in sightings.items():
         was_absent = file in before and before[file].is_absent
         if now.is_absent and not was_absent:
-            message = (
+            update.add_event(
+                "ArtifactMissing",
                 f"{file.url}: {now.message}. gitboot does not offer boots and boot scripts that need this file until "
-                "it is available"
+                "it is available",
+                warning=True,
+                url=file.url,
+                sha256=file.sha256,
             )
-            update.add_event("ArtifactMissing", message, warning=True, url=file.url, sha256=file.sha256)
         elif was_absent and not now.is_absent:
             update.add_event("ArtifactFound", f"{file.url} is available again", url=file.url, sha256=file.sha256)
     update.sightings = sightings
@@ -265,6 +276,8 @@ def _find_unobservable(update: KnowledgeUpdate, commit: Commit, changed: Collect
         machine = commit.machines[uuid]
         is_set = sets or any(each.state.is_open for each in update.overrides.list_records(uuid))
         record, decision = update.record(uuid), servers[machine.name]
-        if is_unobservable(decision, machine, record, kind, observes_fetches=observes, sets_overrides=is_set):
+        if provisioning.is_unobservable(
+            decision, machine, record, kind, observes_fetches=observes, sets_overrides=is_set
+        ):
             found.add(uuid)
     return (update.unobservable - uuids) | found if uuids else update.unobservable

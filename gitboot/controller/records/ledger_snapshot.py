@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -22,7 +22,6 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
@@ -45,7 +44,7 @@ from gitboot.status.conditions import Event
 class Knowledge(Struct, frozen=True, kw_only=True):
     """The content of the ledger, and what an instance derives from it."""
 
-    facts: Facts  # facts about the ledger, including stops and suspensions that operators requested
+    facts: instance_tables.Facts  # facts about the ledger, including stops and suspensions that operators requested
     recorded_commit: str | None = None  # the last commit for which new servers were recorded; None: no record is usable
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
     unobservable: frozenset[SystemUuid] = frozenset()  # machines whose next boot this instance could not observe
@@ -136,8 +135,7 @@ class RecordChanges(Generic[R]):
 
     def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
         """Add or replace a record. ``stored`` means that the record is already in the ledger."""
-        kept = {**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}
-        self.new[uuid] = dict(sorted(kept.items()))
+        self.new[uuid] = dict(sorted({**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}.items()))
         if not stored:
             self.unstored[uuid, record.reason] = record
 
@@ -164,10 +162,10 @@ class KnowledgeUpdate:
         self.lost_identities = before.lost_identities
         self.departed: Mapping[SystemUuid, Machine] = {}
         self.dropped: frozenset[SystemUuid] = frozenset()
-        self.approved: list[Approval] = []
+        self.approved: list[instance_tables.Approval] = []
         self.used_approvals: tuple[str, ...] = ()
         self.used_acknowledgements: frozenset[str] = frozenset()
-        self.request_outcomes: list[tuple[Request, str]] = []
+        self.request_outcomes: list[tuple[instance_tables.Request, str]] = []
         self.spool_offsets: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
         self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due now
@@ -216,9 +214,7 @@ class KnowledgeUpdate:
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
         """Return the fetches of a server's secrets during its newest installation, or None without such fetches."""
-        if uuid in self.new_secret_fetches:
-            return self.new_secret_fetches[uuid]
-        return self.before.secret_fetches.get(uuid)
+        return self.new_secret_fetches.get(uuid, self.before.secret_fetches.get(uuid))
 
     def set_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
         """Replace the fetches of a server's secrets. None means that a new installation begins."""
@@ -231,8 +227,12 @@ class KnowledgeUpdate:
     def keep_pending(self, pending: Pending) -> None:
         """Add or replace an observation that waits for a verdict."""
         uuid = pending.offer.uuid
-        others = tuple(each for each in self.list_pending(uuid) if each.id != pending.id)
-        self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
+        self.new_pending[uuid] = tuple(
+            sorted(
+                (*(each for each in self.list_pending(uuid) if each.id != pending.id), pending),
+                key=lambda each: each.id,
+            )
+        )
         self.new_observations[pending.id] = pending
         self.last_observation_id = max(self.last_observation_id, pending.id)
 
@@ -295,37 +295,33 @@ class KnowledgeUpdate:
     @property
     def is_empty(self) -> bool:
         known = self.before
-        new: Iterable[Collection[object]] = (
-            *(
+        return not any(
+            (
                 self.new_records,
                 self.dropped,
                 self.machines,
                 self.departed,
                 self.removed_machines,
                 self.overrides.unstored,
-            ),
-            *(self.switches.unstored, self.new_pins, self.new_secret_fetches, self.new_observations, self.verdicts),
-            *(
+                self.switches.unstored,
+                self.new_pins,
+                self.new_secret_fetches,
+                self.new_observations,
+                self.verdicts,
                 self.approved,
                 self.used_approvals,
                 self.used_acknowledgements - known.used_acknowledgements,
                 self.request_outcomes,
                 self.events,
-            ),
-        )
-        is_other = (
-            *(
                 self.discards_records,
                 self.prune_before is not None,
                 self.spool_offsets not in (None, known.spool_offsets),
-            ),
-            *(
                 self.known_pairs != known.known_pairs,
                 self.lost_identities != known.lost_identities,
                 self.facts != known.facts,
-            ),
+                self.has_new_sightings,
+            )
         )
-        return not (any(new) or any(is_other) or self.has_new_sightings)
 
 
 class Fetch(Struct, frozen=True, kw_only=True):
@@ -354,9 +350,15 @@ def record_instance_facts(
             f"its published files and overrides. Start gitboot for {acted} again, or use another --state and --out and "
             "initialise the new ledger: gitboot records begin with the ops/records of a published tree"
         )
-    foreign = owner if owner not in (about.identity, about.heir_of) else None
-    now = structs.replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
-    if (now := structs.replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
+    now = structs.replace(
+        about,
+        observes=observes,
+        foreign=owner if owner not in (about.identity, about.heir_of) else None,
+        output=str(output.absolute()),
+        site=site or "",
+        spool=str(spool.absolute()) if spool is not None else None,
+    )
+    if now != about:
         with store.writing() as tx:
             instance_tables.write_changed_facts(tx, about, now)
 
@@ -473,8 +475,12 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
         if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
             continue
         offer = structs.replace(offer, number=number if number is not None else offer.number)
-        path = observation.path.replace(name, digest) if name is not None else observation.path
-        seen = replace(observation, path=path, digest=digest, modified=None)
+        seen = replace(
+            observation,
+            path=observation.path.replace(name, digest) if name is not None else observation.path,
+            digest=digest,
+            modified=None,
+        )
         fetches.append(
             Fetch(observation=seen, offer=offer, was_recorded=server_tables.has_observation(store, seen, digest))
         )
@@ -486,7 +492,11 @@ def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> t
 
     Any such boot shows that the ledger is an older copy.
     """
-    served = (each for each in select_consuming(observations) if each.offer is not None and not each.is_start)
     return tuple(
-        each for each in served if each.digest is not None and server_tables.find_offer(store, each.digest) is None
+        each
+        for each in select_consuming(observations)
+        if each.offer is not None
+        and not each.is_start
+        and each.digest is not None
+        and server_tables.find_offer(store, each.digest) is None
     )

@@ -34,6 +34,15 @@ _BEAT_EVERY: Final = timedelta(minutes=10)
 _MOST_BEHIND: Final = timedelta(minutes=2)
 _LONGEST_GAP: Final = timedelta(hours=1)
 _INTERVALS: Final = 5  # number of intervals between heartbeats that the ledger stores
+_DOUBTS: Final = {
+    "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
+    "from it. gitboot does not install servers until you confirm the records, with gitboot records begin",
+    "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
+    "gitboot does not install servers until you choose another --out, or state what is installed, with gitboot "
+    "records begin",
+    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
+    "servers until you state which servers are installed, with gitboot records begin",
+}
 
 
 def describe_clock_lag(about: Facts, at: datetime) -> str | None:
@@ -85,13 +94,12 @@ def record_heartbeat(
     if last is None:
         about = structs.replace(about, heartbeat=Heartbeat(update.at, up=uptime))
     elif (since := update.at - last.at) >= _BEAT_EVERY:
-        intervals = (*last.intervals, since)[-_INTERVALS:]
         usual_s = median(each.total_seconds() for each in last.intervals) if last.intervals else 0
-        is_gap = since > max(_LONGEST_GAP, 3 * timedelta(seconds=usual_s))
         about = structs.replace(
             about,
-            heartbeat=Heartbeat(update.at, intervals, uptime),
-            gap=about.gap or (not is_externally_confirmed and is_gap),
+            heartbeat=Heartbeat(update.at, (*last.intervals, since)[-_INTERVALS:], uptime),
+            gap=about.gap
+            or (not is_externally_confirmed and since > max(_LONGEST_GAP, 3 * timedelta(seconds=usual_s))),
         )
     elif update.at < last.at and update.before.is_trusted:
         _end_grace_periods(update, update.at, is_far=-since > _MOST_BEHIND)
@@ -112,8 +120,11 @@ def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> 
 def accept_clock(update: KnowledgeUpdate) -> None:
     """Accept the clock as it is, because an operator requested it."""
     about = update.facts
-    intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
-    update.facts = structs.replace(about, heartbeat=Heartbeat(update.at, intervals), clock="accepted")
+    update.facts = structs.replace(
+        about,
+        heartbeat=Heartbeat(update.at, about.heartbeat.intervals if about.heartbeat is not None else ()),
+        clock="accepted",
+    )
 
 
 def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> None:
@@ -124,8 +135,10 @@ def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> No
     expected = last.at + timedelta(seconds=uptime.seconds - last.up.seconds)
     if expected - update.at >= FETCH_GRACE and update.before.is_trusted:
         _end_grace_periods(update, update.at - FETCH_GRACE, is_far=False)
-        as_it_is = Uptime(uptime.boot, uptime.seconds - (update.at - last.at).total_seconds())
-        update.facts = structs.replace(update.facts, heartbeat=last._replace(up=as_it_is))
+        update.facts = structs.replace(
+            update.facts,
+            heartbeat=last._replace(up=Uptime(uptime.boot, uptime.seconds - (update.at - last.at).total_seconds())),
+        )
 
 
 def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool) -> None:
@@ -145,18 +158,23 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
         is_untouched = (
             consumed is None and not record.attempts
         )  # if false, the time belongs to an override or a served boot
-        now = replace(
-            record,
-            provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
-            grace_until=None if fetched is not None and fetched > since else record.grace_until,
-            attempts=tuple(
-                structs.replace(each, boots=tuple(map(move_before_grace, each.boots))) for each in record.attempts
+        update.write_record(
+            uuid,
+            known.machines[uuid].name if uuid in known.machines else uuid,
+            replace(
+                record,
+                provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
+                grace_until=None if fetched is not None and fetched > since else record.grace_until,
+                attempts=tuple(
+                    structs.replace(each, boots=tuple(map(move_before_grace, each.boots))) for each in record.attempts
+                ),
+                consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
+                runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
+                unknown_serves=tuple(
+                    each._replace(seen=move_before_grace(each.seen)) for each in record.unknown_serves
+                ),
             ),
-            consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
-            runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
-            unknown_serves=tuple(each._replace(seen=move_before_grace(each.seen)) for each in record.unknown_serves),
         )
-        update.write_record(uuid, known.machines[uuid].name if uuid in known.machines else uuid, now)
 
 
 class Beginning(StrEnum):
@@ -186,6 +204,19 @@ def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
         return None
     wanting = any(decision.provision > 0 for decision in decisions.servers.values())
     return "NewLedger" if wanting else None  # if no server is to be installed, nothing needs verification
+
+
+def why_in_doubt(about: Facts, decisions: Decisions) -> tuple[str, str] | None:
+    """Return the reason and a message if the ledger is unverified, otherwise None."""
+    if (doubt := find_unverified_reason(about, decisions)) is None:
+        return None
+    provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
+    return doubt, _DOUBTS.get(
+        doubt,
+        "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
+        f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you state "
+        "which servers are installed, with gitboot records begin",
+    )
 
 
 def initialise_ledger(
@@ -219,15 +250,18 @@ def initialise_ledger(
     if beginning is Beginning.RECORDS:
         # Include machines that are not in the fleet now, because they may come back.
         for uuid, record in records.items():
-            said = replace(
-                record, offered=number, answered=0, taken_back=0
-            )  # decision numbers in the file belong to another ledger
-            update.write_record(uuid, names.get(uuid, uuid), said)
+            # Decision numbers in the file belong to another ledger.
+            own = replace(record, offered=number, answered=0, taken_back=0)
+            update.write_record(uuid, names.get(uuid, uuid), own)
         for each in servers:  # servers that the file does not contain stay unknown
             update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
-    heir_of = about.foreign or about.heir_of
     update.facts = structs.replace(
-        update.facts, initialised=beginning, begun=update.at, doubt=None, foreign=None, heir_of=heir_of
+        update.facts,
+        initialised=beginning,
+        begun=update.at,
+        doubt=None,
+        foreign=None,
+        heir_of=about.foreign or about.heir_of,
     )
     return f"{doubt}: the ledger begins with {_BEGINNING_TEXTS[beginning]}"
 

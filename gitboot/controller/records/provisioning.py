@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -148,11 +147,13 @@ def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, b
     for uuid in found:
         update.new_records.pop(uuid, None)
     names = sorted(found.values())
-    message = (
+    update.add_event(
+        "ServerUnknown",
         f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
-        f"what is installed. Check the server, then run gitboot records set {quote_words(names[0])}"
+        f"what is installed. Check the server, then run gitboot records set {quote_words(names[0])}",
+        warning=True,
+        servers=names,
     )
-    update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -195,33 +196,39 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
     These servers had no policy when they were adopted, for example because they were parked.
     """
     for machine in machines:
-        record = update.record(machine.uuid)
-        if record is None or (record.evidence, record.pool) != ("Adopted", None):
-            continue
-        if (each := decisions.servers[machine.name]).policy is None:
-            continue
-        if each.provision <= (record.provision or 0):
-            late = replace(
-                make_adopted_record(each),
-                provision=record.provision,
-                provisioned_at=record.provisioned_at,
-                runs=record.runs,
-                offered=record.offered,
-                answered=record.answered,
-                taken_back=record.taken_back,
-                unknown_serves=record.unknown_serves,
-                overwritten_by=record.overwritten_by,
+        record, each = update.record(machine.uuid), decisions.servers[machine.name]
+        if (
+            record is not None
+            and (record.evidence, record.pool) == ("Adopted", None)
+            and each.policy is not None
+            and each.provision <= (record.provision or 0)
+        ):
+            update.write_record(
+                each.uuid,
+                each.server,
+                replace(
+                    make_adopted_record(each),
+                    provision=record.provision,
+                    provisioned_at=record.provisioned_at,
+                    runs=record.runs,
+                    offered=record.offered,
+                    answered=record.answered,
+                    taken_back=record.taken_back,
+                    unknown_serves=record.unknown_serves,
+                    overwritten_by=record.overwritten_by,
+                ),
             )
-            update.write_record(each.uuid, each.server, late)
 
 
 def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
     """Record the servers that Git declares as provisioned. Each declared number counts only once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
-        if declared is None or declared < each.provision:
-            continue
-        if record is not None and record.provision is not None and record.provision >= declared:
+        if (
+            declared is None
+            or declared < each.provision
+            or (record is not None and record.provision is not None and record.provision >= declared)
+        ):
             continue
         now = replace(
             make_adopted_record(each),
@@ -235,9 +242,14 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
             unknown_serves=_select_maintenance_serves(record),
         )
         update.write_record(each.uuid, each.server, now)
-        message = f"{each.server}: provisioned, as Git declares for provision {declared}"
-        facts: dict[str, Any] = {"server": each.server, "uuid": each.uuid, "evidence": "Declared", "image": now.image}
-        update.add_event("Provisioned", message, **facts)
+        update.add_event(
+            "Provisioned",
+            f"{each.server}: provisioned, as Git declares for provision {declared}",
+            server=each.server,
+            uuid=each.uuid,
+            evidence="Declared",
+            image=now.image,
+        )
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
@@ -246,13 +258,14 @@ def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machi
     The Fleet may have required another kind of evidence when the fetches arrived.
     """
     for machine in machines:
-        record = update.record(machine.uuid)
-        if record is None or update.list_pending(machine.uuid):
-            continue
-        decision = decisions.servers[machine.name]
-        if find_open_attempt(decision, record) is None or unfinished_later_attempt(record) is not None:
-            continue
-        if (offer := find_report_offer(decision, record)) is not None:
+        record, decision = update.record(machine.uuid), decisions.servers[machine.name]
+        if (
+            record is not None
+            and not update.list_pending(machine.uuid)
+            and find_open_attempt(decision, record) is not None
+            and unfinished_later_attempt(record) is None
+            and (offer := find_report_offer(decision, record)) is not None
+        ):
             complete_installation(update, structs.replace(offer, number=update.facts.sequence), "Fetched")
 
 
@@ -261,11 +274,10 @@ def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str
     written = {commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines}
     for machine in commit.select_machines(written.union(changed)):
         record = update.record(machine.uuid)
-        if record is None or not record.runs:
-            continue
-        update.write_record(
-            machine.uuid, machine.name, extend_moved_runs(record, commit.decisions.servers[machine.name])
-        )
+        if record is not None and record.runs:
+            update.write_record(
+                machine.uuid, machine.name, extend_moved_runs(record, commit.decisions.servers[machine.name])
+            )
 
 
 # Boots and evidence
@@ -318,9 +330,15 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
         return
     update.write_record(offer.uuid, offer.server, now)
     type, what = said
-    message = f"{offer.server}: {what}"
-    names: dict[str, Any] = {"server": offer.server, "uuid": offer.uuid, "image": offer.image}
-    update.add_event(type, message, evidence=evidence, plan=offer.plan, **names)
+    update.add_event(
+        type,
+        f"{offer.server}: {what}",
+        evidence=evidence,
+        plan=offer.plan,
+        server=offer.server,
+        uuid=offer.uuid,
+        image=offer.image,
+    )
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
@@ -394,11 +412,10 @@ def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEv
         step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
         if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
             which = f"boot {len(attempt.boots)} of {which}"
-        if attempt.failed is not None:
+        what = f"{'was served' if step is InstallStep.ATTEMPTED else 'started'}: {seen}"
+        if is_failed := attempt.failed is not None:
             what = f"failed: {attempt.failed}"
-        else:
-            what = f"{'was served' if step is InstallStep.ATTEMPTED else 'started'}: {seen}"
-        message, is_failed = f"{offer.server}: {which} {what}", attempt.failed is not None
+        message = f"{offer.server}: {which} {what}"
         update.add_event(str(step), message, warning=is_failed, server=offer.server, **attempt_facts(attempt))
 
 
@@ -416,8 +433,7 @@ def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Obs
     An endpoint never serves an offer with the same number twice. Until the new offer is published, the machine may
     still get the old one, which then counts as before.
     """
-    record = update.record(offer.uuid)
-    if record is not None:
+    if (record := update.record(offer.uuid)) is not None:
         seen = StepEvidence(observation.at, observation.path, observation.client)
         if (now := apply_foreign_fetch(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
             update.write_record(offer.uuid, offer.server, replace(now, taken_back=update.count_decision()))
@@ -455,16 +471,27 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
     number = update.count_decision()
     for uuid, server, record in records:
         known = update.record(uuid)  # known even before the first commit is read
-        runs = dict(record.runs)
-        for name, made in (
-            known.runs.items() if known is not None else ()
-        ):  # a record that an operator sets does not undo a later run
-            if name not in record.runs or made.run >= record.runs[name].run:
-                runs[name] = made
-        said = (each for each in record.unknown_serves if not is_maintenance_key(each.key))
-        perhaps = (*said, *_select_maintenance_serves(known if known is not None else record))
-        now = replace(record, runs=runs, offered=number, answered=0, taken_back=0, unknown_serves=perhaps)
-        update.write_record(uuid, server, now)
+        later = {  # a record that an operator sets does not undo a later run
+            name: made
+            for name, made in (known.runs.items() if known is not None else ())
+            if name not in record.runs or made.run >= record.runs[name].run
+        }
+        perhaps = (
+            *(each for each in record.unknown_serves if not is_maintenance_key(each.key)),
+            *_select_maintenance_serves(known if known is not None else record),
+        )
+        update.write_record(
+            uuid,
+            server,
+            replace(
+                record,
+                runs={**record.runs, **later},
+                offered=number,
+                answered=0,
+                taken_back=0,
+                unknown_serves=perhaps,
+            ),
+        )
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
@@ -530,8 +557,9 @@ def find_inheritances(
     found = set()
     for gain in here:
         for owner in owners.get(gain.mark, ()):
-            is_same = owner.uuid in (gain.uuid, gain.replaces)
-            if not is_same and (owner.netboots or _may_be_installed(owner.uuid, knowledge, introduced)):
+            if owner.uuid not in (gain.uuid, gain.replaces) and (
+                owner.netboots or _may_be_installed(owner.uuid, knowledge, introduced)
+            ):
                 before = knowledge.machines.get(owner.uuid)
                 found.add(
                     Inheritance(gain.server, gain.kind, gain.value, owner.uuid, before.name if before else owner.uuid)
@@ -546,8 +574,7 @@ def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mappin
     """
     record = knowledge.records.get(uuid) if knowledge.is_trusted else None
     if record is None:  # new: never described by an accepted commit, and with a low provision number
-        is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
-        return not is_new
+        return uuid in knowledge.machines or not 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
     return record.provision is not None or highest_served_provision(record) is not None or bool(record.runs)
 
 
@@ -568,9 +595,8 @@ def compare_identities_without_base(
     decisions = commit.decisions
     for machine in commit.machines.values():
         name = machine.name
-        labels = commit.labels.get(name, {})
         described = DescribedServer(
-            decisions.servers[name], machine, decisions.networks[name], labels, decisions.outputs
+            decisions.servers[name], machine, decisions.networks[name], commit.labels.get(name, {}), decisions.outputs
         )
         gains += (each for each in find_gained_identities(None, described, ()) if each.mark in marks)
     return tuple(gains), frozenset(lost)
@@ -593,45 +619,28 @@ def is_unobservable(
     if record is None:
         return False
     policy, has_bmc = decision.policy, machine.bmc is not None
-    can_observe = partial(
-        _can_observe, has_bmc=has_bmc, observes_fetches=observes_fetches, sets_overrides=has_bmc and sets_overrides
-    )
-    if (
+
+    def can_observe(boot: Boot, override: OverrideMode, evidence: Evidence) -> bool:
+        if evidence in (Evidence.DECLARED, Evidence.REPORTED):
+            return evidence is Evidence.DECLARED or observes_fetches
+        # The BMC shows that an override was consumed.
+        uses_override = has_bmc and sets_overrides and override is not OverrideMode.NONE
+        # Even for a UKI, a boot loader fetches a boot script.
+        notices = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
+        if evidence is Evidence.PROGRESS:
+            return has_bmc and (uses_override or notices)
+        return notices or (uses_override and not boot_identifies_machine(boot))
+
+    return (
         policy is not None
         and policy.boot is not None
         and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
         and not is_provisioned(policy, record)
         and not can_observe(policy.boot, policy.override, evidence)
-    ):
-        return True
-    return any(
+    ) or any(
         each.boot is not None
         and each.network_boot is NetworkBoot.ONCE
         and not has_run(each, record)
         and not can_observe(each.boot, each.override, Evidence.FETCHED)
         for each in decision.maintenances
     )
-
-
-def _can_observe(
-    boot: Boot,
-    override: OverrideMode,
-    evidence: Evidence,
-    *,
-    has_bmc: bool,
-    observes_fetches: bool,
-    sets_overrides: bool,
-) -> bool:
-    match evidence:
-        case Evidence.DECLARED:
-            return True
-        case Evidence.REPORTED:
-            return observes_fetches
-    sets_overrides = (
-        sets_overrides and override is not OverrideMode.NONE
-    )  # the BMC shows that the override was consumed
-    # Even for a UKI, a boot loader fetches a boot script.
-    notices = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
-    if evidence is Evidence.PROGRESS:
-        return has_bmc and (sets_overrides or notices)
-    return notices or (sets_overrides and not boot_identifies_machine(boot))

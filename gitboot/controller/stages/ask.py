@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.controller.bmcs.schedule import (
@@ -15,7 +16,7 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import list_questions
-from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock
 from gitboot.controller.stages.update_ledger import apply_changes, build_batch, select_ready, take_inputs
@@ -30,12 +31,11 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     components, at, suspension = this.components, this.at, state.knowledge.facts.suspension
     overrides, unlearned = components.inbox.overrides_with_pending(state.knowledge.overrides)
     knowledge = structs.replace(state.knowledge, overrides=overrides)
-    may_set = (
-        state.may_act and state.publication.holds_plans_of(commit) and (suspension is None or at >= suspension.until)
-    )
     schedule, machines = plan_tasks(
         *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
-        may_set=may_set
+        may_set=state.may_act
+        and state.publication.holds_plans_of(commit)
+        and (suspension is None or at >= suspension.until)
         and describe_clock_lag(knowledge.facts, at) is None
         and describe_unkept_clock(knowledge.facts, state.keeping) is None,
         keys=state.keys,
@@ -49,9 +49,10 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     if components.inbox.hooks is not None:
         components.inbox.hooks.want(list_questions(state.plans, schedule, at) if state.may_act else ())
     made, schedule = select_due_tasks(schedule, knowledge, machines, at)
-    taken = components.bmcs.submit(made)
     state = structs.replace(
-        state, schedule=record_submission(schedule, made, taken, knowledge, at), unplanned=frozenset()
+        state,
+        schedule=record_submission(schedule, made, components.bmcs.submit(made), knowledge, at),
+        unplanned=frozenset(),
     )
     return _wait(state, this) if this.wait else state
 
@@ -66,9 +67,11 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
         with components.inbox.hold():
             state, taken = take_inputs(state, components.store, components.inbox, this.at)
             ready = select_ready(taken, state.attempt, state.knowledge)
-            batch = build_batch(state, state.attempt, ready, (), this)
             batch = structs.replace(
-                batch, written_records=ready.written, withdrawals=ready.noted, requests=ready.requests
+                build_batch(state, state.attempt, ready, (), this),
+                written_records=ready.written,
+                withdrawals=ready.noted,
+                requests=ready.requests,
             )
             learnt = ledger_changes.apply_batch(state.knowledge, batch, this.at)
             ledger_snapshot.write_updates(components.store, (learnt.update,))
@@ -78,8 +81,12 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
-    failing = {uuid: schedule.bmcs[uuid] for uuid in schedule.failing}
-    rejected = {uuid: (each, each.bmc) for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
+    rejected = {
+        uuid: (each, each.bmc)
+        for uuid in schedule.failing
+        # A BMC that rejects gitboot needs an operator, for example to provide new credentials.
+        if (each := schedule.bmcs[uuid]).outcome is Outcome.STALLED and not each.answered and each.bmc is not None
+    }
     by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}
     now = {name: bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
     return frozenset(uuid for uuid, (each, bmc) in rejected.items() if now[bmc.credentials] != each.credentials)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from msgspec import structs
 
-from gitboot.controller.bmcs.schedule import (
-    Schedule,
-)
+from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, find_changed_servers, replan
 from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.operator_requests import decide_halt
-from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
-from gitboot.controller.records.ledger_changes import Batch
 from gitboot.errors import LedgerError
 from gitboot.evaluator.protocol import Commit
 from gitboot.resolve.provisioning_record import StopScope
@@ -32,17 +29,26 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
     With `Pass.wait`, wait for the checks and then plan again with their results.
     """
     if (commit := state.commit) is None:
-        return _without_plans(state, this)
+        # If no commit is accepted yet, keep the plans of the previous process.
+        return state if state.attempt.accepted is None else _without_plans(state, this)
     state = _plan_until_now(state, commit, this)
     if (artifacts := this.components.inbox.artifacts) is None:
         return state
-    unknown = (commit.decisions.unknown or {}).values()
-    needed = {*(each.file for each in state.plans.needs), *(file for boot in unknown for file in boot.fetched_files)}
-    artifacts.want(frozenset(needed), (commit.decisions.base_url, *commit.decisions.sites.values()))
+    artifacts.want(
+        frozenset(
+            {
+                *(each.file for each in state.plans.needs),
+                *(file for boot in (commit.decisions.unknown or {}).values() for file in boot.fetched_files),
+            }
+        ),
+        (commit.decisions.base_url, *commit.decisions.sites.values()),
+    )
     if not this.wait:
         return state
     artifacts.wait()
-    learnt = ledger_changes.apply_batch(state.knowledge, Batch(sightings=artifacts.get_sightings()), this.at)
+    learnt = ledger_changes.apply_batch(
+        state.knowledge, ledger_changes.Batch(sightings=artifacts.get_sightings()), this.at
+    )
     try:
         with this.components.inbox.hold():
             ledger_snapshot.write_updates(this.components.store, (learnt.update,))
@@ -56,12 +62,7 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
-    """Return the state without plans if another instance is active for the accepted commit.
-
-    If no commit is accepted yet, keep the plans of the previous process.
-    """
-    if state.attempt.accepted is None:
-        return state
+    """Return the state without plans, because another instance is active for the accepted commit."""
     this.components.bmcs.drop_pending(frozenset(state.schedule.tasks))
     return structs.replace(
         state,
@@ -80,10 +81,8 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
     plans would otherwise reopen these windows.
     """
     components = this.components
-    due: datetime | None = None
-    if state.waits_since is not None:
-        due = state.next_window_end
-    elif not state.publication.complete:
+    due = state.next_window_end if state.waits_since is not None else None
+    if state.waits_since is None and not state.publication.complete:
         due = this.at + QUICK_START
     told = components.listener.make_reporter(Work.PLAN)
     publication, next_end, ended_at = state.publication, due, this.at
@@ -126,10 +125,14 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress
         stop = StopScope.ALL if beside.everything else StopScope.WRITING
     plans, different = replan(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
     this.different |= different
-    machines = {
-        machine.uuid
-        for each in (state.plans.commit, plans.commit)
-        if each is not None
-        for machine in each.select_machines(changed | different)
-    }
-    return structs.replace(state, plans=plans, unplanned=state.unplanned | machines)
+    return structs.replace(
+        state,
+        plans=plans,
+        unplanned=state.unplanned
+        | {
+            machine.uuid
+            for each in (state.plans.commit, plans.commit)
+            if each is not None
+            for machine in each.select_machines(changed | different)
+        },
+    )

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
 
 from msgspec import structs
 
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.offered_files import LedgerOfferRecorder, publish_plans
-from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.publication import TARGET_WAIT_S, LedgerOfferRecorder, publish_plans
+from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.stages.plan import QUICK_START
-from gitboot.controller.target_followers import TARGET_WAIT_S
 from gitboot.errors import LedgerError
 from gitboot.evaluator.protocol import Commit
 from gitboot.ledger import instance_tables
-from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import build_serving_terms
 from gitboot.render.server_files import ServerState
@@ -56,16 +53,20 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
         message = (
             "the output tree was replaced or removed since gitboot published it: gitboot publishes all files again"
         )
-        event = Event(at=at, type="TreeReplaced", message=message, warning=True)
-        publication = structs.replace(publication, complete=False, events=(event,))
+        publication = structs.replace(
+            publication, complete=False, events=(Event(at=at, type="TreeReplaced", message=message, warning=True),)
+        )
     if components.checkpoint is not None:
         publication = components.checkpoint.without_damaged(publication)
     forgotten = inbox.count_deletions_after(knowledge.spool_offsets)
     terms = build_serving_terms(
         commit.fleet.provisioning, inbox.giver, endpoint=commit.fleet.endpoint, loss_count=forgotten
     )
-    is_same = publication.holds_plans_of(commit) and publication.terms == terms
-    if this.different or not is_same or publication.plans.sightings is not state.plans.sightings:
+    if (
+        this.different
+        or not (publication.holds_plans_of(commit) and publication.terms == terms)
+        or publication.plans.sightings is not state.plans.sightings
+    ):
         publication = publish_plans(
             publication,
             state.plans,
@@ -80,8 +81,11 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
         )
     if publication.holds_plans_of(commit) and state.unwritable is None:
         inbox.forget_spool(knowledge.spool_offsets, forgotten)
-    unwritable = publication.unwritable or state.unwritable
-    return structs.replace(state, publication=structs.replace(publication, unwritable=None), unwritable=unwritable)
+    return structs.replace(
+        state,
+        publication=structs.replace(publication, unwritable=None),
+        unwritable=publication.unwritable or state.unwritable,
+    )
 
 
 def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
@@ -102,7 +106,9 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
     )
 
 
-def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
+def _find_left_in_output(
+    facts: instance_tables.Facts, plans: Plans, commit: Commit, *, is_upgraded: bool
+) -> frozenset[SystemUuid]:
     """Return the machines whose one-time boot was in OUTPUT before an upgrade and is not served now.
 
     A machine leaves the set when the Fleet names an endpoint or allows one-time boots in copies, or when the boot is
@@ -119,13 +125,12 @@ def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgra
         decision, plan = state.decision, state.plan
         is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
         is_offered = plan is not None and plan.key is not None and plan.writes_disk
-        is_waiting = plan is not None and plan.cause in _WAITING and facts.left_output is not None
+        is_waiting = facts.left_output is not None and (
+            plan is not None and plan.cause in (Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.FILE_MISSING)
+        )
         if (is_offered or is_waiting) and not is_in_copies:
             found.add(decision.uuid)
     return frozenset(found)
-
-
-_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.FILE_MISSING})
 
 
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
@@ -138,5 +143,9 @@ def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
         return structs.replace(state, waits_since=since, next_window_end=since + QUICK_START)
     windows = this.components.windows
     servers, events = windows.end_windows(this.at)
-    publication = state.publication.with_changed_files(servers, events)
-    return structs.replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)
+    return structs.replace(
+        state,
+        publication=state.publication.with_changed_files(servers, events),
+        waits_since=since,
+        next_window_end=windows.next_end,
+    )

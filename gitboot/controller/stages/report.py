@@ -7,13 +7,11 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.controller.bmcs.schedule import (
-    find_machines_without_task,
-)
+from gitboot.controller.bmcs.schedule import find_machines_without_task
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.reconcile_inputs import Pass
 from gitboot.controller.records.ledger_snapshot import write_events
 from gitboot.controller.stages.update_ledger import find_new_clearances
 from gitboot.errors import LedgerError

@@ -20,12 +20,16 @@ from gitboot.controller.current_plans import find_changed_servers, find_departed
 from gitboot.controller.instance_state import InstanceState, plans_by
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
 from gitboot.controller.operator_requests import APPROVE, BEGIN
-from gitboot.controller.reconcile_inputs import Inbox, Intake
-from gitboot.controller.reconcile_pass import Pass
-from gitboot.controller.records import ledger_changes, ledger_snapshot
+from gitboot.controller.reconcile_inputs import Inbox, Intake, Pass
+from gitboot.controller.records import ledger_changes
 from gitboot.controller.records.evidence import BmcEvidence
-from gitboot.controller.records.ledger_changes import Batch, BatchResult
-from gitboot.controller.records.ledger_snapshot import Knowledge, find_unoffered_boots, match_fetches, read_knowledge
+from gitboot.controller.records.ledger_snapshot import (
+    Knowledge,
+    find_unoffered_boots,
+    match_fetches,
+    read_knowledge,
+    write_updates,
+)
 from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
@@ -77,17 +81,21 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
         return state, taken
     instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
-    doubted = structs.replace(read_knowledge(store), published_records=state.knowledge.records)
-    everyone = state.unplanned | state.knowledge.accepted_machines
-    return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
+    return structs.replace(
+        state,
+        knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.records),
+        opened=None,
+        unplanned=state.unplanned | state.knowledge.accepted_machines,
+    ), taken
 
 
 def learn(state: InstanceState, this: Pass) -> InstanceState:
     """Compute the changes to the ledger, without writing them."""
     knowledge = this.requested.knowledge
     this.ready = select_ready(this.taken, this.attempt, knowledge)
-    batch = build_batch(state, this.attempt, this.ready, this.events, this)
-    this.learnt = ledger_changes.apply_batch(knowledge, batch, this.at)
+    this.learnt = ledger_changes.apply_batch(
+        knowledge, build_batch(state, this.attempt, this.ready, this.events, this), this.at
+    )
     return state
 
 
@@ -103,26 +111,32 @@ def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Inta
     return intake if find_unverified_reason(knowledge.facts, attempt.accepted.decisions) is None else without_fetches
 
 
-def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass) -> Batch:
+def build_batch(
+    state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass
+) -> ledger_changes.Batch:
     """Build the batch for `ledger_changes.apply_batch` from an attempt and the ready inputs."""
     accepted, knowledge, at, components = attempt.accepted, state.knowledge, this.at, this.components
     if accepted is None:
-        return Batch(events=events)
-    done = (
-        event
-        for result in ready.results
-        for event in (
-            *build_override_events(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
-            *build_power_events(result, accepted.revision, at),
-        )
-    )
-    is_fetched = state.fetched is not None and not state.fetched.failed
-    batch = Batch(
+        return ledger_changes.Batch(events=events)
+    batch = ledger_changes.Batch(
         clock_state=state.keeping,
         uptime=ready.up,
         attempt=attempt,
-        is_caught_up=knowledge.facts.gap and is_fetched and components.accepting.is_newest(attempt),
-        events=(*events, *done),
+        is_caught_up=knowledge.facts.gap
+        and state.fetched is not None
+        and not state.fetched.failed
+        and components.accepting.is_newest(attempt),
+        events=(
+            *events,
+            *(
+                event
+                for result in ready.results
+                for event in (
+                    *build_override_events(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
+                    *build_power_events(result, accepted.revision, at),
+                )
+            ),
+        ),
         sightings=ready.sightings,
     )
     if not plans_by(knowledge, accepted):
@@ -177,7 +191,7 @@ def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
     """Write the changes to the ledger, then adopt the accepted commit. Raises `LedgerError`."""
     attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt
-    ledger_snapshot.write_updates(this.components.store, [each.update for each in changes])
+    write_updates(this.components.store, [each.update for each in changes])
     if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
         # All fetches from before the publication are processed now.
         attempt = structs.replace(attempt, read=attempt.stands)
@@ -185,7 +199,9 @@ def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
     return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
 
 
-def apply_changes(state: InstanceState, changes: tuple[BatchResult, ...], ready: Intake, this: Pass) -> InstanceState:
+def apply_changes(
+    state: InstanceState, changes: tuple[ledger_changes.BatchResult, ...], ready: Intake, this: Pass
+) -> InstanceState:
     """Return the state after these ledger changes, and report their events.
 
     ``ready`` are the inputs that caused them.
@@ -213,25 +229,27 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
     commit has been judged again.
     """
     taken, attempt, telling = this.taken, state.attempt, state.telling
-    is_judged = attempt.attempted is not None and not attempt.is_preliminary
-    waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
+    waiting = {BEGIN} if attempt.attempted is not None and not attempt.is_preliminary else {BEGIN, APPROVE}
     this.is_approval_left = any(each.action == APPROVE for each in taken.requests if each.action in waiting)
     # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
     # was unused for a long time.
     is_vouched_for = telling is not None and state.opened is not None and telling.known_changes == state.opened
-    batch = Batch(
-        clock_state=state.keeping,
-        uptime=taken.up,
-        is_externally_confirmed=taken.witnessed or (is_vouched_for and not state.was_left),
-        has_transition=state.plans.is_due(this.at) or attempt.attempted is None,
-        written_records=taken.written,
-        withdrawals=taken.noted,
-        requests=tuple(each for each in taken.requests if each.action not in waiting),
-        stoppage=taken.stoppage,
-        events=tuple(_report_unproven_status(state, this)),
-        held=attempt.held,
+    this.requested = ledger_changes.apply_batch(
+        state.knowledge,
+        ledger_changes.Batch(
+            clock_state=state.keeping,
+            uptime=taken.up,
+            is_externally_confirmed=taken.witnessed or (is_vouched_for and not state.was_left),
+            has_transition=state.plans.is_due(this.at) or attempt.attempted is None,
+            written_records=taken.written,
+            withdrawals=taken.noted,
+            requests=tuple(each for each in taken.requests if each.action not in waiting),
+            stoppage=taken.stoppage,
+            events=tuple(_report_unproven_status(state, this)),
+            held=attempt.held,
+        ),
+        this.at,
     )
-    this.requested = ledger_changes.apply_batch(state.knowledge, batch, this.at)
     this.attempt, this.events = this.components.accepting.accept(attempt, this.requested.knowledge, this.at)
     return state
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
-from gitboot.controller.reconcile_inputs import UNKNOWN
 from gitboot.fetchlog.unknown_machines import (
+    UNKNOWN,
     UnknownMachines,
     build_from_inventory,
     parse_unknown_machine,

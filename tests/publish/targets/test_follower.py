@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitboot import __version__
-from gitboot.controller.target_followers import FollowedTarget
+from gitboot.controller.publication import FollowedTarget
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
