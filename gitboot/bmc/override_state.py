@@ -275,11 +275,10 @@ class Marks(Struct, frozen=True, kw_only=True):
 
     def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
         """Yield (name, earlier value, current value) for each mark that both readings contain."""
-        marks = (
+        for name, before, after in (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
             ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
-        )
-        for name, before, after in marks:
+        ):
             if before is not None and after is not None:
                 yield name, before, after
 

@@ -458,10 +458,11 @@ def _apply_override(
         return NoChange() if moved == record else ConfirmRecord(record=moved)
     # This applies even if the machine has booted since then without consuming the override.
     marks = add_known_clock(observed, record)
-    confirmed = structs.replace(
-        record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
+    return ConfirmRecord(
+        record=structs.replace(
+            record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
+        )
     )
-    return ConfirmRecord(record=confirmed)
 
 
 def _restore_override(
@@ -486,8 +487,10 @@ def _restore_override(
         return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
         times = f"{MAX_CORRECTIONS + 1} times within an hour"
-        message = f"gitboot set {record.override} {times}, and the BMC shows {current}"
-        return AskOperator(condition=OperatorCondition.CONTENDED, message=message)
+        return AskOperator(
+            condition=OperatorCondition.CONTENDED,
+            message=f"gitboot set {record.override} {times}, and the BMC shows {current}",
+        )
     if final_state is OverrideState.CLEARED:
         return _set_override(wanted, record, override, observed, now, corrections=(*corrections, now))
     if record.state is OverrideState.CONFIRMED:

@@ -236,11 +236,12 @@ def _request_reset(
     allowed = observed.reset_types
     found = next((each for each in types if not allowed or each in allowed), None)
     if found is None:
-        message = f"the plan needs {wanted.operation}, but the BMC allows only {', '.join(sorted(allowed))}"
-        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
+        return AskOperator(
+            condition=OperatorCondition.UNSUPPORTED,
+            message=f"the plan needs {wanted.operation}, but the BMC allows only {', '.join(sorted(allowed))}",
+        )
     if not wanted.may_reset:
         return NoChange()
-    since = record.since if record is not None and record.state.is_open else now
     return RequestReset(
         record=PowerRecord(
             reason=wanted.reason,
@@ -248,7 +249,7 @@ def _request_reset(
             marks=observed.marks,
             state=PowerRecordState.RECORDED,
             at=now,
-            since=since,
+            since=record.since if record is not None and record.state.is_open else now,
             end=wanted.window_end,
         )
     )

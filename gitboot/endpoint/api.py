@@ -179,8 +179,10 @@ def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
 
 def _json_response(content: bytes) -> Response:
     """Return a JSON response. Terminal control characters are escaped, because people read the API with curl."""
-    headers = {"content-type": "application/json", "cache-control": "no-store"}
-    return Response(printable_lines(content.decode()).encode(), headers=headers)
+    return Response(
+        printable_lines(content.decode()).encode(),
+        headers={"content-type": "application/json", "cache-control": "no-store"},
+    )
 
 
 # Pages of the list of servers
@@ -278,8 +280,11 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
             return UNAVAILABLE
         if tree.read(f"{PAGE_DATA}fleet.js") is None:
             return PlainTextResponse(_PAGE_OFF_TEXT, headers={"cache-control": "no-store"})
-        body = f"The page for operators is at {PAGE_PATH}\n"
-        return PlainTextResponse(body, 302, headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")})
+        return PlainTextResponse(
+            f"The page for operators is at {PAGE_PATH}\n",
+            302,
+            headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")},
+        )
 
     leading = [Route(path, redirect_to_page) for path in PAGE_REDIRECTS]
     beside = [Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name)) for name in PAGE_CONTENT_TYPES]

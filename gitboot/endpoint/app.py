@@ -307,9 +307,9 @@ class Endpoint:
                     range_header = value
                 # the client has a part of a different version of the file (RFC 9110, 13.1.5)
                 has_other |= name == b"if-range" and value != etag
-        is_part = range_header and not has_other
         return self._count_reply(
-            answer.request_kind, select_range(answer.reply, range_header) if is_part else answer.reply
+            answer.request_kind,
+            select_range(answer.reply, range_header) if range_header and not has_other else answer.reply,
         )
 
     async def _serve_guarded(
@@ -473,8 +473,7 @@ class ServedFiles:
             return UNAVAILABLE
         if found is None:
             return NOT_FOUND
-        content_type = find_artifact_type(found.name)
-        headers = {"content-type": content_type, "cache-control": self._cache_control.decode()}
+        headers = {"content-type": find_artifact_type(found.name), "cache-control": self._cache_control.decode()}
         response = FileResponse(found, headers=headers, stat_result=found.stat())
         etag = response.headers["etag"].encode()
         if any(name == b"if-none-match" and matches_etag(value, etag) for name, value in request.scope["headers"]):

@@ -178,10 +178,9 @@ class PublishedTree:
                 self._set_condition(True, "Read", f"{self.root}: published from commit {self.head.stamp.commit}")
         instance = self._read_instance_status()
         self.clock.compare(instance.get("clock"))
-        conditions = instance.get("conditions", ())
         is_other_ledger = any(
             (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
-            for each in conditions
+            for each in instance.get("conditions", ())
         )
         self.can_answer = self.head is not None and not is_other_ledger and not self.terms.is_prepared
         self.stops_all = (stopped := self.stop_orders.current) is not None and stopped.stoppage.everything
@@ -210,8 +209,11 @@ class PublishedTree:
         for file in self._statuses:
             with suppress(ValueError, OSError):
                 found.append(self._parse_cached(file, _parse_status) or {})
-        own = [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)]
-        return max(own, key=lambda each: str(each.get("clock", "")), default={})
+        return max(
+            [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)],
+            key=lambda each: str(each.get("clock", "")),
+            default={},
+        )
 
     def _set_condition(self, status: bool, reason: str, message: str) -> None:
         known = self._condition

@@ -211,9 +211,8 @@ def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[p
             case protocol.ServerParts(servers=servers):
                 parts.add_servers(servers)
             case protocol.CommitEnd() as result:
-                commit = parts.build_commit(revision, result)
                 return EvaluationResult(
-                    commit=commit,
+                    commit=parts.build_commit(revision, result),
                     extent=result.extent,
                     new_names=result.new_servers,
                     moves=result.moves,

@@ -121,8 +121,7 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
             answering.begin_evaluation(question.limits)  # the base has its own limits
             evaluator.evaluate(base, None)
         answering.begin_evaluation(question.limits)
-        pair = evaluator.evaluate(Revision(question.revision), base)
-        for answer in build_report(pair, question.site):
+        for answer in build_report(evaluator.evaluate(Revision(question.revision), base), question.site):
             if isinstance(answer, CommitEnd) and question.stores_results:
                 # results that are not in the cache yet
                 for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):

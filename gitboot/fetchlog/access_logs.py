@@ -119,13 +119,12 @@ def parse_line(line: bytes) -> LineContent:
     except ValueError:
         return IgnoreReason.FORMAT
     try:
-        digest = Digest(token) if token is not None else None
         return Observation(
             server="",
             path=f"boot/{path[1]}",
             client=client,
             at=at,
-            digest=digest,
+            digest=Digest(token) if token is not None else None,
             modified=modified,
             intent=sha256(line.rstrip(b"\r\n")).hexdigest()[:32] if sender is _Sender.UNCLEAR else None,
         )
@@ -321,17 +320,15 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
             # The number of sent bytes includes the headers, so a complete response has more bytes than its body.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
-            is_whole = {result, detail} <= _SENT and start == "-" and is_within
-            at = f"{date}T{time}+00:00"
             agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
             return LoggedRequest(
-                at,
+                f"{date}T{time}+00:00",
                 client,
                 method,
                 unquote(path),
                 int(status),
                 None,
-                is_whole,
+                {result, detail} <= _SENT and start == "-" and is_within,
                 query=query if isinstance(query, str) else "",
                 agent=_decode_field(agent) if isinstance(agent, str) else None,
             )

@@ -355,9 +355,10 @@ def _parse_interfaces(items: object) -> Iterator[FoundInterface]:
     for each in _select_mappings(items):
         link = each.get("link")
         with suppress(Malformed):
-            mac = parse_lookup_mac(each.get("mac"))
             yield FoundInterface(
-                mac=mac, name=_parse_text(each.get("name")), link=link if isinstance(link, bool) else None
+                mac=parse_lookup_mac(each.get("mac")),
+                name=_parse_text(each.get("name")),
+                link=link if isinstance(link, bool) else None,
             )
 
 

@@ -91,11 +91,10 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     def replace_files(self, files: Mapping[str, bytes], change: str) -> Snapshot:
         """Return the snapshot with these files changed or added. ``change`` names the change in the revision."""
         contents = {BlobId(f"{change}: {path}"): content for path, content in files.items()}
-        blobs = {**self.blobs, **{path: BlobId(f"{change}: {path}") for path in files}}
         return structs.replace(
             self,
             revision=Revision(f"{self.revision} and {change}"),
-            blobs=dict(sorted(blobs.items())),
+            blobs=dict(sorted({**self.blobs, **{path: BlobId(f"{change}: {path}") for path in files}}.items())),
             read=lambda blob: contents[blob] if blob in contents else self.read(blob),
             changed=None,
         )

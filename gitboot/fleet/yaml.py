@@ -416,9 +416,11 @@ class _Reader:
             )
             raise _UnreadableRest
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
-            place = self.place_of_byte(directive.end())
             self.note(
-                place, Code.DIRECTIVE, "a directive (a line that begins with '%') is not allowed", "remove the line"
+                self.place_of_byte(directive.end()),
+                Code.DIRECTIVE,
+                "a directive (a line that begins with '%') is not allowed",
+                "remove the line",
             )
             raise _UnreadableRest
         self._next()  # start of the stream

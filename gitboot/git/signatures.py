@@ -394,8 +394,7 @@ class Keyring:
         with TemporaryDirectory(dir=self._home) as folder:
             framed, text = Path(folder, "message"), Path(folder, "text")
             framed.write_bytes(message)
-            result = self._run_gpg("--output", str(text), "--decrypt", str(framed))
-            signer = _parse_gpg_status(result, takes_text=True)
+            signer = _parse_gpg_status(self._run_gpg("--output", str(text), "--decrypt", str(framed)), takes_text=True)
             return text.read_bytes(), signer
 
     def export_key(self, fingerprint: str) -> str | None:

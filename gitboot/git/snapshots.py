@@ -179,9 +179,8 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
 
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
     """Reject names that a checkout would ignore or change, because a reviewer would then see other files."""
-    counts = Counter(name for _, name, _ in entries)
     problems = []
-    for name, number in sorted(counts.items()):
+    for name, number in sorted(Counter(name for _, name, _ in entries).items()):
         shown = prefix + name.decode(errors="replace")
         if number > 1:
             problems.append(_problem(Code.MALFORMED, shown, f"the folder has {number} entries with this name"))

@@ -198,8 +198,10 @@ _FACTS: Final[Mapping[str, _Fact]] = {
 def read_facts(store: Store) -> Facts:
     with store.reading():
         found: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
-        known = {name: fact.parse(found[fact.name]) for name, fact in _FACTS.items() if fact.name in found}
-        return Facts(identity=found["identity"], **known)
+        return Facts(
+            identity=found["identity"],
+            **{name: fact.parse(found[fact.name]) for name, fact in _FACTS.items() if fact.name in found},
+        )
 
 
 def write_facts(tx: Transaction, **values: Any) -> None:

@@ -65,8 +65,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     @property
     def schema(self) -> str | None:
         """The first schema in the URL's search path, or None if the URL does not set a search path."""
-        options = dict(parse_qsl(urlsplit(self.url).query)).get("options", "")
-        found = _SEARCH_PATH.findall(options)
+        found = _SEARCH_PATH.findall(dict(parse_qsl(urlsplit(self.url).query)).get("options", ""))
         return str(found[-1]).replace('"', "").replace("\\", "") if found else None
 
     @property
@@ -166,8 +165,9 @@ def end_lease(database: Database, place: str) -> None:
     """
     if not database.is_local:
         database.execute("SELECT 1 FROM lease FOR UPDATE")
-        leave = "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'"
-        database.execute(leave, (NO_HOLDER, place))
+        database.execute(
+            "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'", (NO_HOLDER, place)
+        )
         database.lease = None
 
 

@@ -152,8 +152,7 @@ def parse_argument_template(value: object) -> str:
     The new images keep Jinja2 expressions such as {{ image.artifacts.iso.url }}.
     """
     found = text(value)
-    plain = re.sub(r"\{\{.{0,200}?\}\}", "", found)
-    _require_placeholders(plain or "x", _IN_ARGUMENT)
+    _require_placeholders(re.sub(r"\{\{.{0,200}?\}\}", "", found) or "x", _IN_ARGUMENT)
     return parse_kernel_argument(found)
 
 

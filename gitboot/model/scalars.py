@@ -62,8 +62,11 @@ def _reject_infiniband(found: str) -> None:
     mac = guid[:3] + guid[5:]
     expected = f"expected a MAC address of 6 bytes, found an InfiniBand {_INFINIBAND_KINDS[str(match.lastgroup)]}"
     derived = f": {mac.hex(':')}" if any(mac) and not mac[0] & 1 else ""
-    hint = f"write the MAC address that iPXE shows for the interface as ${{net0/mac}}{derived}"
-    raise Malformed(Code.MAC, f"{expected}, {quote_value(found)}", hint)
+    raise Malformed(
+        Code.MAC,
+        f"{expected}, {quote_value(found)}",
+        f"write the MAC address that iPXE shows for the interface as ${{net0/mac}}{derived}",
+    )
 
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
@@ -540,8 +543,11 @@ def _parse_url_text(value: object) -> str:
     try:
         credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
     except ValueError:
-        message = f"expected a URL, found {quote_value(found)}"
-        raise Malformed(Code.URL, message, "check the host; use brackets only around an IPv6 address") from None
+        raise Malformed(
+            Code.URL,
+            f"expected a URL, found {quote_value(found)}",
+            "check the host; use brackets only around an IPv6 address",
+        ) from None
     if credentials:
         raise Malformed(
             Code.URL,

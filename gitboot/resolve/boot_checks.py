@@ -257,10 +257,9 @@ def check_loader_signature(
     if artifacts is None or not any(each.loader_signature for _, each in artifacts.files()):
         return
     name, template = inputs.profile.metadata.name, boot.entries.get("ipxe")
-    is_by_firmware = boot.direct and boot.method is not Method.PXE
     hint = "let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image"
     place: Place
-    if is_by_firmware:
+    if boot.direct and boot.method is not Method.PXE:
         kind = "uki" if boot.http_boot is HttpBoot.UKI else "iso"
         if kind == "uki" and secure_boot:
             return
@@ -338,10 +337,9 @@ def check_policy(
             Severity.WARNING,
         )
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
-        message = f"power On is only for one-time boots, but networkBoot is {pool.network_boot}"
         yield DecisionFinding(
             Code.COMBINATION,
-            message,
+            f"power On is only for one-time boots, but networkBoot is {pool.network_boot}",
             "remove power, or set networkBoot to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
@@ -400,10 +398,12 @@ def _check_boot(
         version = image.spec.version
         if version_key(version) < version_key(skew.minimum_version):
             stream = f"ImageStream/{inputs.profile.spec.stream} requires at least {skew.minimum_version}"
-            message = f"BootImage/{image.metadata.name} is version {version}, but {stream}"
-            severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
             yield DecisionFinding(
-                Code.SKEW, message, Code.SKEW.hint, (inputs.chosen_by or own, inputs.chosen_at), severity
+                Code.SKEW,
+                f"BootImage/{image.metadata.name} is version {version}, but {stream}",
+                Code.SKEW.hint,
+                (inputs.chosen_by or own, inputs.chosen_at),
+                Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
             )
     if boot is None:
         return

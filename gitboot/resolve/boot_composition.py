@@ -247,12 +247,13 @@ class Composer:
         text = self._render_file(path, context, source)
         if names_boot_nic(text):
             lines = templates.decode_template(source.files[path]).splitlines()
-            line = next(
-                (number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1
+            raise Unbootable(
+                Code.TEMPLATE_FAILED,
+                f"{loader} cannot read a value of boot_nic without the filter {loader}",
+                f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}",
+                Id(FILE, path),
+                next((number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1),
             )
-            message = f"{loader} cannot read a value of boot_nic without the filter {loader}"
-            hint = f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}"
-            raise Unbootable(Code.TEMPLATE_FAILED, message, hint, Id(FILE, path), line)
         return text
 
     def _render_file(self, path: str, context: TemplateContext, source: BootSource) -> str:

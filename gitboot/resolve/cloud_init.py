@@ -146,8 +146,10 @@ def _decompress(payload: str | bytes, name: str) -> str:
             data = member.unused_data
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        message = f"{name} of the rendered user data is not gzip that contains text: {error}"
-        raise make_user_data_fault(message, "encode the part as base64 of a gzip file, or do not compress it") from None
+        raise make_user_data_fault(
+            f"{name} of the rendered user data is not gzip that contains text: {error}",
+            "encode the part as base64 of a gzip file, or do not compress it",
+        ) from None
 
 
 class _Reader:
@@ -330,14 +332,12 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
 def describe_yaml_error(error: Exception) -> tuple[str, int]:
     """Return the message and the 1-based line of a YAML error. The line is 0 if gitboot does not know it."""
     if not isinstance(error, yaml.MarkedYAMLError):
-        reason = getattr(error, "reason", None)
-        return str(reason or error).partition("\n")[0], 0
+        return str(getattr(error, "reason", None) or error).partition("\n")[0], 0
     mark, began = error.problem_mark, error.context_mark
     # The parser reports an unclosed bracket or quote at the end of the text, but the author must fix the beginning.
     if began is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
         mark = began
-    problem = (error.problem or error.context or "").replace("\t", "\\t")
-    return problem, mark.line + 1 if mark is not None else 0
+    return (error.problem or error.context or "").replace("\t", "\\t"), mark.line + 1 if mark is not None else 0
 
 
 def exceeds_depth(text: str) -> bool:
@@ -362,8 +362,7 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
     how = config.get("merge_how")
     if how is None:
         how = config.get("merge_type")
-    header = part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""
-    for wanted in (how, header):
+    for wanted in (how, part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""):
         if wanted is None:
             continue
         names = _parse_merger_names(wanted)
@@ -469,5 +468,4 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
             )
         if not kind:
             kind = _detect_type(content, _CONFIG if isinstance(content, str) else "application/octet-stream")
-        lower = {str(key).lower(): str(value) for key, value in headers.items()}
-        yield _Part(name, kind.lower(), content, 0, lower)
+        yield _Part(name, kind.lower(), content, 0, {str(key).lower(): str(value) for key, value in headers.items()})

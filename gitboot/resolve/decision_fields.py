@@ -216,8 +216,7 @@ def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision)
         else:
             why = "the policy sets it" if owner == pool.name else "the policy inherits it"
             yield make_reason(field, value, "R3", why, Id("BootPolicy", owner), "spec", field)
-    is_set = policy.attempts != 1
-    why, setter = ("the Fleet sets it", _find_fleet(repository)) if is_set else (_DEFAULT, None)
+    why, setter = ("the Fleet sets it", _find_fleet(repository)) if policy.attempts != 1 else (_DEFAULT, None)
     yield make_reason("attempts", policy.attempts, "R5", why, setter, "spec", "provisioning", "attempts")
 
 
@@ -280,8 +279,7 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
             yield make_reason(f"files.{name}", None, "R6", why)
         else:
             why = "the image names it" if file.source is None else f"the mirror serves a copy of {file.source}"
-            value = f"{file.url} sha256:{file.sha256}"
-            yield make_reason(f"files.{name}", value, "R6", why, of_image, *at, *path)
+            yield make_reason(f"files.{name}", f"{file.url} sha256:{file.sha256}", "R6", why, of_image, *at, *path)
             if (signature := files.loader_signatures.get(file.url)) is not None:
                 why, steps = "the image names it", (*at, *path, "loaderSignature")
                 yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, of_image, *steps)

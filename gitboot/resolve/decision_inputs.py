@@ -290,8 +290,11 @@ class FleetView:
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # values by profile
 
     def server_inputs(self, server: Server) -> ServerInputs:
-        files = {path: self._repository.files[path] for path in list_own_files(server)}
-        return ServerInputs(server=server, files=files, shared=self.shared_inputs(server))
+        return ServerInputs(
+            server=server,
+            files={path: self._repository.files[path] for path in list_own_files(server)},
+            shared=self.shared_inputs(server),
+        )
 
     def shared_inputs(self, server: Server) -> SharedInputs:
         """Return the inputs of a server's decision, except the Server document and the files of the server."""

@@ -248,13 +248,13 @@ class _Explainer:
             # The last policy in the chain of policies that sets the field.
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
             whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
-            value = getattr(pool, name)
-            yield make_reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
+            yield make_reason(spelling, getattr(pool, name), "R3", whose, Id("BootPolicy", owner), "spec", spelling)
         yield make_reason("provision", server.spec.provision, "R5", "the server sets it", self._id, "spec", "provision")
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
-            method = Id("BootProfile", pool.profile)
-            yield make_reason("method", Method.DISK, "R5", "the profile sets it", method, "spec", "method")
+            yield make_reason(
+                "method", Method.DISK, "R5", "the profile sets it", Id("BootProfile", pool.profile), "spec", "method"
+            )
             return
         image = choose_image(server, profile, self._repository.streams)
         self.lost += image.losing
@@ -411,9 +411,9 @@ class SourceTexts:
         return ServerLocation(self._repository.origins[resource].path, lines_above(*self._file(resource)))
 
     def locate_document(self, resource: Id) -> DocumentLocation:
-        lines = value_lines(*self._file(resource))
         return DocumentLocation(
-            self._repository.origins[resource].path, {json_pointer(path): line for path, line in lines.items()}
+            self._repository.origins[resource].path,
+            {json_pointer(path): line for path, line in value_lines(*self._file(resource)).items()},
         )
 
     def _file(self, resource: Id) -> tuple[bytes, int]:
@@ -469,8 +469,7 @@ class Explanations:
         for each in _Explainer(self._view, repository, decision).timeless_reasons():
             at: int | str | None = None
             if each.resource is not None:
-                is_own = each.resource == str(own)
-                at = texts.line_within(own, each.steps) if is_own else json_pointer(each.steps)
+                at = texts.line_within(own, each.steps) if each.resource == str(own) else json_pointer(each.steps)
             lines.append([each.field, each.value, each.rule, each.why, each.under, each.resource, at])
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 

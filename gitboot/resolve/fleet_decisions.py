@@ -283,11 +283,10 @@ def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditio
     if (before := spec.before) is None:
         return None
     values = ((each, getattr(spec, each.name)) for each in dataclasses.fields(spec) if each.name not in _NOT_APPROVED)
-    written = {each.name: to_yaml_value(value) for each, value in values if value != _find_default(each)}
     digest = compute_digest(
         {
             "maintenance": of.maintenance.metadata.name,
-            "spec": written,
+            "spec": {each.name: to_yaml_value(value) for each, value in values if value != _find_default(each)},
             "boot": to_json_value(boot) if boot is not None else None,
         }
     )
@@ -464,8 +463,7 @@ def decide_loaded(
     if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is invalid
         doubtful |= {Code.SELECTS_NO_SERVER}
     besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
-    is_there = any(key.kind == "Fleet" for key in loaded.well_formed.origins)
-    spec = loaded.well_formed.fleet.spec if is_there else None
+    spec = loaded.well_formed.fleet.spec if any(key.kind == "Fleet" for key in loaded.well_formed.origins) else None
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
 
 

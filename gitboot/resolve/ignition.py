@@ -116,11 +116,10 @@ def check_ignition(format: str, text: str) -> None:
     try:
         config = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         raise make_user_data_fault(
             f"the rendered Ignition document is not JSON: {error}",
             "an Ignition document is JSON; if this is a Butane file, convert it with `butane` and commit the result",
-            line,
+            error.lineno if isinstance(error, json.JSONDecodeError) else 0,
         ) from None
     _check_version(config, format, minor)
     for problem in _find_wrong_types(config, _FIELDS, minor, ""):

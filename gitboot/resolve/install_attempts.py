@@ -387,10 +387,11 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
         last = None  # an operator made the server pending with `gitboot records set` after this attempt
     if last is not None:
         return _progress_of_attempt(InstallState.INSTALLING, last, None)
-    served = [
-        each for each in _find_served_installations(record) if each.until is not None and each.at <= at < each.until
-    ]
-    return max(served, key=lambda each: each.at, default=None)
+    return max(
+        [each for each in _find_served_installations(record) if each.until is not None and each.at <= at < each.until],
+        key=lambda each: each.at,
+        default=None,
+    )
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:

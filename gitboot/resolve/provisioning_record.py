@@ -436,8 +436,11 @@ class Record:
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
         """Return the first intent to serve the boot with this key whose outcome is unknown, or None."""
-        found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
-        return min(found, key=lambda each: each.seen.at, default=None)
+        return min(
+            [each for each in self.unknown_serves if each.key == key and not each.is_withheld],
+            key=lambda each: each.seen.at,
+            default=None,
+        )
 
 
 class StopScope(StrEnum):

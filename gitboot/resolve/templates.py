@@ -447,8 +447,7 @@ def _list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
     function = JINJA_FILTERS[name]
 
     def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
-        given = context.environment if environment else context
-        return list(function(given, get_elements(value), *args, **kwargs))
+        return list(function(context.environment if environment else context, get_elements(value), *args, **kwargs))
 
     return with_cost_in_context(of_elements)
 
@@ -643,8 +642,9 @@ def decode_template(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")  # a byte order mark must not precede "#!ipxe"
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise TemplateFault(Code.TEMPLATE_SYNTAX, "the template is not UTF-8", line) from error
+        raise TemplateFault(
+            Code.TEMPLATE_SYNTAX, "the template is not UTF-8", data.count(b"\n", 0, error.start) + 1
+        ) from error
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
@@ -700,8 +700,9 @@ class _LineMarkingEnvironment(_Environment):
 
 def _mark_lines(node: nodes.Expr) -> Iterator[nodes.Expr]:
     lines = node.data.split("\n") if isinstance(node, nodes.TemplateData) else [""]
-    marked = "\n".join(f"\ue000{node.lineno + number}\ue001{line}" for number, line in enumerate(lines))
-    yield nodes.TemplateData(marked, lineno=node.lineno)
+    yield nodes.TemplateData(
+        "\n".join(f"\ue000{node.lineno + number}\ue001{line}" for number, line in enumerate(lines)), lineno=node.lineno
+    )
     if not isinstance(node, nodes.TemplateData):
         yield node
 
@@ -711,12 +712,10 @@ _LINE_MARKING: Final = _LineMarkingEnvironment()
 
 def find_source_line(source: str, context: Mapping[str, object], text: str, line: int) -> int:
     """Return the line of a template that produced a line of the rendered text, or 1 if the line cannot be found."""
-    template = compile_template(source)
-    if isinstance(template, str):
+    if isinstance(compile_template(source), str):
         return line
     try:
-        marked_template = _LINE_MARKING.from_string(source)
-        marked = render_compiled(marked_template, context)
+        marked = render_compiled(_LINE_MARKING.from_string(source), context)
     except FAILURES:  # for example, the marks make the output longer than the limit
         return 1
     if _MARK.sub("", marked) != text:  # a filter changed a mark

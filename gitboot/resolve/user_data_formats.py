@@ -153,8 +153,12 @@ def check_beside(format: str, name: str, text: str) -> None:
         elif text.strip():
             cloud_init.read_user_data(text)
     except Malformed as fault:
-        message = str(fault).replace("the rendered user data", f"the rendered {name}").replace("the user data", name)
-        raise Malformed(Code.BESIDE_USER_DATA, message, fault.hint, fault.at) from None
+        raise Malformed(
+            Code.BESIDE_USER_DATA,
+            str(fault).replace("the rendered user data", f"the rendered {name}").replace("the user data", name),
+            fault.hint,
+            fault.at,
+        ) from None
 
 
 def _check_network_config(text: str) -> None:
@@ -238,8 +242,10 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             )
         if key in _CHOICES and value not in _CHOICES[key]:
             choices = " or ".join(_CHOICES[key])
-            message = f"autoinstall.{key} of the rendered user data must be {choices}, found {_describe(value)}"
-            raise make_user_data_fault(message, "correct the template")
+            raise make_user_data_fault(
+                f"autoinstall.{key} of the rendered user data must be {choices}, found {_describe(value)}",
+                "correct the template",
+            )
         for command in value if key in _COMMANDS else ():
             words = command if isinstance(command, list) else [command]
             if not all(isinstance(word, str) for word in words):
@@ -293,8 +299,12 @@ def _check_talos(text: str) -> None:
     except (yaml.YAMLError, RecursionError) as error:
         message, line = cloud_init.describe_yaml_error(error)
         where = f"line {line} of the rendered Talos configuration" if line else "the rendered Talos configuration"
-        hint = "correct the template, and check its indentation and brackets"
-        raise make_user_data_fault(f"{where} is not YAML: {message}", hint, line, Code.TALOS_DOCUMENT) from None
+        raise make_user_data_fault(
+            f"{where} is not YAML: {message}",
+            "correct the template, and check its indentation and brackets",
+            line,
+            Code.TALOS_DOCUMENT,
+        ) from None
     if text.startswith("#cloud-config"):
         raise _make_talos_fault("the rendered text begins with #cloud-config, which is not for Talos", 1)
     if not documents:
@@ -334,8 +344,9 @@ def _check_talos(text: str) -> None:
 
 
 def _make_talos_fault(message: str, line: int) -> Malformed:
-    hint = "commit what `talosctl gen config` or `talosctl machineconfig patch` writes"
-    return make_user_data_fault(message, hint, line, Code.TALOS_DOCUMENT)
+    return make_user_data_fault(
+        message, "commit what `talosctl gen config` or `talosctl machineconfig patch` writes", line, Code.TALOS_DOCUMENT
+    )
 
 
 def _compose_all(text: str) -> list[yaml.Node]:

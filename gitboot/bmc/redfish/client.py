@@ -227,8 +227,7 @@ class BmcConnection:
 
     def read(self, path: str) -> Resource:
         with self._translate_errors("GET", path) as own:
-            response = self.login.request(own, lambda: self._connector.get(own))
-            return _parse_resource(response)
+            return _parse_resource(self.login.request(own, lambda: self._connector.get(own)))
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
         with self._translate_errors("POST", path) as own:

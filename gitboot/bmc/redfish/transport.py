@@ -95,8 +95,9 @@ class ConnectionPolicy(Struct):
         allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
         if not allowed:
             resolved = f" resolves to {', '.join(found)}, which" if [host] != found else ""
-            message = f"{host}{resolved} is not an allowed address for these credentials (access.toml)"
-            raise RequestAborted(BmcNotTrusted, message)
+            raise RequestAborted(
+                BmcNotTrusted, f"{host}{resolved} is not an allowed address for these credentials (access.toml)"
+            )
         return allowed
 
     @contextmanager
@@ -258,8 +259,10 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
         is_own = False
     if not is_own or (request.method not in _READ_METHODS and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
-        message = f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect"
-        raise RequestAborted(BmcRejected, message)
+        raise RequestAborted(
+            BmcRejected,
+            f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect",
+        )
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
@@ -283,8 +286,7 @@ def _is_strange_error(status: int, body: bytes) -> bool:
     if status not in _JUDGED_BY_STATUS:
         return False
     try:
-        error = json.loads(body).get("error", {})
-        info = error.get("@Message.ExtendedInfo") or [{}]
+        info = json.loads(body).get("error", {}).get("@Message.ExtendedInfo") or [{}]
         return not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
     except (AttributeError, TypeError, RecursionError):
         return True
@@ -315,8 +317,10 @@ class _TlsConnection(_Connection, LimitedTlsConnection):
     def connect(self) -> None:
         super().connect()
         if isinstance(self.sock, ssl.SSLSocket):
-            is_verified = self.sock.context.verify_mode is not ssl.CERT_NONE
-            self._policy.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
+            self._policy.check_certificate(
+                self.sock.getpeercert(binary_form=True) or b"",
+                is_verified=self.sock.context.verify_mode is not ssl.CERT_NONE,
+            )
 
 
 def _build_pool(
