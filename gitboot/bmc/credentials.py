@@ -112,7 +112,15 @@ class Trust(Struct, frozen=True, kw_only=True):
         ``is_in_ledger`` states whether the ledger already allows gitboot to send these credentials to this BMC. Raises
         `BmcNotTrusted` if no address is allowed.
         """
-        self._check_channel(bmc)
+        by_authority = self.find_certificate(bmc) is None
+        for channel in _WEAK_CHANNELS:
+            if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
+                continue
+            if by_authority or not channel.fixed_by_certificate:
+                raise BmcNotTrusted(
+                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {channel.problem}, and "
+                    f"{self.file} does not set {channel.key} = true; gitboot bmc access-files prints the lines to add"
+                )
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
             return self._is_allowed_by_name
@@ -160,18 +168,6 @@ class Trust(Struct, frozen=True, kw_only=True):
             ):
                 return authority
         return self.authority
-
-    def _check_channel(self, bmc: BmcAccess) -> None:
-        """Raise `BmcNotTrusted` if the connection to a BMC has a weakness that `FILE` does not allow."""
-        by_authority = self.find_certificate(bmc) is None
-        for channel in _WEAK_CHANNELS:
-            if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
-                continue
-            if by_authority or not channel.fixed_by_certificate:
-                raise BmcNotTrusted(
-                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {channel.problem}, and "
-                    f"{self.file} does not set {channel.key} = true; gitboot bmc access-files prints the lines to add"
-                )
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
         """Return whether the access files contain the fingerprint or the authority of a BMC's certificate."""
@@ -626,7 +622,18 @@ class CredentialDirectory:
         trust = read_trust(root, name)
         if trust.password_command and versions[1] is None:
             (username,) = _read_files(folder, name, ("username",))
-            password = self._get_command_password(name, trust, may_run_command=may_run_command)
+            command = tuple(part.replace("{name}", name) for part in trust.password_command)
+            result = self._command_results.get(name)
+            if may_run_command and (
+                result is None or result.command != command or time.monotonic() >= result.valid_until_s
+            ):
+                result = self._command_results[name] = _run_password_command(command)
+            if result is None or result.password is None:
+                why = result.error if result is not None else "gitboot has not run the command yet"
+                raise UsageError(
+                    f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
+                )
+            password = result.password
         else:
             username, password = _read_files(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
@@ -640,20 +647,6 @@ class CredentialDirectory:
         found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint, share_login=login)
         self._cached[name] = _CachedCredentials(found, versions, time.monotonic())
         return found
-
-    def _get_command_password(self, name: str, trust: Trust, *, may_run_command: bool) -> str:
-        command = tuple(part.replace("{name}", name) for part in trust.password_command)
-        result = self._command_results.get(name)
-        if may_run_command and (
-            result is None or result.command != command or time.monotonic() >= result.valid_until_s
-        ):
-            result = self._command_results[name] = _run_password_command(command)
-        if result is None or result.password is None:
-            why = result.error if result is not None else "gitboot has not run the command yet"
-            raise UsageError(
-                f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
-            )
-        return result.password
 
 
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:

@@ -497,7 +497,11 @@ def _restore_override(
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST, and gitboot has not confirmed the override")
-    if _keeps_once(record.override, current):
+    if (  # some BMCs store an override for one boot as a Continuous override, such as the fake driver of sushy-tools
+        record.override.enabled is OverrideEnabled.ONCE
+        and current.enabled is OverrideEnabled.CONTINUOUS
+        and current.target == record.override.target
+    ):
         return request_operator(
             f"the BMC does not implement Once: gitboot set {record.override} for {record.reason}, and the BMC shows "
             f"{current}, which stays after a boot. Use override: None or Continuous in the policy. Either the machine "
@@ -661,18 +665,6 @@ def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
             " override: Once or override: None"
         )
     return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"
-
-
-def _keeps_once(override: Override, current: Override) -> bool:
-    """Return whether a BMC stored an override for one boot as a Continuous override.
-
-    The fake driver of sushy-tools does this.
-    """
-    return (
-        override.enabled is OverrideEnabled.ONCE
-        and current.enabled is OverrideEnabled.CONTINUOUS
-        and current.target == override.target
-    )
 
 
 def _explain_not_shown(record: OverrideRecord, observed: BmcObservation) -> str:

@@ -80,7 +80,15 @@ class Api:
         except UsageError as error:
             return Response(f"{error}\n", 400, headers={"cache-control": "no-store"}, media_type="text/plain")
         with self._paging:
-            return _json_response(self._render_items(query))
+            names = (name for name in self._list_names() if name > query.after)
+            chosen = (
+                (name, item) for name in names if (item := self._read_item(name)) is not None and query.matches(item)
+            )
+            found = list(islice(chosen, query.limit + 1))
+            more = found[: query.limit]
+            last = encode_canonical(more[-1][0] if len(found) > query.limit else None)
+            items = b",".join(item.content for _, item in more)
+            return _json_response(b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items))
 
     def show_server(self, request: Request) -> Response:
         return self._respond_for_server(request, lambda state: _format_server(state, self._clock()))
@@ -105,15 +113,6 @@ class Api:
         name = request.path_params["name"]
         located = self._tree.read_server(name) if "/" not in name else None
         return NOT_FOUND if located is None else _json_response(encode_canonical(answer(located.state)))
-
-    def _render_items(self, query: Selection) -> bytes:
-        names = (name for name in self._list_names() if name > query.after)
-        chosen = ((name, item) for name in names if (item := self._read_item(name)) is not None and query.matches(item))
-        found = list(islice(chosen, query.limit + 1))
-        more = found[: query.limit]
-        last = encode_canonical(more[-1][0] if len(found) > query.limit else None)
-        items = b",".join(item.content for _, item in more)
-        return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
 
     def _list_names(self) -> list[str]:
         """Return the sorted names of all servers. gitboot reads the folder again only after a change."""

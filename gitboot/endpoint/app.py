@@ -554,7 +554,16 @@ class UnknownMachineIntake:
             return NOT_FOUND
         if not self.recorder.is_forwarded:
             return RETRY_LATER  # the machine sends the inventory again later
-        if not self._reserve_inventory(request):
+        minute = int(request.at.timestamp() // _MINUTE.total_seconds())
+        if minute != self._minute:
+            self._minute, self._sent_inventories = minute, Counter()
+        network = client_network(request.client)
+        may_send = (
+            self._sent_inventories[network] < MAX_INVENTORIES_PER_ADDRESS
+            and self._sent_inventories.total() < _MAX_INVENTORIES
+        )
+        self._sent_inventories[network] += may_send
+        if not may_send:
             return TOO_MANY_REQUESTS
         content = bytearray()
         if (refusal := await read(MOST_BYTES, content.extend)) is not None:
@@ -572,18 +581,6 @@ class UnknownMachineIntake:
     def _record(self, machine: UnknownMachine | None) -> None:
         if machine is not None and (found := match_documents(self._tree, machine)) is not None:
             self.recorder.add(found)
-
-    def _reserve_inventory(self, request: ClientRequest) -> bool:
-        minute = int(request.at.timestamp() // _MINUTE.total_seconds())
-        if minute != self._minute:
-            self._minute, self._sent_inventories = minute, Counter()
-        network = client_network(request.client)
-        may_send = (
-            self._sent_inventories[network] < MAX_INVENTORIES_PER_ADDRESS
-            and self._sent_inventories.total() < _MAX_INVENTORIES
-        )
-        self._sent_inventories[network] += may_send
-        return may_send
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):

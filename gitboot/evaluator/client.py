@@ -159,19 +159,15 @@ class EvaluatorClient:
         )
         conversation = _Conversation(self._process, question, self._report_progress, self._cache, spooled.results)
         answer = self._conversations.submit(conversation.evaluate, base)
-        self._keep_results(revision, spooled)
+        if (before := self._unstored.pop(revision, None)) is not None:
+            before.results.close()
+        self._unstored[revision] = spooled
+        while len(self._unstored) > _MAX_UNSTORED:
+            self._unstored.pop(next(iter(self._unstored))).results.close()
         self._running = _RunningEvaluation(revision=revision, base=base, answer=answer, is_retry=is_again)
         answer.add_done_callback(lambda _: stop())
         answer.add_done_callback(lambda _: self.on_answer())
         return self._running
-
-    def _keep_results(self, revision: Revision, results: _UnstoredResults) -> None:
-        """Keep the results of a commit until the instance accepts it. Only those of the last few commits are kept."""
-        if (before := self._unstored.pop(revision, None)) is not None:
-            before.results.close()
-        self._unstored[revision] = results
-        while len(self._unstored) > _MAX_UNSTORED:
-            self._unstored.pop(next(iter(self._unstored))).results.close()
 
 
 _MAX_UNSTORED: Final = 8
@@ -362,15 +358,8 @@ class _Assembly:
             base=base.revision if base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.removed_sites}),
         )
-        self._check_parts(commit, result)
-        return commit
-
-    def _check_parts(self, commit: Commit, result: protocol.CommitEnd) -> None:
-        """Raise ValueError if a server lacks a part, or has a part that belongs to another server.
-
-        gitboot has already checked the base, so it checks only the servers that differ from the base. The machine of an
-        unchanged server must not have been removed or replaced.
-        """
+        # The base is already checked, so only the servers that differ from the base are. The machine of an unchanged
+        # server must not have been removed or replaced.
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}
         replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.removed_machines) if uuid in machines]
@@ -386,3 +375,4 @@ class _Assembly:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.new_servers):
             raise ValueError("the commit does not contain a server that is reported as new")
+        return commit

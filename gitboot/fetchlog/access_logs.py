@@ -444,7 +444,15 @@ class LogFile:
             since_ns = self._open_changed_files()
             for inode, file in sorted(self._open_files.items(), key=lambda each: each[1].stat.st_mtime_ns):
                 if file.has_changed():
-                    yield from self._read_new_lines(file)
+                    known = max((place for place in self._positions if file.matches(place)), default=None)
+                    file.offset = known.offset if known else 0
+                    try:
+                        for number, line in enumerate(file.read_lines(), 1):
+                            yield line
+                            if number % _SAVE_EVERY == 0:
+                                known = self._save_position(file, known)
+                    finally:
+                        self._save_position(file, known)
                 if file.stat.st_nlink == 0:
                     self._open_files.pop(inode).handle.close()
             if since_ns != self._since_ns:
@@ -482,21 +490,6 @@ class LogFile:
                     stat = path.stat()
                     if S_ISREG(stat.st_mode):
                         yield path, stat
-
-    def _read_new_lines(self, file: _OpenFile) -> Iterator[bytes]:
-        """Yield the lines after the last known position in a file.
-
-        The file may be a truncated log or a rotated copy.
-        """
-        known = max((place for place in self._positions if file.matches(place)), default=None)
-        file.offset = known.offset if known else 0
-        try:
-            for number, line in enumerate(file.read_lines(), 1):
-                yield line
-                if number % _SAVE_EVERY == 0:
-                    known = self._save_position(file, known)
-        finally:
-            self._save_position(file, known)
 
     def _save_position(self, file: _OpenFile, instead_of: _Position | None) -> _Position:
         place = file.position

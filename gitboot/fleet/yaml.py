@@ -92,8 +92,15 @@ _T = TypeVar("_T")
 
 def parse(data: bytes, path: str) -> Parsed:
     """Parse a file, and return the valid YAML documents and the problems of invalid documents. Skip empty documents."""
-    if problem := _problem_of_file(data, path):
-        return Parsed((), (problem,), 0, None)
+    code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
+    if len(data) > MAX_FILE_BYTES:
+        message = f"the file has {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
+        message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
+    elif data.startswith(_UTF16_OR_UTF32):
+        code, hint, message = Code.NOT_UTF8, "save the file as UTF-8", "the file is UTF-16 or UTF-32"
+    if message:
+        return Parsed((), (Problem(path=path, line=1, column=1, code=code, message=message, hint=hint),), 0, None)
     documents: list[Document] = []
     unread: list[bytes] = []
     problems: list[Problem] = []
@@ -236,17 +243,6 @@ def _layout(data: bytes, index: int) -> _Layout:
     except IndexError:
         raise IndexError(f"no document {index}") from None
     return _Reader(data, span).layout()
-
-
-def _problem_of_file(data: bytes, path: str) -> Problem | None:
-    code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
-    if len(data) > MAX_FILE_BYTES:
-        message = f"the file has {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}"
-    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
-    elif data.startswith(_UTF16_OR_UTF32):
-        code, hint, message = Code.NOT_UTF8, "save the file as UTF-8", "the file is UTF-16 or UTF-32"
-    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint) if message else None
 
 
 class _Span(NamedTuple):

@@ -109,8 +109,13 @@ def _split_parts(text: str) -> Iterator[_Part]:
             kind, payload = "text/plain", _decompress(payload, name)
         if kind in _DETECTED:
             kind = _detect_type(payload, kind)
+        at = text.find(payload) if isinstance(payload, str) and payload else -1
         yield _Part(
-            name, kind, payload, _find_line(text, payload), {key.lower(): str(value) for key, value in leaf.items()}
+            name,
+            kind,
+            payload,
+            text.count("\n", 0, at) + 1 if at >= 0 else 0,
+            {key.lower(): str(value) for key, value in leaf.items()},
         )
 
 
@@ -119,11 +124,6 @@ def _decode_payload(part: Message) -> str | bytes:
     if isinstance(payload, bytes) and part.get_content_maintype() == "text":
         return payload.decode("utf-8", "surrogateescape")
     return b"" if payload is None else payload
-
-
-def _find_line(text: str, payload: str | bytes) -> int:
-    at = text.find(payload) if isinstance(payload, str) and payload else -1
-    return text.count("\n", 0, at) + 1 if at >= 0 else 0
 
 
 # the maximum size of a decompressed part, which is also the maximum size of a rendered template
@@ -193,7 +193,21 @@ class _Reader:
                 "write keys and values below #cloud-config",
                 part.first_line,
             )
-        _check_merging(part, config)
+        how = config.get("merge_how")
+        if how is None:
+            how = config.get("merge_type")
+        for wanted in (how, part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""):
+            if wanted is None:
+                continue
+            names = _parse_merger_names(wanted)
+            wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
+            if names is None or wrong is not None:
+                what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
+                raise make_user_data_fault(
+                    f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
+                    "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
+                    part.first_line,
+                )
         self.configs.append(config)
 
     def _read_template(self, part: _Part) -> None:
@@ -356,24 +370,6 @@ def exceeds_depth(text: str) -> bool:
 # Merging. Sources: cloudinit/mergers/__init__.py; cloud-init, "Merging user data sections".
 _MERGER: Final = re.compile(r"[a-z_][a-z0-9_]*\(.*?\)")
 _MERGERS: Final = frozenset({"dict", "list", "str"})
-
-
-def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
-    how = config.get("merge_how")
-    if how is None:
-        how = config.get("merge_type")
-    for wanted in (how, part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""):
-        if wanted is None:
-            continue
-        names = _parse_merger_names(wanted)
-        wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
-        if names is None or wrong is not None:
-            what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
-            raise make_user_data_fault(
-                f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
-                "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
-                part.first_line,
-            )
 
 
 def _parse_merger_names(wanted: object) -> list[str] | None:

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from gitboot.model.scalars import make_user_data_fault, quote_value
@@ -121,18 +122,6 @@ def check_ignition(format: str, text: str) -> None:
             "an Ignition document is JSON; if this is a Butane file, convert it with `butane` and commit the result",
             error.lineno if isinstance(error, json.JSONDecodeError) else 0,
         ) from None
-    _check_version(config, format, minor)
-    for problem in _find_wrong_types(config, _FIELDS, minor, ""):
-        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
-    for problem in _find_wrong_values(config, minor):
-        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _check_version(config: Any, format: str, minor: int) -> None:
     section = config.get("ignition") if isinstance(config, dict) else None
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):
@@ -150,6 +139,12 @@ def _check_version(config: Any, format: str, minor: int) -> None:
             f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
             f"write ignition.version 3.{minor}.0, or correct the profile's userData.format",
         )
+    for problem in chain(_find_wrong_types(config, _FIELDS, minor, ""), _find_wrong_values(config, minor)):
+        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _find_wrong_types(value: Any, wanted: Any, minor: int, path: str) -> Iterator[str]:
