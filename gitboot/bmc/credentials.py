@@ -33,7 +33,6 @@ _SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # the log
 AUTHORITY: Final = "ca.crt"  # the certificate of an authority, in the same folders as `FILE`
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME, which means every host name below NAME
-AddressFilter = Callable[[Address], bool]
 CredentialUse = tuple[str, str]  # the normalized origin of a BMC, and the name of the credentials for this BMC
 # Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
@@ -106,7 +105,7 @@ class Trust(Struct, frozen=True, kw_only=True):
             return False
         return ip is None or allows(ip)
 
-    def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
+    def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> Callable[[Address], bool]:
         """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
 
         ``is_in_ledger`` states whether the ledger already allows gitboot to send these credentials to this BMC. Raises

@@ -16,8 +16,6 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 IPMI: Final = "IPMI"  # the value of `BmcObservation.quirks_name` for a BMC with IPMI
 _DISC_TYPES = frozenset({"CD", "DVD"})  # the MediaTypes of Redfish VirtualMedia that accept an ISO image
-# a MediaType that gitboot also uses for user data, because the system finds it by its volume label
-_USB_STICK = "USBStick"
 
 
 class MediaShare(Struct, frozen=True, kw_only=True):
@@ -66,7 +64,8 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
     @property
     def accepts_data(self) -> bool:
         """Return whether the slot accepts an image that the system reads but does not boot."""
-        return self.accepts_discs or _USB_STICK in self.types
+        # The system finds user data on a USB stick by the volume label.
+        return self.accepts_discs or "USBStick" in self.types
 
 
 class MediumState(StrEnum):

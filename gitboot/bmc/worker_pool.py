@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # gitboot closes a connection that was idle for this long; tasks at a busy BMC follow each other faster
 _IDLE_S: Final = 900
 _LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together when the process ends
-_Access = tuple[BmcAccess, TrustedCredentials, bool]
 
 
 class ConnectionCache:
@@ -51,7 +50,7 @@ class ConnectionCache:
         ending_fence: Callable[[], None] | None = None,
     ) -> None:
         self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
-        self._cached: dict[SystemUuid, tuple[_Access, Driver]] = {}
+        self._cached: dict[SystemUuid, tuple[tuple[BmcAccess, TrustedCredentials, bool], Driver]] = {}
         # the monotonic time at which each connection was last used, oldest first
         self._last_used_s: dict[SystemUuid, float] = {}
         self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first lock guards _last_used_s

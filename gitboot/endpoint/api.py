@@ -41,8 +41,6 @@ from gitboot.text import printable_lines
 
 API_ROOT: Final = "/api/v1"
 MAX_PAGE_ITEMS: Final = 500  # the maximum number of servers in one response
-# at most three digits, because Python's int rejects texts with more than 4,300 digits
-_LIMIT: Final = re.compile("[0-9]{1,3}")
 FILTERS: Final = ("site", "role", "phase", "image", "step")
 
 _MAX_CACHED_ITEMS: Final = 10_000  # an item has about 600 bytes
@@ -154,12 +152,9 @@ def build_openapi() -> bytes:
     """Return the OpenAPI 3.1 document that describes this API, as JSON."""
     import yaml  # gitboot imports yaml here, because the module needs memory and most processes only serve boots
 
-    document = yaml.safe_load(_OPENAPI_FILE.read_text())
+    document = yaml.safe_load(Path(__file__).with_name("openapi.yaml").read_text())
     document["info"]["version"] = __version__
     return encode_canonical(document)
-
-
-_OPENAPI_FILE: Final = Path(__file__).with_name("openapi.yaml")
 
 
 def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
@@ -208,7 +203,8 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
     labels: list[tuple[str, str]] = []
     for name, value in parameters:
         key, equals, label_value = value.partition("=")
-        if name == "limit" and _LIMIT.fullmatch(value) and 1 <= int(value) <= MAX_PAGE_ITEMS:
+        # at most three digits, because Python's int rejects texts with more than 4,300 digits
+        if name == "limit" and re.fullmatch("[0-9]{1,3}", value) and 1 <= int(value) <= MAX_PAGE_ITEMS:
             limit = int(value)
         elif name == "continue":
             after = value
@@ -305,9 +301,7 @@ _PREFIX: Final = b"sha256="
 # Signatures of GitHub and Bitbucket have a prefix, but those of Gitea, Forgejo and Gogs do not. GitLab sends the secret
 # itself.
 _SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature", b"x-gogs-signature")
-# in this header, other forges send a SHA-1 signature, which gitboot ignores
-_BITBUCKET_HEADER: Final = b"x-hub-signature"
-_TOKEN_HEADER: Final = b"x-gitlab-token"
+# In x-hub-signature, forges other than Bitbucket send a SHA-1 signature, which gitboot ignores.
 
 
 class PushSecret:
@@ -356,9 +350,9 @@ class Webhooks:
             *(
                 hmac.compare_digest(value.removeprefix(_PREFIX), signature)
                 for name, value in headers
-                if name in _SIGNATURE_HEADERS or (name == _BITBUCKET_HEADER and value.startswith(_PREFIX))
+                if name in _SIGNATURE_HEADERS or (name == b"x-hub-signature" and value.startswith(_PREFIX))
             ),
-            *(hmac.compare_digest(value, secret) for name, value in headers if name == _TOKEN_HEADER),
+            *(hmac.compare_digest(value, secret) for name, value in headers if name == b"x-gitlab-token"),
         ]
         if not found or not all(found):
             return FORBIDDEN

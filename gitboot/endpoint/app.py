@@ -111,7 +111,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 _FAILED_REQUEST: Final = "the endpoint could not answer %s %r"
 _METHODS: Final = ("GET", "HEAD")
-_SLASHES: Final = re.compile("/{2,}")
 _OPERATOR_PATHS: Final = ("/api/", "/metrics", PAGE_PATH)
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz")
 # A proxy in front of the endpoint may filter these paths by prefix, so the endpoint accepts only one spelling.
@@ -201,7 +200,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "//" in scope["path"]:  # shim requests loaders//grubx64.efi; nginx and Caddy merge slashes too
-            merged = _SLASHES.sub("/", scope["path"])
+            merged = re.sub("/{2,}", "/", scope["path"])
             if merged not in PAGE_REDIRECTS and not merged.startswith(_EXACT_PATHS):
                 scope["path"] = merged
         if (proxy := find_untrusted_proxy(scope, self._is_trusted)) is not None:

@@ -199,7 +199,6 @@ def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Call
 
 # Whether a boot is served
 
-_HEADER_LINES: Final = b"#!"
 _OTHER_ENDPOINT: Final = GateDenial(
     DenialReason.ANOTHER_SPOOL, "only an endpoint with the spool of the instance serves this boot"
 )
@@ -482,7 +481,7 @@ def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
     hint = f"Print the boot with: gitboot boot-script {server} --tree OUTPUT"
     comment = f"# gitboot withheld the boot of {server}: {reason}\n# {hint}\n".encode()
     first, newline, rest = content.partition(b"\n")
-    return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content
+    return first + newline + comment + rest if first.startswith(b"#!") else comment + content
 
 
 def escape_comment(words: str) -> str:

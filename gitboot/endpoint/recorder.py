@@ -449,8 +449,6 @@ class OpenIntents:
 Recorder = SpoolRecorder | SharedRecorder
 # Readiness
 
-_NOT_PUBLISHED: Final = "the instance has not published yet"
-
 
 def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str | None:
     """Return why a load balancer should not use this endpoint, or None if this endpoint is ready.
@@ -461,7 +459,7 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
         return (
             "the output tree was prepared for a host that is not active yet"
             if tree.terms.is_prepared
-            else _NOT_PUBLISHED
+            else "the instance has not published yet"
         )
     if (doubt := tree.clock.problem) is not None:
         return f"{doubt}; the endpoint withholds install boots"

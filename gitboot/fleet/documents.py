@@ -206,10 +206,9 @@ def describe_size(error: Oversized) -> str:
 
 
 def is_lfs_pointer(data: bytes) -> bool:
-    return data.startswith(_LFS)
+    return data.startswith(b"version https://git-lfs.github.com/spec/")
 
 
-_LFS: Final = b"version https://git-lfs.github.com/spec/"
 MAX_SECRET_BYTES: Final = 64 * 1024  # in bytes; for comparison, a certificate with its chain has about 10 KiB
 _ARMOR: Final = re.compile(
     rb"\s*-----BEGIN AGE ENCRYPTED FILE-----\r?\n([A-Za-z0-9+/=\r\n]+)-----END AGE ENCRYPTED FILE-----\s*"

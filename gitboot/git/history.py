@@ -364,10 +364,7 @@ def read_message(commit: CommitObject) -> Message:
 
 
 def has_acknowledgement(commit: CommitObject) -> bool:
-    return _ACKNOWLEDGEMENT.search(commit.message) is not None
-
-
-_ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
+    return re.search(rb"gitboot-ack", commit.message, re.IGNORECASE) is not None
 
 
 def list_acknowledging_content(

@@ -431,9 +431,9 @@ def _remove_armour(data: bytes) -> bytes:
         return data
     packets, body = b"", None
     for line in map(bytes.strip, data.splitlines()):
-        if line == _BEGIN_ARMOUR:
+        if line == b"-----BEGIN PGP SIGNATURE-----":
             body = b""
-        elif line == _END_ARMOUR and body is not None:
+        elif line == b"-----END PGP SIGNATURE-----" and body is not None:
             try:
                 packets, body = packets + b64decode(body, validate=True), None
             except InvalidBase64:
@@ -444,8 +444,6 @@ def _remove_armour(data: bytes) -> bytes:
     return packets or data
 
 
-_BEGIN_ARMOUR: Final = b"-----BEGIN PGP SIGNATURE-----"
-_END_ARMOUR: Final = b"-----END PGP SIGNATURE-----"
 _SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
 _MARKER: Final = 10  # gpg ignores packets of this kind
 _INVALID_TAG: Final = -1
@@ -505,13 +503,12 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     valid = [words for words in status_lines if words[0] == "VALIDSIG"]
     if result.status != 0 or len(valid) != 1:
         raise UntrustedSignature("signed in a way that gpg does not accept")
-    if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
+    if not takes_text and valid[0][_CLASS_FIELD] != "00":
         raise UntrustedSignature("signed in text mode, which also covers other content: sign without gpg's textmode")
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 
 _CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
-_BINARY_CLASS: Final = "00"
 _VERDICTS: Final = {
     "GOODSIG": "",
     "EXPSIG": "signed by the key {key}, and the signature has expired",

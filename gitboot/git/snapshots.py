@@ -496,7 +496,7 @@ def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.
     try:
         oid = repository.lookup_reference_dwim(name).resolve().target
     except (pygit2.GitError, KeyError, ValueError):
-        if not _ABBREVIATED.fullmatch(name):
+        if not re.fullmatch("[0-9a-f]{4,40}", name):
             raise
         oid = repository.expand_id(name)
     reader = CommitReader(repository)
@@ -509,7 +509,6 @@ def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.
     return pygit2.Oid(hex=str(oid))
 
 
-_ABBREVIATED: Final = re.compile("[0-9a-f]{4,40}")
 _SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
 _ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 

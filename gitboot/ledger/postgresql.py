@@ -64,12 +64,9 @@ _TAKE: Final = f"""
     WHERE lease.until <= clock_timestamp() OR lease.holder = excluded.holder RETURNING epoch
 """  # noqa: S608 - constant
 _RENEW: Final = f"UPDATE lease SET until = {_LEASE_END} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
-_GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
-_SELECT_EPOCH: Final = "SELECT epoch, place FROM lease"
 _SELECT_HOLDER: Final = "SELECT place, holder FROM lease"
 _SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
-_FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _SHORT_S: Final = 6.0  # deadline of a call on a connection with these timeouts
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
@@ -211,7 +208,10 @@ class PostgresDatabase(Database):
         if self.lease is not None and not self.lease.is_lost:
             # If the release fails, the lease expires later.
             with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):
-                self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
+                self._connection.execute(
+                    "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s",
+                    self.lease.lease._asdict(),
+                )
         self._connection.close()
 
     def take_lease(self, holder: Holder) -> None:
@@ -219,7 +219,7 @@ class PostgresDatabase(Database):
         with self.reading():
             connection = self._get_connection()
             parameters = {"holder": holder.id, "place": holder.place, "seconds": holder.seconds}
-            before = connection.execute(_SELECT_EPOCH).fetchone()
+            before = connection.execute("SELECT epoch, place FROM lease").fetchone()
             taken = connection.execute(_TAKE, parameters).fetchone()
             if taken is None:
                 place, who = connection.execute(_SELECT_HOLDER).fetchone() or ("another host", None)
@@ -386,7 +386,7 @@ class LeaseConnection:
         Return None if the fact is missing or cannot be read.
         """
         try:
-            found = self._get_connection().execute(_FACT, (name,)).fetchone()
+            found = self._get_connection().execute("SELECT value FROM facts WHERE name = %s", (name,)).fetchone()
         except (psycopg.Error, LedgerError):
             self.close()
             return None

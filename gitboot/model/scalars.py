@@ -397,14 +397,13 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
 
 
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]\d\d:\d\d)")
-_WITH_FRACTION: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)")
 
 
 def parse_instant(value: object) -> datetime:
     """Parse an RFC 3339 time with an offset and whole seconds, and return it in UTC."""
     found = text(value)
     hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
-    if _WITH_FRACTION.fullmatch(found):
+    if re.fullmatch(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)", found):
         hint = "remove the fraction of a second"
         raise Malformed(Code.INSTANT, f"expected a time in whole seconds, found {quote_value(found)}", hint)
     if not INSTANT.fullmatch(found):
@@ -771,10 +770,7 @@ def has_rsa_key(public_key: bytes) -> bool:
     """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2)."""
     at = _find_content(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
     identifier = _find_content(public_key, at)
-    return public_key[identifier : _find_end(public_key, identifier)] == _RSA_ENCRYPTION
-
-
-_RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")
+    return public_key[identifier : _find_end(public_key, identifier)] == bytes.fromhex("06092a864886f70d010101")
 
 
 def _find_validity(der: bytes) -> int:

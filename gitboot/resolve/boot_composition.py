@@ -371,15 +371,12 @@ def _make_urls(source: BootSource) -> dict[str, Any]:
     return urls
 
 
-_FINITE_NETWORK_BOOTS: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER)
-
-
 def find_secret_files(source: BootSource) -> dict[str, str]:
     """Return the paths of a server's secret files, by secret name. The server's secrets override the profile's."""
     user_data = source.profile.spec.user_data
     if user_data is None or source.server is None or source.pool is None:
         return {}
-    if source.pool.network_boot not in _FINITE_NETWORK_BOOTS:
+    if source.pool.network_boot not in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER):
         return {}
     return dict(sorted({**user_data.secrets, **source.server.spec.secrets}.items()))
 

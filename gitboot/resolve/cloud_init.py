@@ -59,10 +59,6 @@ _TYPE_BY_HEADER: Final = {
 }
 _INCLUDES: Final = frozenset({"text/x-include-url", "text/x-include-once-url"})
 _UNCHECKED: Final = frozenset({_SCRIPT, _BOOTHOOK, *(f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once"))})
-# the types of the text that a Jinja template may produce
-_FROM_TEMPLATES: Final = frozenset({_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK})
-# for these types, the content of the part decides the type
-_DETECTED: Final = frozenset({"text/plain", "text/x-not-multipart", _SCRIPT})
 _GZIP: Final = frozenset(
     f"application/{name}"
     for name in (
@@ -107,7 +103,7 @@ def _split_parts(text: str) -> Iterator[_Part]:
         name, kind, payload = f"part {number}", leaf.get_content_type(), _decode_payload(leaf)
         if kind in _GZIP:
             kind, payload = "text/plain", _decompress(payload, name)
-        if kind in _DETECTED:
+        if kind in ("text/plain", "text/x-not-multipart", _SCRIPT):  # the content decides the type
             kind = _detect_type(payload, kind)
         at = text.find(payload) if isinstance(payload, str) and payload else -1
         yield _Part(
@@ -225,7 +221,7 @@ class _Reader:
             self.is_complete = False
             return
         kind = _detect_type(body, "")
-        if kind not in _FROM_TEMPLATES:
+        if kind not in (_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK):
             raise make_user_data_fault(
                 f"the template of {part.name} begins with {quote_value(_first_line(body))}, which cloud-init ignores",
                 "begin the second line with #cloud-config, #! or #cloud-boothook",

@@ -202,13 +202,12 @@ _MAINTENANCE_DEFAULTS: Final[Mapping[str, object]] = {
     "max_unavailable_per": None,
     "priority": 0,
 }
-_POLICY_SETTINGS: Final = ("override", "disk_boot", "power", "wait_for")
 
 
 def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision) -> Iterator[Reason]:
     policy = decision.policy
     assert policy is not None  # noqa: S101 - the caller checks it
-    for name in _POLICY_SETTINGS:
+    for name in ("override", "disk_boot", "power", "wait_for"):
         field, value = to_camel(name), getattr(policy, name)
         if (owner := _find_owner(repository, pool, name)) is None:
             why = f"the default for networkBoot {policy.network_boot}" if name == "override" else _DEFAULT
@@ -253,14 +252,13 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
         yield make_reason(field, value, "R2", by_it if is_set else _DEFAULT, key if is_set else None, "spec", field)
 
 
-_IMAGE_FIELDS: Final = ("version", "writes_disk", "config_from", "boots")
 _FILES_BY_NAME: Final = frozenset({"initrds", "loader_signatures"})  # fields of `BootFiles` that are not a single file
 
 
 def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterator[Reason]:
     """Explain the fields of a boot that its image and its profile set."""
     of_image, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
-    for name in _IMAGE_FIELDS:
+    for name in ("version", "writes_disk", "config_from", "boots"):
         field = to_camel(name)
         yield make_reason(field, getattr(boot, name), "R4", "the image sets it", of_image, "spec", field)
     if boot.http_boot is None:

@@ -459,17 +459,13 @@ def decide_loaded(
         problems, dated = decisions.warnings, decisions.dated
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
-    doubtful = _POLICY_CODES if loaded.incomplete_kinds & _POLICY_KINDS else frozenset()
+    # without one of these documents, gitboot cannot choose policies reliably
+    doubtful = (Code.NO_POLICY, Code.POLICY_TIE) if loaded.incomplete_kinds & {"BootPolicy", "Fleet"} else ()
     if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is invalid
         doubtful |= {Code.SELECTS_NO_SERVER}
     besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
     spec = loaded.well_formed.fleet.spec if any(key.kind == "Fleet" for key in loaded.well_formed.origins) else None
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
-
-
-# if one of these documents is missing, gitboot cannot choose policies reliably
-_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})
-_POLICY_CODES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
 def find_server_sites(repository: FleetRepository) -> dict[str, Site]:

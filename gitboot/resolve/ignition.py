@@ -196,7 +196,6 @@ _SOURCE: Final = re.compile(r"(?:https?|tftp|s3|gs|data|arn):", re.IGNORECASE)
 _DATA_URL: Final = re.compile(
     r"data:(?:[^,;/]+/[^,;/]+)?(?:;[^,;]+)*,[^%]*+(?:%[0-9a-f]{2}[^%]*+)*+", re.IGNORECASE | re.DOTALL
 )
-_HASH: Final = re.compile(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}")
 
 
 def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
@@ -277,5 +276,5 @@ def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_need
         yield f"{path} has the source {_describe(source)}, which is not a data URL (RFC 2397)"
     if compression not in (None, "", "gzip"):
         yield f"{path} has the compression {_describe(compression)}, not gzip"
-    if checksum is not None and not _HASH.fullmatch(checksum):
+    if checksum is not None and not re.fullmatch(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}", checksum):
         yield f"{path} has the hash {_describe(checksum)}, not sha256- or sha512- and hexadecimal digits"

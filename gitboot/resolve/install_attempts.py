@@ -208,7 +208,11 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
     Return None if there is no such attempt. The policy may no longer require the installation of this attempt.
     """
-    if record is None or decision.policy is None or install_step(decision, record) not in _OPEN_STEPS:
+    if (
+        record is None
+        or decision.policy is None
+        or install_step(decision, record) not in (InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED)
+    ):
         return None
     if is_provisioned(decision.policy, record):
         return unfinished_later_attempt(record)
@@ -246,9 +250,6 @@ def describe_run_evidence(decision: Decision, name: str | None, record: Record |
         made.run,
         f"{'served' if find_unstarted_run(decision, name, record) is not None else 'consumed'}: {made.given}",
     )
-
-
-_OPEN_STEPS: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})
 
 
 def make_first_records(

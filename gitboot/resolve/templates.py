@@ -683,7 +683,6 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
 
 
 _MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which user data does not contain
-_LEADING_MARKS: Final = re.compile(r"\s*(?:\ue000[0-9]+\ue001\s*)*")
 
 
 class _LineMarkingEnvironment(_Environment):
@@ -721,7 +720,7 @@ def find_source_line(source: str, context: Mapping[str, object], text: str, line
     if _MARK.sub("", marked) != text:  # a filter changed a mark
         return 1
     lines = marked.split("\n")
-    leading = _LEADING_MARKS.match(lines[line - 1])
+    leading = re.match(r"\s*(?:\ue000[0-9]+\ue001\s*)*", lines[line - 1])
     before = "".join(lines[: line - 1]) + (leading[0] if leading else "")
     return int((_MARK.findall(before) or [1])[-1])
 

@@ -54,7 +54,6 @@ _ARGUMENTS: Final = {
 # The kernel arguments that make Ignition run. Sources: `dracut/30ignition/ignition-generator` of coreos/ignition and of
 # flatcar/bootengine.
 _FIRST_BOOT: Final = ("ignition.firstboot", "flatcar.first_boot", "coreos.first_boot")
-_FALSE: Final = frozenset({"", "0", "no", "off"})
 
 
 def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
@@ -62,7 +61,7 @@ def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
     if parse_family(format) is not UserDataFormat.IGNITION:
         return False
     given = {name: value if equals else name for name, equals, value in (each.partition("=") for each in arguments)}
-    return all(given.get(name, "") in _FALSE for name in _FIRST_BOOT)
+    return all(given.get(name, "") in {"", "0", "no", "off"} for name in _FIRST_BOOT)
 
 
 # The label of the volume on which systems look for user data, and the folder, by format. Sources: cloud-init,
@@ -199,7 +198,6 @@ _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
     *("ubuntu-advantage", "ubuntu-pro", "updates"),
 }
-_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a text", dict: "a mapping"}
 
 
 def _check_autoinstall(text: str) -> None:
@@ -235,7 +233,7 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
         if types is not None and not isinstance(value, types):
-            needed = _TYPE_NAMES[types[0]]
+            needed = {list: "a list", str: "a text", dict: "a mapping"}[types[0]]
             raise make_user_data_fault(
                 f"autoinstall.{key} of the rendered user data must be {needed}, found {_describe(value)}",
                 "correct the template",
@@ -289,9 +287,6 @@ def _check_preseed(text: str) -> None:
             )
 
 
-_TALOS_TYPES: Final = ("controlplane", "init", "worker")
-
-
 def _check_talos(text: str) -> None:
     """Check each document: the machine configuration needs `version`, all others need `apiVersion` and `kind`."""
     try:
@@ -334,7 +329,9 @@ def _check_talos(text: str) -> None:
                 Code.TALOS_DOCUMENT,
             )
         machine = document.get("machine")
-        if "machine" in document and (not isinstance(machine, dict) or machine.get("type") not in _TALOS_TYPES):
+        if "machine" in document and (
+            not isinstance(machine, dict) or machine.get("type") not in ("controlplane", "init", "worker")
+        ):
             raise make_user_data_fault(
                 "the rendered Talos configuration has no machine.type",
                 "write type: controlplane or type: worker below machine:",

@@ -84,9 +84,6 @@ ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
 _BUSY = frozenset({409, 423, 429, 503})
-# Some BMCs return 428 for an If-Match that they cannot parse (community.general pull request 6434).
-_PRECONDITION_FAILURES = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
-_NOT_SUPPORTED = frozenset({501, 505})
 
 
 class BmcConnection:
@@ -255,7 +252,8 @@ class BmcConnection:
                 try:
                     self.login.request(own, send)
                 except exceptions.HTTPError as error:
-                    if error.status_code not in _PRECONDITION_FAILURES:
+                    # Some BMCs return 428 for an If-Match that they cannot parse (community.general pull request 6434).
+                    if error.status_code not in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED):
                         raise
                     refused_forms.append(f"If-Match {if_match}" if if_match is not None else "no If-Match")
                     answer = f"{error.status_code} {_format_reason(error)}"
@@ -317,7 +315,7 @@ class BmcConnection:
             return BmcChanged(message, retry_after_s=_parse_retry_after(self._retry_after))
         if status in _BUSY or any(f'{reason}"' in body for reason in TEMPORARY_REFUSALS):
             return BmcBusy(message, retry_after_s=_parse_retry_after(self._retry_after))
-        return BmcRejected(message) if status in _NOT_SUPPORTED else ERROR_TYPES[type(error)](message)
+        return BmcRejected(message) if status in {501, 505} else ERROR_TYPES[type(error)](message)
 
 
 def _translate_error(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:

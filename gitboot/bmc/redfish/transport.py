@@ -379,7 +379,6 @@ _SESSION_RETRY_S: Final = 3600
 _LOGOUT_S: Final = 2
 # All clients may read these paths, so a response does not prove that the password is correct (DSP0266, 13.3.1).
 _PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
-ErrorTranslator: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
 _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 
@@ -391,7 +390,12 @@ class _Session(Struct):
 class Login:
     """Authenticates the requests of one connection. Use it from one thread at a time."""
 
-    def __init__(self, connector: Connector, credentials: Credentials, translate_errors: ErrorTranslator) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        credentials: Credentials,
+        translate_errors: Callable[[str, str], AbstractContextManager[object]],
+    ) -> None:
         """Create a login.
 
         ``translate_errors`` is a context manager that converts errors in its block to gitboot's errors.
