@@ -472,8 +472,11 @@ class ServedFiles:
             return UNAVAILABLE
         if found is None:
             return NOT_FOUND
-        headers = {"content-type": find_artifact_type(found.name), "cache-control": self._cache_control.decode()}
-        response = FileResponse(found, headers=headers, stat_result=found.stat())
+        response = FileResponse(
+            found,
+            headers={"content-type": find_artifact_type(found.name), "cache-control": self._cache_control.decode()},
+            stat_result=found.stat(),
+        )
         etag = response.headers["etag"].encode()
         if any(name == b"if-none-match" and matches_etag(value, etag) for name, value in request.scope["headers"]):
             return Reply(304, [(b"etag", etag), (b"cache-control", self._cache_control)])

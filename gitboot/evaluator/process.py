@@ -227,10 +227,11 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     no_site = None
     fleet = head.repository.fleet
     if site is not None and site not in (known_sites := [each.name for each in fleet.spec.sites]):
-        message = f"this instance is for site {site}, but the Fleet has no such site"
         hint = did_you_mean(site, known_sites, Code.NO_SUCH_SITE.hint)
         place = (Id("Fleet", fleet.metadata.name), "spec", "sites")
-        no_site = head.repository.build_problem(Code.NO_SUCH_SITE, message, *place, hint=hint)
+        no_site = head.repository.build_problem(
+            Code.NO_SUCH_SITE, f"this instance is for site {site}, but the Fleet has no such site", *place, hint=hint
+        )
     return CommitEnd(
         extent=pair.extent,
         fleetwide=fleetwide,

@@ -75,10 +75,11 @@ class Commit:
         if site is None:
             return self
         names = {name for name, at in self.sites.items() if at == site}
-        servers = {name: each for name, each in self.decisions.servers.items() if name in names}
         return replace(
             self,
-            decisions=structs.replace(self.decisions, servers=servers),
+            decisions=structs.replace(
+                self.decisions, servers={name: each for name, each in self.decisions.servers.items() if name in names}
+            ),
             machines={uuid: each for uuid, each in self.machines.items() if each.name in names},
             sites={name: site for name in self.sites if name in names},
             labels={name: each for name, each in self.labels.items() if name in names},

@@ -322,8 +322,11 @@ def list_fleet_files(snapshot: Snapshot) -> Listing:
         if not is_ignored(path, is_folder=kind is Irregular.SUBMODULE)
     )
     problems += (build_problem(path, FILE_START, *_IRREGULAR[snapshot.irregular[path]]) for path in irregular)
-    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not is_ignored(path))
-    return Listing(tuple(documents), irregular, tuple(problems))
+    return Listing(
+        tuple(sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not is_ignored(path))),
+        irregular,
+        tuple(problems),
+    )
 
 
 def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:

@@ -349,8 +349,9 @@ def _examine(
     for path, each in files.items():
         draft.add(path, each.parsed)
     if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.list_known()):
-        message = "the repository has no document of kind Fleet"
-        draft.problems.append(build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, message))
+        draft.problems.append(
+            build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, "the repository has no document of kind Fleet")
+        )
     for find in (
         _find_second_fleets,
         _find_duplicate_identities,

@@ -131,12 +131,14 @@ def parse_match_template(value: object) -> str:
 
 
 def parse_key_fingerprint(value: object) -> str:
-    hint = (
+    found = require_match(
+        value,
+        _KEY,
+        Code.SOURCE_KEY,
+        "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a public key of minisign (RW…)",
         "copy the full fingerprint that `gpg --show-keys FILE` prints, without spaces, or the second line of the "
-        "minisign key"
+        "minisign key",
     )
-    expected = "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a public key of minisign (RW…)"
-    found = require_match(value, _KEY, Code.SOURCE_KEY, expected, hint)
     return found if found.startswith("RW") else found.upper()
 
 

@@ -86,8 +86,9 @@ def parse_uuid(value: object) -> SystemUuid:
 
 def parse_ledger(value: object) -> str:
     """Parse the identity of a ledger, which is a UUID in any case."""
-    hint = "copy the UUID from `gitboot status --state STATE`"
-    return require_match(value, _UUID, Code.UUID, "the UUID of a ledger", hint).lower()
+    return require_match(
+        value, _UUID, Code.UUID, "the UUID of a ledger", "copy the UUID from `gitboot status --state STATE`"
+    ).lower()
 
 
 def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
@@ -344,8 +345,9 @@ INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def parse_integer(value: object) -> int:
-    hint = "use only digits, without a leading 0: 10"
-    return int(require_match(value, INTEGER, Code.INTEGER, "a whole number", hint))
+    return int(
+        require_match(value, INTEGER, Code.INTEGER, "a whole number", "use only digits, without a leading 0: 10")
+    )
 
 
 def parse_positive(value: object) -> int:
@@ -507,9 +509,13 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
     found = _parse_url_text(value)
     if not allow_zone:
         _require_no_zone(found)
-    is_base = _is_http_url(found) and "?" not in found and "#" not in found
-    hint = "write http://HOST[:PORT][/PATH], without ? and #"
-    return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
+    return require(
+        _is_http_url(found) and "?" not in found and "#" not in found,
+        found,
+        Code.URL,
+        "an http or https URL",
+        "write http://HOST[:PORT][/PATH], without ? and #",
+    ).rstrip("/")
 
 
 def parse_hook_url(value: object) -> str:
@@ -526,9 +532,13 @@ def parse_bmc_address(value: object) -> str:
         return parse_base_url(value, allow_zone=True)
     found = _parse_url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
-    is_host = parsed is not None and int(parsed[2] or 623) <= 65535
-    hint = "write ipmi://HOST or ipmi://HOST:PORT"
-    return require(is_host, found, Code.URL, "the address of a BMC with IPMI", hint).rstrip("/")
+    return require(
+        parsed is not None and int(parsed[2] or 623) <= 65535,
+        found,
+        Code.URL,
+        "the address of a BMC with IPMI",
+        "write ipmi://HOST or ipmi://HOST:PORT",
+    ).rstrip("/")
 
 
 # printable ASCII without spaces; every loader passes these characters on unchanged

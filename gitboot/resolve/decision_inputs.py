@@ -371,8 +371,9 @@ class FleetView:
     def _make_maintenance_inputs(self, maintenance: Maintenance) -> MaintenanceInputs:
         name = maintenance.metadata.name
         if (found := self._maintenances.get(name)) is None:
-            profile = self._repository.profiles[maintenance.spec.profile]
-            boot = self._make_default_boot_inputs(profile, Id("Maintenance", name), ("spec", "profile"))
+            boot = self._make_default_boot_inputs(
+                self._repository.profiles[maintenance.spec.profile], Id("Maintenance", name), ("spec", "profile")
+            )
             before = maintenance.spec.before
             file = before.approval.file if before is not None and before.approval is not None else None
             approved, malformed = parse_approvals(self._repository.files[file], name) if file is not None else ((), ())

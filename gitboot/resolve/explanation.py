@@ -134,8 +134,11 @@ class _Explainer:
                 why = f"not active now, or its priority {each.priority} is below {winner.priority}"
             self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
-            policy = f"BootPolicy/{decision.policy.policy}"
-            self.lost.append(LosingCandidate(policy, "R2", "an active maintenance replaces the policy"))
+            self.lost.append(
+                LosingCandidate(
+                    f"BootPolicy/{decision.policy.policy}", "R2", "an active maintenance replaces the policy"
+                )
+            )
         if (made := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
             yield make_reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
@@ -232,8 +235,10 @@ class _Explainer:
     def select_policy(self) -> Choice[Pool] | None:
         (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
         policies = self._repository.policies
-        found = [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
-        chosen = choose_policy(found, self._pools[named] if named is not None else None)
+        chosen = choose_policy(
+            [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)],
+            self._pools[named] if named is not None else None,
+        )
         if not isinstance(chosen, Choice):
             return None
         self.lost += chosen.losing
