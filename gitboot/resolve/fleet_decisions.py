@@ -460,7 +460,7 @@ def decide_loaded(
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
     # without one of these documents, gitboot cannot choose policies reliably
-    doubtful = (Code.NO_POLICY, Code.POLICY_TIE) if loaded.incomplete_kinds & {"BootPolicy", "Fleet"} else ()
+    doubtful = {Code.NO_POLICY, Code.POLICY_TIE} if loaded.incomplete_kinds & {"BootPolicy", "Fleet"} else set()
     if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is invalid
         doubtful |= {Code.SELECTS_NO_SERVER}
     besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
