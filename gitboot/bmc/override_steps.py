@@ -427,8 +427,10 @@ def _apply_override(
         uri = (
             f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
         )
-        message = f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {override}"
-        return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=message)
+        return AskOperator(
+            condition=OperatorCondition.FOREIGN_OVERRIDE,
+            message=f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {override}",
+        )
     if not record.state.is_open:
         if not (wanted.set_again and record.state is OverrideState.LOST):
             return NoChange()

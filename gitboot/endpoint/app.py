@@ -347,12 +347,12 @@ class Endpoint:
     ) -> Reply:
         if guarded.role is Role.SEALED:
             found = await self._gate.decrypt_secret(guarded, request, bytes(answer.reply.body))
-            reply = (
+            return self._count_reply(
+                answer.request_kind,
                 _build_withheld_reply(found)
                 if isinstance(found, GateDenial)
-                else file_reply(found, answer.content_type, UNCACHED)
+                else file_reply(found, answer.content_type, UNCACHED),
             )
-            return self._count_reply(answer.request_kind, reply)
         content: bytes | None = None
         if (refusal := await self._gate.check(guarded, request)) is None:
             return self._count_reply(answer.request_kind, answer.reply)

@@ -468,8 +468,9 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
         is_below = {"", ".", ".."}.isdisjoint(found.removeprefix("assets:").split("/"))
-        hint = "write assets:DIR/FILE, without .."
-        return ArtifactUrl(require(is_below, found, Code.URL, "a path below the asset base", hint))
+        return ArtifactUrl(
+            require(is_below, found, Code.URL, "a path below the asset base", "write assets:DIR/FILE, without ..")
+        )
     if oci is None:
         _require_no_zone(found)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"

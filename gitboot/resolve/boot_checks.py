@@ -164,10 +164,12 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
-        message = f"DHCP would refer to the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}"
-        hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or choose another loader"
-        place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
-        yield DecisionFinding(Code.COMBINATION, message, hint, place)
+        yield DecisionFinding(
+            Code.COMBINATION,
+            f"DHCP would refer to the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}",
+            f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or choose another loader",
+            (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware")),
+        )
     if inputs.secure_boot:
         yield from _check_secure_boot(inputs)
     if fleet.has_instances_by_site and len(sites) != 1:
@@ -222,12 +224,15 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         templates, name = profile.spec.templates, profile.metadata.name
         is_by_loader = profile.spec.method is Method.PXE
         if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:
-            message = (
-                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE"
-            )
             hint = "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed"
             place = (Id("BootProfile", name), ("spec", "templates"))
-            yield DecisionFinding(code, message, hint, place, Severity.WARNING)
+            yield DecisionFinding(
+                code,
+                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE",
+                hint,
+                place,
+                Severity.WARNING,
+            )
 
 
 def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterator[DecisionFinding]:

@@ -242,8 +242,7 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
     if spec.override is not None:
         yield make_reason("override", decided.override, "R2", by_it, key, "spec", "override")
     else:
-        why = f"the default for networkBoot {spec.network_boot}"
-        yield make_reason("override", decided.override, "R2", why)
+        yield make_reason("override", decided.override, "R2", f"the default for networkBoot {spec.network_boot}")
     if decided.before is None:
         yield make_reason("before", None, "R2", "the maintenance needs no approval and no drain")
     for name, default in _MAINTENANCE_DEFAULTS.items():
