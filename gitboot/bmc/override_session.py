@@ -391,9 +391,7 @@ def observe_bmc(
         observed = bmc.media.with_slots(observed)
     if bmc.firmware is not None and needs_firmware_uri(wanted, observed):
         observed = bmc.firmware.with_uri(observed)
-    if with_clock or needs_clock(records, observed, clock()):
-        return bmc.with_clock(observed, clock)
-    return observed
+    return bmc.with_clock(observed, clock) if with_clock or needs_clock(records, observed, clock()) else observed
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:

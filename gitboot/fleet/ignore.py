@@ -43,9 +43,9 @@ class Ignore:
         # A path that ends with "/" is a folder.
         folder, slash, name = path.removesuffix("/").rpartition("/")
         states = self._states_after(folder) if slash else self._automaton.start
-        if states is None:
-            return True
-        return self._automaton.is_ignored(self._automaton.advance(states, name), is_folder=path.endswith("/"))
+        return states is None or self._automaton.is_ignored(
+            self._automaton.advance(states, name), is_folder=path.endswith("/")
+        )
 
     def _enter(self, folder: str) -> int | None:
         # None: the folder is ignored.

@@ -264,9 +264,7 @@ def _build_valid_repository(
     ):
         return None
     contents = _read_contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
-    if contents is None:
-        return None
-    return _build_repository(snapshot, resources, origins, contents)
+    return None if contents is None else _build_repository(snapshot, resources, origins, contents)
 
 
 def _build_repository(

@@ -314,9 +314,7 @@ class _Reader:
 
     def read(self, index: int) -> Document | None:
         value = self._attempt(self._whole) if self._root else None
-        if self.problems or not isinstance(value, dict):
-            return None
-        return Document(value=value, index=index)
+        return None if self.problems or not isinstance(value, dict) else Document(value=value, index=index)
 
     def layout(self) -> _Layout:
         return _Layout(_build_layout(self._next, self._root), self.lines)

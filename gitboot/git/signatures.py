@@ -48,9 +48,7 @@ class SignatureChecker:
     def fingerprint(self, revision: Revision) -> str:
         """Return a text that changes whenever the result of the signature check of this commit may change."""
         mark = self._get_key_fingerprint()
-        if self._verify is not Verify.TAG:
-            return mark
-        return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
+        return mark if self._verify is not Verify.TAG else f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
         """Return the signature problems for each commit. ``revisions`` are first-parent commits, oldest first.

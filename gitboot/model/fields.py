@@ -583,6 +583,4 @@ Select = Literal["All", "None"] | Selector
 
 def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:
     """Return whether ``select`` matches the server with this name and these labels."""
-    if isinstance(select, str):
-        return select == "All"
-    return select.matches(name, labels)
+    return select == "All" if isinstance(select, str) else select.matches(name, labels)

@@ -161,9 +161,9 @@ def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
 
 def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
     """Return whether a run is consumed, given the last consumed run of its maintenance and the start of its window."""
-    if last_run is None or last_run.run < run:
-        return False
-    return last_run.end is None or start is None or start < last_run.end
+    return (
+        last_run is not None and last_run.run >= run and (last_run.end is None or start is None or start < last_run.end)
+    )
 
 
 def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:

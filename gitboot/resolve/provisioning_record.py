@@ -388,9 +388,7 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
     def is_served_again(self, at: datetime) -> bool:
         """Return whether gitboot still serves the last boot, for example to a second NIC or after a failed transfer."""
         given = self.boots[-1].at
-        if self.failed is not None or self.is_running:
-            return False
-        return given <= at < given + FETCH_GRACE
+        return self.failed is None and not self.is_running and given <= at < given + FETCH_GRACE
 
 
 def boot_key(key: str, attempt: int, boot: int) -> str:

@@ -200,9 +200,7 @@ class Boot:
     @property
     def direct(self) -> bool:
         """Return whether the machine boots a UKI or an ISO, to which gitboot cannot pass kernel arguments."""
-        if self.method is Method.PXE:
-            return self.files.kernel is None
-        return self.http_boot is not HttpBoot.LOADER
+        return self.files.kernel is None if self.method is Method.PXE else self.http_boot is not HttpBoot.LOADER
 
     @property
     def medium(self) -> str | None:
