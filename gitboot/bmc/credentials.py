@@ -88,11 +88,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
         The addresses of a host name are checked again when gitboot connects.
         """
-        try:
-            self.build_address_filter(bmc, is_in_ledger=False)
-        except BmcNotTrusted:
-            return False
-        return True
+        return self.lets_in(bmc, None)
 
     def lets_in(self, bmc: BmcAccess, ip: Address | None) -> bool:
         """Return whether gitboot may send the credentials to a BMC at an IP address.
@@ -123,23 +119,17 @@ class Trust(Struct, frozen=True, kw_only=True):
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
             return self._is_allowed_by_name
-        if literal is not None and self._is_in_networks(literal):
-            return self._is_in_networks
-        if literal is None and self.networks:
+        if self.networks if literal is None else self._is_in_networks(literal):
             return self._is_in_networks
         # a person approved this BMC, so gitboot treats the BMC as if networks contained its address
         if not self.names_places and is_in_ledger:
             return self._is_allowed_by_name if literal is None else literal.__eq__
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
-        problem = (
-            "does not list this host"
-            if self.names_places
-            else "does not list networks, and this BMC is not in the ledger"
-        )
+        what = "this host" if self.names_places else "networks, and this BMC is not in the ledger"
         raise BmcNotTrusted(
-            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {self.file} {problem}; "
-            "gitboot bmc access-files prints the lines to add"
+            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {self.file} does not list "
+            f"{what}; gitboot bmc access-files prints the lines to add"
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
@@ -170,9 +160,8 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
         """Return whether the access files contain the fingerprint or the authority of a BMC's certificate."""
-        if _is_https(bmc) and self.find_certificate(bmc) is not None:
-            return True
-        return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
+        has_authority = bmc.verify and bmc.ca is None and self._find_own_authority(bmc) is not None
+        return _is_https(bmc) and (has_authority or self.find_certificate(bmc) is not None)
 
     def _is_in_networks(self, address: Address) -> bool:
         plain = _unmap_ipv4(address)
@@ -299,8 +288,9 @@ def extend_access_file(
         # reversed, because gitboot inserts each new line before the previous one
         for bmc, _, certificate in reversed(found):
             if certificate is not None and read(text).find_certificate(bmc) != certificate:
-                text = _drop_certificate(text, get_certificate_key(bmc.address))
-                add(_add_certificate, f"{json.dumps(get_certificate_key(bmc.address))} = {json.dumps(certificate)}")
+                key = get_certificate_key(bmc.address)
+                text = re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
+                add(_add_certificate, f"{json.dumps(key)} = {json.dumps(certificate)}")
         for channel in _WEAK_CHANNELS:
             needs = any(channel.applies_to(each.bmc) for each in found if each.certificate is None)
             if needs and not getattr(read(text), channel.key.replace("-", "_")):
@@ -355,10 +345,6 @@ def _add_certificate(text: str, line: str) -> str:
         between = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         return f"{text}{between}[certificates]\n{line}\n"
     return f"{text[: start.end()].removesuffix(chr(10))}\n{line}\n{text[start.end() :]}"
-
-
-def _drop_certificate(text: str, key: str) -> str:
-    return re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
 
 
 def _parse_settings(text: str, file: Path) -> dict[str, Any]:

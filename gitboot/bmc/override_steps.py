@@ -86,11 +86,11 @@ def next_step(
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
     for record in records:
         if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
-            message = (
-                f"gitboot set {record.override} for {record.reason} at a BMC that reported {record.shown}. The BMC at"
-                f" this address now reports {observed.identity}"
+            return AskOperator(
+                condition=OperatorCondition.ANOTHER_MACHINE,
+                message=f"gitboot set {record.override} for {record.reason} at a BMC that reported {record.shown}."
+                f" The BMC at this address now reports {observed.identity}",
             )
-            return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=message)
     moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
     own_record = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
     wanted_media = wanted.override.media if wanted is not None else ()
@@ -159,14 +159,15 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
     With the clock, gitboot determines how an override ended, and whether the BMC reports an implausibly long POST.
     """
-    if observed.marks.bmc_time is not None:
-        return False
-    return (observed.in_post and not _is_in_post(observed, now)) or any(
-        record.state.is_open
-        and record.override.enabled is OverrideEnabled.ONCE
-        and record.marks.bmc_time is not None
-        and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
-        for record in records
+    return observed.marks.bmc_time is None and (
+        (observed.in_post and not _is_in_post(observed, now))
+        or any(
+            record.state.is_open
+            and record.override.enabled is OverrideEnabled.ONCE
+            and record.marks.bmc_time is not None
+            and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
+            for record in records
+        )
     )
 
 
@@ -332,9 +333,12 @@ def _eject_medium(
 
 def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
     """Return whether the BMC still shows the earlier override of gitboot that this record replaces."""
-    if record.state is not OverrideState.RECORDED or record.replaces is None or is_shown(record.override, observed):
-        return False
-    return is_shown(record.replaces, observed)
+    return (
+        record.state is OverrideState.RECORDED
+        and record.replaces is not None
+        and not is_shown(record.override, observed)
+        and is_shown(record.replaces, observed)
+    )
 
 
 def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
@@ -401,11 +405,11 @@ def _apply_override(
             condition=OperatorCondition.UNSUPPORTED, message=_explain_unsupported(wanted.override, observed)
         )
     if wanted.needs_http_uri and override.gets_loader_from_dhcp:
-        message = (
-            "the plan boots an ISO over HTTP, and the BMC does not support HttpBootUri. A boot loader cannot start an"
-            " ISO instead"
+        return AskOperator(
+            condition=OperatorCondition.UNSUPPORTED,
+            message="the plan boots an ISO over HTTP, and the BMC does not support HttpBootUri. A boot loader cannot"
+            " start an ISO instead",
         )
-        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if record is not None and record.state is OverrideState.OPENED:
         return _set_override(wanted, record, override, observed, now)
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
@@ -488,10 +492,10 @@ def _restore_override(
     if _was_not_replaced(record, observed):
         return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
-        times = f"{MAX_CORRECTIONS + 1} times within an hour"
         return AskOperator(
             condition=OperatorCondition.CONTENDED,
-            message=f"gitboot set {record.override} {times}, and the BMC shows {current}",
+            message=f"gitboot set {record.override} {MAX_CORRECTIONS + 1} times within an hour, and the BMC shows"
+            f" {current}",
         )
     if final_state is OverrideState.CLEARED:
         return _set_override(wanted, record, override, observed, now, corrections=(*corrections, now))
@@ -630,8 +634,10 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         if not slot.is_free and slot.image not in override.media and (slot.accepts_discs or needs_data)
     )
     needed = "two media" if needs_data else "a medium"
-    message = f"the plan needs {needed}, and {taken}, which gitboot did not insert"
-    return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
+    return AskOperator(
+        condition=OperatorCondition.FOREIGN_MEDIUM,
+        message=f"the plan needs {needed}, and {taken}, which gitboot did not insert",
+    )
 
 
 def _is_in_post(observed: BmcObservation, at: datetime) -> bool:

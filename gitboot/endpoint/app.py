@@ -168,9 +168,8 @@ class Endpoint:
         self.failed_handshakes: Counter[HandshakeFailure] = Counter()
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
-        content = ServedFiles(
-            root / "boot" / "o", cache_control=FOR_A_YEAR
-        )  # the files that are too large for the cache
+        # the files that are too large for the cache
+        content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)
         routes = [
             *Api(tree, root, lambda: tree.clock.choose_time(clock())).routes,
             *build_page_routes(tree),
@@ -457,8 +456,7 @@ class ServedFiles:
     """Serves the files below a folder. If a path or a symlink leads out of the folder, the response is 404."""
 
     def __init__(self, root: Path, *, cache_control: bytes) -> None:
-        self._root = root
-        self._cache_control = cache_control
+        self._root, self._cache_control = root, cache_control
 
     # Not async, so that Starlette runs it in a thread and a slow disk does not block other requests.
     def serve(self, request: Request) -> Response:
@@ -503,9 +501,12 @@ def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | No
 
 def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> ClientRequest:
     agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
-    query = parse_query(scope["query_string"].decode("latin-1"))
     return ClientRequest(
-        client=client, agent=agent.decode("latin-1"), query=query, at=at, is_head=scope["method"] == "HEAD"
+        client=client,
+        agent=agent.decode("latin-1"),
+        query=parse_query(scope["query_string"].decode("latin-1")),
+        at=at,
+        is_head=scope["method"] == "HEAD",
     )
 
 

@@ -502,7 +502,6 @@ class ReadinessEvents:
 _SEND_INTERVAL_S: Final = 0.5
 _PAUSE_S: Final = 2.0  # how long gitboot waits after a failure
 _END_TIMEOUT_S: Final = 2.0  # the time limit for the last batch when gitboot ends
-_LOCK: Final = "forwarding"
 
 
 class Forwarder:
@@ -581,7 +580,7 @@ class Forwarder:
 def _lock_spool(folder: Path) -> int | None:
     """Lock a spool for sending. Return the descriptor that holds the lock, or None if another process holds it."""
     endpoint_folder(folder).mkdir(exist_ok=True)
-    fd = open_lock(endpoint_folder(folder) / _LOCK, mode=0o640)
+    fd = open_lock(endpoint_folder(folder) / "forwarding", mode=0o640)
     if lock_file(fd):
         return fd
     os.close(fd)

@@ -204,7 +204,6 @@ class PublishedTree:
         }
 
     def _read_instance_status(self) -> dict[str, Any]:
-        """Return the newest status of the instance, or {} if there is no status."""
         found: list[dict[str, Any]] = []
         for file in self._statuses:
             with suppress(ValueError, OSError):

@@ -225,8 +225,6 @@ _MOST_COMMITS: Final = 2  # a question contains at most two commits, which are t
 
 
 class _Conversation:
-    """Sends one question to an evaluator process, and reads the answers to that question."""
-
     def __init__(
         self,
         process: Child,

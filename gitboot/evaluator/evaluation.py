@@ -495,8 +495,6 @@ class Workers(Struct, frozen=True, kw_only=True):
 
 
 class _Worker(Struct, frozen=True):
-    """A worker process, and the pipe to which it writes its results."""
-
     process: int
     pipe: int
 

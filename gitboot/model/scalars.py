@@ -795,7 +795,6 @@ def _find_validity(der: bytes) -> int:
 
 
 def _read_not_after(der: bytes) -> datetime:
-    """Return when a DER certificate expires."""
     at = _find_end(der, _find_content(der, _find_validity(der)))  # validity: notBefore, notAfter
     text = der[_find_content(der, at) : _find_end(der, at)].decode("ascii")
     if der[at] == _UTC_TIME:

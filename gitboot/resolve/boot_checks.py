@@ -65,7 +65,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
     The location of a finding is a line of a template, or the profile if the line is unknown.
     """
-    known: set[str] = set()
+    known = set[str]()
     for path in list_templates(inputs.profile):
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
             known.add(secret.digest)
@@ -144,10 +144,14 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     own = Id("Server", server.metadata.name)
     for each in list_identities(server):
         if each.is_placeholder:
-            message = f"the {each.kind} {each.value} does not identify a machine, because many machines have it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
-            hint = "remove the value" if is_compared else _IDENTITY_HINTS[each.kind]
-            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
+            yield DecisionFinding(
+                Code.PLACEHOLDER_IDENTITY,
+                f"the {each.kind} {each.value} does not identify a machine, because many machines have it",
+                "remove the value" if is_compared else _IDENTITY_HINTS[each.kind],
+                (own, each.path),
+                is_shared=False,
+            )
     bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is not None and bmc.tls.ca is not None:
         ends = _authority_expiry(inputs.files[bmc.tls.ca])
@@ -192,45 +196,59 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     server, shared, code = inputs.server, inputs.shared, Code.SECURE_BOOT
     own = Id("Server", server.metadata.name)
     if server.spec.firmware is not Firmware.UEFI:
-        message = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot"
         hint = f"remove secureBoot from {own}"
         if server.spec.secure_boot is None:
             hint = (
                 f"hardware of Fleet/{shared.fleet.name} sets secureBoot: write secureBoot: false in {own}, or change "
                 f"the selector of that hardware entry"
             )
-        yield DecisionFinding(code, message, hint, (own, ("spec", "firmware")), Severity.WARNING)
+        yield DecisionFinding(
+            code,
+            "secureBoot is true, but the firmware is BIOS, which has no Secure Boot",
+            hint,
+            (own, ("spec", "firmware")),
+            Severity.WARNING,
+        )
         return
     is_own = server.spec.loader is not None
     place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
     if inputs.loader is Loader.GRUB:
-        message = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature"
-        yield DecisionFinding(code, message, "write loader: Shim, or remove loader", place, Severity.WARNING)
+        yield DecisionFinding(
+            code,
+            "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature",
+            "write loader: Shim, or remove loader",
+            place,
+            Severity.WARNING,
+        )
     boots = [shared.boot, *(each.boot for each in shared.maintenances)]
     profiles = [each.profile for each in boots if each is not None]
     if any(each.spec.method is Method.PXE for each in profiles):
         at = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
         if inputs.loader is None:
-            message = "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature"
-            hint = "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed"
-            yield DecisionFinding(code, message, hint, at, Severity.WARNING)
-        elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
-            message = f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}"
-            hint = (
-                "use an http base URL, boot a signed uki with method: UefiHttp, or write loader: iPXE if it is signed"
+            yield DecisionFinding(
+                code,
+                "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature",
+                "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed",
+                at,
+                Severity.WARNING,
             )
-            yield DecisionFinding(code, message, hint, at, Severity.WARNING)
+        elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
+            yield DecisionFinding(
+                code,
+                f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}",
+                "use an http base URL, boot a signed uki with method: UefiHttp, or write loader: iPXE if it is signed",
+                at,
+                Severity.WARNING,
+            )
     for profile in profiles:
         templates, name = profile.spec.templates, profile.metadata.name
         is_by_loader = profile.spec.method is Method.PXE
         if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:
-            hint = "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed"
-            place = (Id("BootProfile", name), ("spec", "templates"))
             yield DecisionFinding(
                 code,
                 f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE",
-                hint,
-                place,
+                "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed",
+                (Id("BootProfile", name), ("spec", "templates")),
                 Severity.WARNING,
             )
 
@@ -277,8 +295,13 @@ def check_loader_signature(
         hint = "run imgtrust and imgverify in the template, or remove loaderSignature from the image"
     else:
         return
-    message = f"BootImage/{boot.image} has a loaderSignature, but {program} does not verify it"
-    yield DecisionFinding(Code.LOADER_SIGNATURE, message, hint, place, Severity.WARNING)
+    yield DecisionFinding(
+        Code.LOADER_SIGNATURE,
+        f"BootImage/{boot.image} has a loaderSignature, but {program} does not verify it",
+        hint,
+        place,
+        Severity.WARNING,
+    )
 
 
 def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[str, Place] | None:
@@ -447,11 +470,11 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)
-            found = " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None)
-            when = found or "at all times"
+            times = " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None)
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} have the same priority and overlap {when}",
+                f"Maintenance/{one.name} and Maintenance/{other.name} have the same priority and overlap "
+                f"{times or 'at all times'}",
                 Code.MAINTENANCE_TIE.hint,
                 (Id("Maintenance", other.name), ("spec", "window")),
                 beside=Id("Maintenance", one.name),
@@ -587,10 +610,10 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
                 *("spec", "method"),
             )
         if user_data_formats.find_volume(user_data.format) is None:
-            why = f"systems do not look for {user_data.format} on a medium"
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} has configFrom: Medium, but {why}",
+                f"BootImage/{boot.image} has configFrom: Medium, but systems do not look for {user_data.format} on a "
+                "medium",
                 "build the user data into the image, or boot a kernel with the URL in its arguments",
                 source.profile_id,
                 *("spec", "userData", "format"),
@@ -653,8 +676,9 @@ def check_command_line(
         try:
             _quote((argument,))
         except Unquotable:
-            at = ("spec", "kernelArguments", number)
-            raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, resource, *at) from None
+            raise Unbootable(
+                Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, resource, "spec", "kernelArguments", number
+            ) from None
     longest = max(lengths, key=lambda resource: lengths[resource], default=source.profile_id)
     raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, longest, "spec", "kernelArguments")
 
@@ -673,13 +697,15 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
     if endpoint is None and not copies.one_time_boots and is_once:
-        message = (
+        yield DecisionFinding(
+            Code.NO_ENDPOINT,
             "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet does not set "
-            "an endpoint"
+            "an endpoint",
+            Code.NO_ENDPOINT.hint,
+            (Id("Fleet", fleet.name), ("spec", "endpoint")),
+            Severity.WARNING,
+            most_named=_MOST_NAMED,
         )
-        place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
-        code = Code.NO_ENDPOINT
-        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
     if fleet.serving.late_ends is not None:
         return
     alone = harmless_boot(decision.policy)
@@ -700,9 +726,14 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
             )
         else:
             continue
-        place = (Id("Maintenance", maintenance.name), ("spec", "window"))
-        message, code = f"Maintenance/{maintenance.name}: {why}", Code.LATE_END
-        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
+        yield DecisionFinding(
+            Code.LATE_END,
+            f"Maintenance/{maintenance.name}: {why}",
+            Code.LATE_END.hint,
+            (Id("Maintenance", maintenance.name), ("spec", "window")),
+            Severity.WARNING,
+            most_named=_MOST_NAMED,
+        )
 
 
 def _find_unable_loaders(

@@ -74,8 +74,6 @@ _HEADER_HINT: Final = (
 
 
 class _Part(NamedTuple):
-    """A part of the user data, for example of a MIME multipart message."""
-
     name: str  # the name in error messages
     type: str
     payload: str | bytes

@@ -144,7 +144,6 @@ def _server_or_default(field: str, value: object, own: Id, *path: Step) -> Reaso
 
 
 def _find_fleet(repository: FleetRepository) -> Id | None:
-    """Return the Fleet document, or None if the commit has none."""
     fleet = Id("Fleet", repository.fleet.metadata.name)
     return fleet if fleet in repository.origins else None
 
@@ -255,7 +254,6 @@ _FILES_BY_NAME: Final = frozenset({"initrds", "loader_signatures"})  # fields of
 
 
 def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterator[Reason]:
-    """Explain the fields of a boot that its image and its profile set."""
     of_image, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
     for name in ("version", "writes_disk", "config_from", "boots"):
         field = to_camel(name)

@@ -190,7 +190,6 @@ def _find_first_word(line: str) -> str:
 
 
 def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> None:
-    """Read the lines of a section up to its `%end`, and check the lines."""
     has_appended, has_body = False, False
     for number, line in lines:
         word = _find_first_word(line)

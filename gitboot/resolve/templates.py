@@ -770,7 +770,6 @@ def find_line(failure: BaseException, template: Template) -> int | None:
 
 
 def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    """Describe the use of an undefined name, and suggest a similar name."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)

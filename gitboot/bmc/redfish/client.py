@@ -349,7 +349,6 @@ def _format_reason(error: exceptions.HTTPError) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return a BMC's text on one line, cut to a maximum length."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
