@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct, field, structs
 
 from gitboot.fleet.identities import BmcAccess, Machine
-from gitboot.fleet.layered_dict import apply_changes, find_differing_keys
+from gitboot.fleet.revision import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 

@@ -17,7 +17,7 @@ from gitboot.controller.records.install_boots import build_offer, list_offers
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.protocol import Commit
-from gitboot.fleet.layered_dict import apply_changes
+from gitboot.fleet.revision import apply_changes
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Facts

@@ -34,7 +34,7 @@ from gitboot.fetchlog.unknown_machines import (
     render_unknown,
 )
 from gitboot.files import convert_os_errors
-from gitboot.fleet.layered_dict import apply_changes
+from gitboot.fleet.revision import apply_changes
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Request

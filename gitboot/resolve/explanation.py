@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
-from gitboot.fleet.layered_dict import find_differing_keys
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.fleet.revision import BlobId
+from gitboot.fleet.revision import BlobId, find_differing_keys
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance
