@@ -13,8 +13,8 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
+from gitboot.fleet.documents import Id
 from gitboot.fleet.ignore import list_fleet_files
-from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, CommitSummary, Oversized, Revision, Snapshot
 from gitboot.fleet.yaml import Value, parse
 from gitboot.git.history import HistoryStep

@@ -40,8 +40,7 @@ from gitboot.evaluator.cache import (
     encode_result,
 )
 from gitboot.evaluator.protocol import EVALUATION_KINDS, ResultKind
-from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id, ParseCache, ParsedBlob, read_blob
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import LoadedFile, LoadedRevision, list_files, load_revision
 from gitboot.jsonio import Digest, build_decoder

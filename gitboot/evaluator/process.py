@@ -24,8 +24,8 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
 from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Workers, count_processors
 from gitboot.evaluator.protocol import Answer, Commit, CommitEnd, EvaluationLimits, ServerPart, ServerParts
+from gitboot.fleet.documents import Id
 from gitboot.fleet.identities import NO_MOVES, Moves, build_machine
-from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.clone import CloneReader
 from gitboot.git.repository import lacks_memory

@@ -19,8 +19,8 @@ from msgspec import Struct, structs
 
 from gitboot.child_processes import ProcessUsage, encode
 from gitboot.errors import Orders
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, list_machines
-from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import build_decoder, compute_digest, to_json_value
 from gitboot.model.fleet import FleetSpec

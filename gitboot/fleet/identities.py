@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.model.scalars import (
     MacAddress,
     Path,

@@ -16,9 +16,14 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import (
     ANYTHING,
     FILE_START,
+    KINDS,
+    FleetRepository,
+    Id,
     NotEncrypted,
+    Origin,
     ParseCache,
     ParsedBlob,
+    Resource,
     UnreadDocuments,
     build_problem,
     describe_size,
@@ -28,7 +33,6 @@ from gitboot.fleet.documents import (
 )
 from gitboot.fleet.identities import Identity, list_identities, normalize_bmc_address
 from gitboot.fleet.ignore import IGNORE_FILE, Listing, list_fleet_files
-from gitboot.fleet.resources import KINDS, FleetRepository, Id, Origin, Resource
 from gitboot.fleet.revision import BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import MAX_KEPT, Place, locate, select_first
 from gitboot.jsonio import API_VERSION, to_camel

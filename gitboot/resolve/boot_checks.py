@@ -10,8 +10,8 @@ from itertools import combinations
 from typing import Final
 from urllib.parse import urlsplit
 
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import list_identities
-from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Artifact, Artifacts, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (

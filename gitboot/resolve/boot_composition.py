@@ -12,8 +12,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.json import decode
 
-from gitboot.fleet.documents import parse_encrypted
-from gitboot.fleet.resources import Id, Resource
+from gitboot.fleet.documents import Id, Resource, parse_encrypted
 from gitboot.jsonio import Digest, encode_canonical, to_json_value
 from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.model.boot_policy import NetworkBoot, UserData

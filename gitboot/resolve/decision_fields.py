@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import to_camel
 from gitboot.model.boot_policy import BootPolicySpec, Maintenance, MaintenancePower
 from gitboot.model.fleet import LateEnds, OneTimeBoots

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 
-from gitboot.fleet.resources import FleetRepository, Id, Origin
+from gitboot.fleet.documents import FleetRepository, Id, Origin
 from gitboot.fleet.yaml import Place
 from gitboot.model.boot_image import BootImage, ImageStream, RequiredProvenance, Skew
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method

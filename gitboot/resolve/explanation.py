@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, find_differing_keys
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import encode_canonical, format_instant

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from gitboot.errors import InvalidRepository
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.validation import InvalidRevision, LoadedRevision
 from gitboot.fleet.yaml import MAX_SHOWN, select_first
 from gitboot.jsonio import compute_digest, to_json_value

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import BootImage, ImageStream, SkewMode
 from gitboot.model.boot_policy import (

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from gitboot.errors import UsageError
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.boot_image import Artifact, BootImage, ImageStream, Provenance, RequiredProvenance
 from gitboot.model.fields import to_yaml_value

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance, Rollout

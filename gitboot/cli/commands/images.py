@@ -40,7 +40,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import format_table, show_downloads, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.git.branch_writer import check_branch, write_bundle
 from gitboot.git.snapshots import WORKTREE, open_snapshot
