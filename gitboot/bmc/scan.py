@@ -192,18 +192,20 @@ def _probe(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
             if not is_redfish:
                 return Probe(address=address)
             systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
-            found = tuple(
-                build_found_server(
-                    address,
-                    system,
-                    is_only_system=len(systems) == 1,
-                    nics=_read_members(bmc, system.link("EthernetInterfaces")),
-                    manager=_read_optional(bmc, find_manager_path(system.body)),
-                    processor=next(_read_members(bmc, system.link("Processors")), None),
-                )
-                for system in map(bmc.read, systems)
+            return Probe(
+                address=address,
+                servers=tuple(
+                    build_found_server(
+                        address,
+                        system,
+                        is_only_system=len(systems) == 1,
+                        nics=_read_members(bmc, system.link("EthernetInterfaces")),
+                        manager=_read_optional(bmc, find_manager_path(system.body)),
+                        processor=next(_read_members(bmc, system.link("Processors")), None),
+                    )
+                    for system in map(bmc.read, systems)
+                ),
             )
-            return Probe(address=address, servers=found)
     except (OperatorError, TryAgain) as error:
         return Probe(address=address, error=str(error))
 

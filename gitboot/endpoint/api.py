@@ -159,8 +159,11 @@ def build_openapi() -> bytes:
 
 def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
     """Return the unknown machines as JSON values, in the format of `gitboot unknown-machines`."""
-    items = [each.facts() for each in table.machines]
-    return {"apiVersion": "gitboot.dev/v1alpha1", "items": items, "unkept": table.unkept}
+    return {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "items": [each.facts() for each in table.machines],
+        "unkept": table.unkept,
+    }
 
 
 def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
@@ -199,8 +202,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
     """Parse the query parameters of a list request. Raises UsageError for an unknown or malformed parameter."""
     limit, after = MAX_PAGE_ITEMS, ""
-    fields: list[tuple[str, str]] = []
-    labels: list[tuple[str, str]] = []
+    fields, labels = list[tuple[str, str]](), list[tuple[str, str]]()
     for name, value in parameters:
         key, equals, label_value = value.partition("=")
         # at most three digits, because Python's int rejects texts with more than 4,300 digits
@@ -281,10 +283,12 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
             headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")},
         )
 
-    leading = [Route(path, redirect_to_page) for path in PAGE_REDIRECTS]
-    beside = [Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name)) for name in PAGE_CONTENT_TYPES]
-    page = Route(PAGE_PATH, partial(_serve_page_file, "index.html"))
-    return [*leading, page, *beside, Route(f"{PAGE_PATH}data/{{name:path}}.js", serve_data)]
+    return [
+        *(Route(path, redirect_to_page) for path in PAGE_REDIRECTS),
+        Route(PAGE_PATH, partial(_serve_page_file, "index.html")),
+        *(Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name)) for name in PAGE_CONTENT_TYPES),
+        Route(f"{PAGE_PATH}data/{{name:path}}.js", serve_data),
+    ]
 
 
 def _serve_page_file(name: str, _: Request) -> Response:

@@ -124,8 +124,7 @@ class PublishedTree:
         if (shard := self.read(shard_path(identity))) is None:
             return None
         names = parse_shard(shard.content).get(identity, ())
-        for name in names:
-            located = self.read_server(name)
+        for located in map(self.read_server, names):
             if located is not None and identity in located.state.identities:
                 return located
         if names:
@@ -220,15 +219,14 @@ class PublishedTree:
             begins = not known and reason == "Absent"  # a missing file is normal before the first publication
             (_logger.info if status or begins else _logger.error)("%s", message)
         changed = known["lastTransitionTime"] if known.get("status") == status else format_instant(self._clock())
-        facts = {
+        self._condition = {
             "type": "OutputTreeReadable",
             "status": status,
             "reason": reason,
             "message": message,
             "lastTransitionTime": changed,
+            "remedy": None if status else find_remedy("OutputTreeReadable", reason),
         }
-        facts["remedy"] = None if status else find_remedy("OutputTreeReadable", reason)
-        self._condition = facts
 
     def _parse_cached(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
         known = self._parsed.get(file)

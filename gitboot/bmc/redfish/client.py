@@ -205,10 +205,9 @@ class BmcConnection:
 
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
         """Request ComputerSystem.Reset once. Some BMCs accept the request without resetting the machine."""
-        path = observed.reset_action
-        if path is None:
+        if observed.reset_action is None:
             raise BmcRejected(f"{self._address}{observed.system} has no action ComputerSystem.Reset")
-        self.post(path, {"ResetType": type})
+        self.post(observed.reset_action, {"ResetType": type})
 
     def is_redfish(self) -> bool:
         """Return whether a Redfish service exists at an address. gitboot sends a request that needs no credentials."""
@@ -357,9 +356,7 @@ def _parse_retry_after(retry_after: str | None) -> int | None:
 
     RFC 9110 allows dates, but BMCs do not send them.
     """
-    if retry_after is None or not retry_after.isdecimal():
-        return None
-    return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
+    return min(int(retry_after), _LONGEST_RETRY_AFTER_S) if retry_after and retry_after.isdecimal() else None
 
 
 _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
