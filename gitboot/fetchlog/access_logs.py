@@ -209,13 +209,18 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
             # The path is the target of an alias, or the requested path (see gitboot.render.web_servers). Caddy logs
             # repeated slashes, and serves the file of the path with one slash.
             path = re.sub("/{2,}", "/", unquote(_read_single_header(headers, "Content-Location") or asked))
-            modified, length = (
-                _read_single_header(headers, "Last-Modified"),
-                _read_single_header(headers, "Content-Length"),
-            )
             sent_headers = more.get("headers")
-            agent = _read_single_header(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None
-            return LoggedRequest(at, client, method, path, status, modified, length == str(sent), query, agent)
+            return LoggedRequest(
+                at,
+                client,
+                method,
+                path,
+                status,
+                last_modified=_read_single_header(headers, "Last-Modified"),
+                is_whole=_read_single_header(headers, "Content-Length") == str(sent),
+                query=query,
+                agent=_read_single_header(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None,
+            )
     return None
 
 

@@ -171,11 +171,13 @@ def parse_untrusted_commit(problem: Problem) -> str | None:
 
 
 def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | None) -> Problem | None:
-    if signer is None:
-        message = f"{revision[:12]} is not the commit of an annotated tag that --rev names"
-    else:
-        message = f"the tag on {revision[:12]} is {signer}"
-    return None if isinstance(signer, Signer) else Code.UNTRUSTED.build_problem(message)
+    if isinstance(signer, Signer):
+        return None
+    return Code.UNTRUSTED.build_problem(
+        f"the tag on {revision[:12]} is {signer}"
+        if signer is not None
+        else f"{revision[:12]} is not the commit of an annotated tag that --rev names"
+    )
 
 
 class TrustedKeys(Struct, frozen=True, kw_only=True):

@@ -236,8 +236,7 @@ class BlobReader:
                 try:
                     size = int(objects.read_header(blob)[1])
                 except KeyError:
-                    size = read_oversized_blobs(self._repository.path).get(blob, 0)
-                    if not size:
+                    if not (size := read_oversized_blobs(self._repository.path).get(blob, 0)):
                         raise
                 if size > MAX_FILE_BYTES:  # a few bytes in a pack can expand to gigabytes
                     raise Oversized(size)
@@ -262,14 +261,9 @@ def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str)
     ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
         ignored = _IgnoreRules(None, folder)  # ignore rules do not apply to this folder, because the user named it
-    paths = []
-    irregular = {}
-    for path, kind in _walk_worktree(root, ignored):
-        if kind is None:
-            paths.append(path)
-        else:
-            irregular[path] = kind
-    files = WorktreeFiles(root, sorted(paths))
+    found = list(_walk_worktree(root, ignored))
+    files = WorktreeFiles(root, sorted(path for path, kind in found if kind is None))
+    irregular = {path: kind for path, kind in found if kind is not None}
     return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
 
 

@@ -140,19 +140,22 @@ def _format_heartbeat(beat: Heartbeat) -> str:
 
 def _parse_withheld(text: str) -> WithheldBoots:
     found = parse_object(text)
-    servers: dict[SystemUuid, tuple[WithheldBoot, ...]] = {}
-    for uuid, boots in found["servers"].items():
-        servers[parse_uuid(uuid)] = tuple(
-            WithheldBoot(
-                each["maintenance"],
-                parse_time_or_none(each["start"]),
-                parse_time_or_none(each["end"]),
-                takes_image_back=each["takesImageBack"],
-                by=each["by"],
+    return WithheldBoots(
+        found["by"],
+        {
+            parse_uuid(uuid): tuple(
+                WithheldBoot(
+                    each["maintenance"],
+                    parse_time_or_none(each["start"]),
+                    parse_time_or_none(each["end"]),
+                    takes_image_back=each["takesImageBack"],
+                    by=each["by"],
+                )
+                for each in boots
             )
-            for each in boots
-        )
-    return WithheldBoots(found["by"], servers)
+            for uuid, boots in found["servers"].items()
+        },
+    )
 
 
 def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:

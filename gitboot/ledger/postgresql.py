@@ -115,12 +115,11 @@ class PostgresDatabase(Database):
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         for found in _split_rows(map(replace_nul, rows)):
-            count = len(found[0])
             if (connection := self._get_connection()) is not self._prepared_on:
                 self._prepared_on, self._names = connection, {}
             if (name := self._names.get(statement)) is None:
                 name = f"many_{len(self._names)}"
-                marks = (f"${number}" for number in range(1, count + 1))
+                marks = (f"${number}" for number in range(1, len(found[0]) + 1))
                 connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
                 self._names[statement] = name  # a prepared statement survives a rollback
             each = f"EXECUTE {name} ({', '.join(['%s'] * len(found[0]))});"
@@ -231,10 +230,8 @@ class PostgresDatabase(Database):
         self.lease.extend(sent_s)
 
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        cause = format_error(error)
-        if isinstance(error, psycopg.OperationalError):
-            return LedgerError(f"{self.name}: the ledger cannot be read ({cause})")
-        return LedgerError(f"{self.name}: the ledger cannot be read ({cause}); restore it from a backup")
+        remedy = "" if isinstance(error, psycopg.OperationalError) else "; restore it from a backup"
+        return LedgerError(f"{self.name}: the ledger cannot be read ({format_error(error)}){remedy}")
 
     def _get_connection(self) -> LimitedConnection:
         if self._connection.closed or self._connection.broken:
@@ -260,10 +257,13 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: b
         if schema is None:
             wanted = path.split(",")[0].strip().strip('"')
             if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone() is None:
-                create = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
-                raise UsageError(f"{name}: schema {wanted} does not exist; run: {create}")
-            grant = f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
-            raise UsageError(f"{name}: {user} is not allowed to use schema {wanted}; run: {grant}")
+                raise UsageError(
+                    f'{name}: schema {wanted} does not exist; run: CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
+                )
+            raise UsageError(
+                f"{name}: {user} is not allowed to use schema {wanted}; run: "
+                f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
+            )
         if not reads_only:
             _migrate(connection, name)
     except BaseException:
