@@ -367,12 +367,14 @@ def decide_unknown_machines(
     profile, image = inputs.profile, inputs.image
     place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
     if image is None or profile.spec.method is not Method.PXE:
-        wanted = "a profile for unknown machines needs method Pxe"
-        message, hint = (
-            f"{wanted}, found {profile.spec.method}",
+        finding = DecisionFinding(
+            Code.COMBINATION,
+            f"a profile for unknown machines needs method Pxe, found {profile.spec.method}",
             "choose a profile with method Pxe, or set unknownServers: LocalDisk",
+            place,
+            is_shared=False,
         )
-        return None, [("", DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False))]
+        return None, [("", finding)]
     if image.spec.writes_disk:
         message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes disks"
         code = Code.UNKNOWN_WRITES_DISK

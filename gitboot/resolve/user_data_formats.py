@@ -172,12 +172,11 @@ def _check_network_config(text: str) -> None:
             "the rendered network-config is not a mapping, so cloud-init ignores it",
             "begin it with `version: 2` (netplan) or `version: 1`",
         )
-    if config.get("config") == "disabled" or config.get("version") in (1, 2):
-        return
-    raise make_user_data_fault(
-        "the rendered network-config has no version, so cloud-init cannot read it",
-        "begin it with `version: 2` (netplan) or `version: 1`",
-    )
+    if config.get("config") != "disabled" and config.get("version") not in (1, 2):
+        raise make_user_data_fault(
+            "the rendered network-config has no version, so cloud-init cannot read it",
+            "begin it with `version: 2` (netplan) or `version: 1`",
+        )
 
 
 # The types of the keys below `autoinstall:`. Source: Subiquity, `autoinstall-schema.json`. The installer only warns
@@ -239,9 +238,9 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
                 "correct the template",
             )
         if key in _CHOICES and value not in _CHOICES[key]:
-            choices = " or ".join(_CHOICES[key])
             raise make_user_data_fault(
-                f"autoinstall.{key} of the rendered user data must be {choices}, found {_describe(value)}",
+                f"autoinstall.{key} of the rendered user data must be {' or '.join(_CHOICES[key])}, found "
+                f"{_describe(value)}",
                 "correct the template",
             )
         for command in value if key in _COMMANDS else ():
@@ -311,9 +310,11 @@ def _check_talos(text: str) -> None:
             raise _make_talos_fault(f"line {line} of the rendered text begins a document that is not a mapping", line)
         if "apiVersion" in document or "kind" in document:
             if not (document.get("kind") and str(document.get("apiVersion", "")).endswith("v1alpha1")):
-                message = f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind"
                 raise make_user_data_fault(
-                    message, "write apiVersion: v1alpha1 and its kind", line, Code.TALOS_DOCUMENT
+                    f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind",
+                    "write apiVersion: v1alpha1 and its kind",
+                    line,
+                    Code.TALOS_DOCUMENT,
                 )
             continue
         if document.get("version") != "v1alpha1":
