@@ -337,7 +337,9 @@ class Database(ABC):
         """Convert database errors in a block, and errors that malformed rows cause, to ledger errors."""
         try:
             yield
-        except (*self.errors, ValueError, TypeError, KeyError) as error:
+        except self.errors as error:
+            raise self.to_ledger_error(error) from error
+        except (ValueError, TypeError, KeyError) as error:
             raise self.to_ledger_error(error) from error
 
 

@@ -197,6 +197,7 @@ _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
     *("ubuntu-advantage", "ubuntu-pro", "updates"),
 }
+_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a text", dict: "a mapping"}
 
 
 def _check_autoinstall(text: str) -> None:
@@ -232,9 +233,9 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
         if types is not None and not isinstance(value, types):
-            needed = {list: "a list", str: "a text", dict: "a mapping"}[types[0]]
             raise make_user_data_fault(
-                f"autoinstall.{key} of the rendered user data must be {needed}, found {_describe(value)}",
+                f"autoinstall.{key} of the rendered user data must be {_TYPE_NAMES[types[0]]}, found "
+                f"{_describe(value)}",
                 "correct the template",
             )
         if key in _CHOICES and value not in _CHOICES[key]:
