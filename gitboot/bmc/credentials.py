@@ -183,16 +183,17 @@ class _WeakChannel(NamedTuple):
     fixed_by_certificate: bool = False  # whether a fingerprint in `FILE` makes the connection secure
 
 
-def _is_http(bmc: BmcAccess) -> bool:
-    return urlsplit(bmc.address).scheme.lower() == "http"
-
-
 def _is_https(bmc: BmcAccess) -> bool:
     return urlsplit(bmc.address).scheme.lower() == "https"
 
 
 _WEAK_CHANNELS: Final = (
-    _WeakChannel("http", _is_http, "the connection to this BMC is not encrypted", "unencrypted"),
+    _WeakChannel(
+        "http",
+        lambda bmc: urlsplit(bmc.address).scheme.lower() == "http",
+        "the connection to this BMC is not encrypted",
+        "unencrypted",
+    ),
     _WeakChannel(
         "ipmi",
         lambda bmc: bmc.uses_ipmi,

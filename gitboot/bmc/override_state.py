@@ -54,10 +54,6 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
         return not self.inserted and self.image is None
 
     @property
-    def without_medium(self) -> MediaSlot:
-        return structs.replace(self, image=None, inserted=False)
-
-    @property
     def accepts_discs(self) -> bool:
         return not self.types or bool(self.types & _DISC_TYPES)
 

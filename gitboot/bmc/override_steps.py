@@ -619,7 +619,8 @@ def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservati
 
 def _report_missing_slot(override: Override, medium: str, observed: BmcObservation) -> AskOperator:
     needs_data = override.data_medium is not None
-    if assign_slots([slot.without_medium for slot in observed.slots], medium, override.data_medium) is None:
+    empty = [structs.replace(slot, image=None, inserted=False) for slot in observed.slots]
+    if assign_slots(empty, medium, override.data_medium) is None:
         disc = next((slot for slot in observed.slots if slot.accepts_discs), None)
         message = "the plan needs a medium, but the BMC does not have a virtual CD drive"
         if disc is not None and needs_data:

@@ -436,9 +436,8 @@ def file_reply(
     Without ``etag``, a client that already has the file downloads it again.
     """
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
-    if etag is not None:
-        headers.append((b"etag", etag))
-    return Reply(status, [*headers, (b"cache-control", cache_control)], content)
+    tags = [(b"etag", etag)] if etag is not None else []
+    return Reply(status, [*headers, *tags, (b"cache-control", cache_control)], content)
 
 
 def allow_ranges(reply: Reply) -> Reply:
@@ -459,8 +458,8 @@ def select_range(reply: Reply, range_header: bytes) -> Reply:
     headers = [(name, value) for name, value in reply.raw_headers if name != b"content-length"]
     if start >= end:
         return _empty(416, (b"content-range", b"bytes */%d" % len(content)))
-    headers.append((b"content-length", b"%d" % (end - start)))
-    headers.append((b"content-range", b"bytes %d-%d/%d" % (start, end - 1, len(content))))
+    part = b"bytes %d-%d/%d" % (start, end - 1, len(content))
+    headers += ((b"content-length", b"%d" % (end - start)), (b"content-range", part))
     return Reply(206, headers, content[start:end])
 
 

@@ -158,10 +158,6 @@ def _parse_withheld(text: str) -> WithheldBoots:
     )
 
 
-def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:
-    return {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()}
-
-
 _KEYED: Final = "keyed"  # older versions of gitboot, without token keys, stored other values
 _FACTS: Final[Mapping[str, _Fact]] = {
     "accepted": _Fact("accepted"),
@@ -189,7 +185,11 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "stoppage": _Fact("stoppage", lambda text: StopOrder(**parse_object(text)), lambda each: to_json(each._asdict())),
     "orders": _Fact("orders", lambda text: Orders(**parse_object(text)), lambda each: to_json(each._asdict())),
     "withheld": _Fact("withheld", _parse_withheld, lambda each: to_json(to_json_value(each))),
-    "rolled_back": _Fact("rolledBack", _parse_rolled_back, lambda servers: to_json(servers) if servers else None),
+    "rolled_back": _Fact(
+        "rolledBack",
+        lambda text: {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()},
+        lambda servers: to_json(servers) if servers else None,
+    ),
     "left_output": _Fact(
         "leftOutput",
         lambda text: frozenset(map(parse_uuid, parse_object(text)["servers"])),

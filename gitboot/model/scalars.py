@@ -62,11 +62,8 @@ def _reject_infiniband(found: str) -> None:
     mac = guid[:3] + guid[5:]
     expected = f"expected a MAC address of 6 bytes, found an InfiniBand {_INFINIBAND_KINDS[str(match.lastgroup)]}"
     derived = f": {mac.hex(':')}" if any(mac) and not mac[0] & 1 else ""
-    raise Malformed(
-        Code.MAC,
-        f"{expected}, {quote_value(found)}",
-        f"write the MAC address that iPXE shows for the interface as ${{net0/mac}}{derived}",
-    )
+    hint = f"write the MAC address that iPXE shows for the interface as ${{net0/mac}}{derived}"
+    raise Malformed(Code.MAC, f"{expected}, {quote_value(found)}", hint)
 
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
@@ -244,9 +241,8 @@ def _list_counting_digits(length: int) -> frozenset[str]:
 _RUNS: Final = ((0, 10), (1, 9), (1, 10))  # repeated digits: 0123456789, 12345678, 123456789
 
 
-def _swap_digits(digits: str) -> str:
+def _swap_digits(d: str) -> str:
     """Return 32 hexadecimal digits of a UUID with its first three fields in the other byte order."""
-    d = digits
     return f"{d[6:8]}{d[4:6]}{d[2:4]}{d[:2]}{d[10:12]}{d[8:10]}{d[14:16]}{d[12:14]}{d[16:]}"
 
 
@@ -510,13 +506,9 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
     found = _parse_url_text(value)
     if not allow_zone:
         _require_no_zone(found)
-    return require(
-        _is_http_url(found) and "?" not in found and "#" not in found,
-        found,
-        Code.URL,
-        "an http or https URL",
-        "write http://HOST[:PORT][/PATH], without ? and #",
-    ).rstrip("/")
+    is_base = _is_http_url(found) and "?" not in found and "#" not in found
+    hint = "write http://HOST[:PORT][/PATH], without ? and #"
+    return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
 
 
 def parse_hook_url(value: object) -> str:
@@ -533,13 +525,9 @@ def parse_bmc_address(value: object) -> str:
         return parse_base_url(value, allow_zone=True)
     found = _parse_url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
-    return require(
-        parsed is not None and int(parsed[2] or 623) <= 65535,
-        found,
-        Code.URL,
-        "the address of a BMC with IPMI",
-        "write ipmi://HOST or ipmi://HOST:PORT",
-    ).rstrip("/")
+    is_host = parsed is not None and int(parsed[2] or 623) <= 65535
+    hint = "write ipmi://HOST or ipmi://HOST:PORT"
+    return require(is_host, found, Code.URL, "the address of a BMC with IPMI", hint).rstrip("/")
 
 
 # printable ASCII without spaces; every loader passes these characters on unchanged

@@ -144,14 +144,10 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     own = Id("Server", server.metadata.name)
     for each in list_identities(server):
         if each.is_placeholder:
+            message = f"the {each.kind} {each.value} does not identify a machine, because many machines have it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
-            yield DecisionFinding(
-                Code.PLACEHOLDER_IDENTITY,
-                f"the {each.kind} {each.value} does not identify a machine, because many machines have it",
-                "remove the value" if is_compared else _IDENTITY_HINTS[each.kind],
-                (own, each.path),
-                is_shared=False,
-            )
+            hint = "remove the value" if is_compared else _IDENTITY_HINTS[each.kind]
+            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
     bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is not None and bmc.tls.ca is not None:
         ends = _authority_expiry(inputs.files[bmc.tls.ca])
@@ -167,15 +163,16 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
             )
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
-        is_own = server.spec.loader is not None
+        output, is_own = _OUTPUT_BY_LOADER[loader], server.spec.loader is not None
         yield DecisionFinding(
             Code.COMBINATION,
-            f"DHCP would refer to the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}",
-            f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or choose another loader",
+            f"DHCP would refer to the loader {loader}, but the Fleet has no output {output}",
+            f"add {output} to the Fleet's outputs, or choose another loader",
             (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware")),
         )
     if inputs.secure_boot:
-        yield from _check_secure_boot(inputs)
+        for message, hint, place in _check_secure_boot(inputs):
+            yield DecisionFinding(Code.SECURE_BOOT, message, hint, place, Severity.WARNING)
     if fleet.has_instances_by_site and len(sites) != 1:
         found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(
@@ -187,13 +184,12 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         )
 
 
-def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield a warning for each setting in the documents that prevents a server with Secure Boot from booting as
-    planned.
+def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]:
+    """Yield a message, a hint and a place for each setting that prevents a planned boot with Secure Boot.
 
     Only `gitboot doctor` and `gitboot bmc diff` can check whether the files have signatures.
     """
-    server, shared, code = inputs.server, inputs.shared, Code.SECURE_BOOT
+    server, shared = inputs.server, inputs.shared
     own = Id("Server", server.metadata.name)
     if server.spec.firmware is not Firmware.UEFI:
         hint = f"remove secureBoot from {own}"
@@ -202,54 +198,44 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
                 f"hardware of Fleet/{shared.fleet.name} sets secureBoot: write secureBoot: false in {own}, or change "
                 f"the selector of that hardware entry"
             )
-        yield DecisionFinding(
-            code,
+        yield (
             "secureBoot is true, but the firmware is BIOS, which has no Secure Boot",
             hint,
             (own, ("spec", "firmware")),
-            Severity.WARNING,
         )
         return
     is_own = server.spec.loader is not None
     place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
     if inputs.loader is Loader.GRUB:
-        yield DecisionFinding(
-            code,
+        yield (
             "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature",
             "write loader: Shim, or remove loader",
             place,
-            Severity.WARNING,
         )
     boots = [shared.boot, *(each.boot for each in shared.maintenances)]
     profiles = [each.profile for each in boots if each is not None]
     if any(each.spec.method is Method.PXE for each in profiles):
         at = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
         if inputs.loader is None:
-            yield DecisionFinding(
-                code,
+            yield (
                 "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature",
                 "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed",
                 at,
-                Severity.WARNING,
             )
         elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
-            yield DecisionFinding(
-                code,
+            yield (
                 f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}",
                 "use an http base URL, boot a signed uki with method: UefiHttp, or write loader: iPXE if it is signed",
                 at,
-                Severity.WARNING,
             )
     for profile in profiles:
         templates, name = profile.spec.templates, profile.metadata.name
         is_by_loader = profile.spec.method is Method.PXE
         if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:
-            yield DecisionFinding(
-                code,
+            yield (
                 f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE",
                 "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed",
                 (Id("BootProfile", name), ("spec", "templates")),
-                Severity.WARNING,
             )
 
 
@@ -295,13 +281,8 @@ def check_loader_signature(
         hint = "run imgtrust and imgverify in the template, or remove loaderSignature from the image"
     else:
         return
-    yield DecisionFinding(
-        Code.LOADER_SIGNATURE,
-        f"BootImage/{boot.image} has a loaderSignature, but {program} does not verify it",
-        hint,
-        place,
-        Severity.WARNING,
-    )
+    message = f"BootImage/{boot.image} has a loaderSignature, but {program} does not verify it"
+    yield DecisionFinding(Code.LOADER_SIGNATURE, message, hint, place, Severity.WARNING)
 
 
 def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[str, Place] | None:
@@ -676,9 +657,8 @@ def check_command_line(
         try:
             _quote((argument,))
         except Unquotable:
-            raise Unbootable(
-                Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, resource, "spec", "kernelArguments", number
-            ) from None
+            at = ("spec", "kernelArguments", number)
+            raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, resource, *at) from None
     longest = max(lengths, key=lambda resource: lengths[resource], default=source.profile_id)
     raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, longest, "spec", "kernelArguments")
 
@@ -726,14 +706,9 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
             )
         else:
             continue
-        yield DecisionFinding(
-            Code.LATE_END,
-            f"Maintenance/{maintenance.name}: {why}",
-            Code.LATE_END.hint,
-            (Id("Maintenance", maintenance.name), ("spec", "window")),
-            Severity.WARNING,
-            most_named=_MOST_NAMED,
-        )
+        place = (Id("Maintenance", maintenance.name), ("spec", "window"))
+        message, code = f"Maintenance/{maintenance.name}: {why}", Code.LATE_END
+        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
 
 
 def _find_unable_loaders(

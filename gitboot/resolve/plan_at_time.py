@@ -200,9 +200,8 @@ def find_missing_precondition(maintenance: MaintenanceDecision, record: Record |
     if (before := maintenance.before) is None:
         return None
     found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
-    if before.approval_file is not None and not before.is_approved:
-        return Cause.WAITING_FOR_APPROVAL
-    if before.approval_url is not None and found.approved != before.approval_key:
+    is_approved_by_url = before.approval_url is None or found.approved == before.approval_key
+    if not is_approved_by_url or (before.approval_file is not None and not before.is_approved):
         return Cause.WAITING_FOR_APPROVAL
     is_drained = found.drain == maintenance.drain_key and found.drained_at is not None
     return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None
