@@ -33,7 +33,6 @@ _SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # the log
 AUTHORITY: Final = "ca.crt"  # the certificate of an authority, in the same folders as `FILE`
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME, which means every host name below NAME
-AddressFilter = Callable[[Address], bool]
 CredentialUse = tuple[str, str]  # the normalized origin of a BMC, and the name of the credentials for this BMC
 # Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
@@ -89,11 +88,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
         The addresses of a host name are checked again when gitboot connects.
         """
-        try:
-            self.build_address_filter(bmc, is_in_ledger=False)
-        except BmcNotTrusted:
-            return False
-        return True
+        return self.lets_in(bmc, None)
 
     def lets_in(self, bmc: BmcAccess, ip: Address | None) -> bool:
         """Return whether gitboot may send the credentials to a BMC at an IP address.
@@ -106,33 +101,35 @@ class Trust(Struct, frozen=True, kw_only=True):
             return False
         return ip is None or allows(ip)
 
-    def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
+    def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> Callable[[Address], bool]:
         """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
 
         ``is_in_ledger`` states whether the ledger already allows gitboot to send these credentials to this BMC. Raises
         `BmcNotTrusted` if no address is allowed.
         """
-        self._check_channel(bmc)
+        by_authority = self.find_certificate(bmc) is None
+        for channel in _WEAK_CHANNELS:
+            if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
+                continue
+            if by_authority or not channel.fixed_by_certificate:
+                raise BmcNotTrusted(
+                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {channel.problem}, and "
+                    f"{self.file} does not set {channel.key} = true; gitboot bmc access-files prints the lines to add"
+                )
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
             return self._is_allowed_by_name
-        if literal is not None and self._is_in_networks(literal):
-            return self._is_in_networks
-        if literal is None and self.networks:
+        if self.networks if literal is None else self._is_in_networks(literal):
             return self._is_in_networks
         # a person approved this BMC, so gitboot treats the BMC as if networks contained its address
         if not self.names_places and is_in_ledger:
             return self._is_allowed_by_name if literal is None else literal.__eq__
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
-        problem = (
-            "does not list this host"
-            if self.names_places
-            else "does not list networks, and this BMC is not in the ledger"
-        )
+        what = "this host" if self.names_places else "networks, and this BMC is not in the ledger"
         raise BmcNotTrusted(
-            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {self.file} {problem}; "
-            "gitboot bmc access-files prints the lines to add"
+            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {self.file} does not list "
+            f"{what}; gitboot bmc access-files prints the lines to add"
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
@@ -161,23 +158,10 @@ class Trust(Struct, frozen=True, kw_only=True):
                 return authority
         return self.authority
 
-    def _check_channel(self, bmc: BmcAccess) -> None:
-        """Raise `BmcNotTrusted` if the connection to a BMC has a weakness that `FILE` does not allow."""
-        by_authority = self.find_certificate(bmc) is None
-        for channel in _WEAK_CHANNELS:
-            if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
-                continue
-            if by_authority or not channel.fixed_by_certificate:
-                raise BmcNotTrusted(
-                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {channel.problem}, and "
-                    f"{self.file} does not set {channel.key} = true; gitboot bmc access-files prints the lines to add"
-                )
-
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
         """Return whether the access files contain the fingerprint or the authority of a BMC's certificate."""
-        if _is_https(bmc) and self.find_certificate(bmc) is not None:
-            return True
-        return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
+        has_authority = bmc.verify and bmc.ca is None and self._find_own_authority(bmc) is not None
+        return _is_https(bmc) and (has_authority or self.find_certificate(bmc) is not None)
 
     def _is_in_networks(self, address: Address) -> bool:
         plain = _unmap_ipv4(address)
@@ -199,16 +183,17 @@ class _WeakChannel(NamedTuple):
     fixed_by_certificate: bool = False  # whether a fingerprint in `FILE` makes the connection secure
 
 
-def _is_http(bmc: BmcAccess) -> bool:
-    return urlsplit(bmc.address).scheme.lower() == "http"
-
-
 def _is_https(bmc: BmcAccess) -> bool:
     return urlsplit(bmc.address).scheme.lower() == "https"
 
 
 _WEAK_CHANNELS: Final = (
-    _WeakChannel("http", _is_http, "the connection to this BMC is not encrypted", "unencrypted"),
+    _WeakChannel(
+        "http",
+        lambda bmc: urlsplit(bmc.address).scheme.lower() == "http",
+        "the connection to this BMC is not encrypted",
+        "unencrypted",
+    ),
     _WeakChannel(
         "ipmi",
         lambda bmc: bmc.uses_ipmi,
@@ -304,8 +289,9 @@ def extend_access_file(
         # reversed, because gitboot inserts each new line before the previous one
         for bmc, _, certificate in reversed(found):
             if certificate is not None and read(text).find_certificate(bmc) != certificate:
-                text = _drop_certificate(text, get_certificate_key(bmc.address))
-                add(_add_certificate, f"{json.dumps(get_certificate_key(bmc.address))} = {json.dumps(certificate)}")
+                key = get_certificate_key(bmc.address)
+                text = re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
+                add(_add_certificate, f"{json.dumps(key)} = {json.dumps(certificate)}")
         for channel in _WEAK_CHANNELS:
             needs = any(channel.applies_to(each.bmc) for each in found if each.certificate is None)
             if needs and not getattr(read(text), channel.key.replace("-", "_")):
@@ -360,10 +346,6 @@ def _add_certificate(text: str, line: str) -> str:
         between = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         return f"{text}{between}[certificates]\n{line}\n"
     return f"{text[: start.end()].removesuffix(chr(10))}\n{line}\n{text[start.end() :]}"
-
-
-def _drop_certificate(text: str, key: str) -> str:
-    return re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
 
 
 def _parse_settings(text: str, file: Path) -> dict[str, Any]:
@@ -626,7 +608,18 @@ class CredentialDirectory:
         trust = read_trust(root, name)
         if trust.password_command and versions[1] is None:
             (username,) = _read_files(folder, name, ("username",))
-            password = self._get_command_password(name, trust, may_run_command=may_run_command)
+            command = tuple(part.replace("{name}", name) for part in trust.password_command)
+            result = self._command_results.get(name)
+            if may_run_command and (
+                result is None or result.command != command or time.monotonic() >= result.valid_until_s
+            ):
+                result = self._command_results[name] = _run_password_command(command)
+            if result is None or result.password is None:
+                why = result.error if result is not None else "gitboot has not run the command yet"
+                raise UsageError(
+                    f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
+                )
+            password = result.password
         else:
             username, password = _read_files(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
@@ -640,20 +633,6 @@ class CredentialDirectory:
         found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint, share_login=login)
         self._cached[name] = _CachedCredentials(found, versions, time.monotonic())
         return found
-
-    def _get_command_password(self, name: str, trust: Trust, *, may_run_command: bool) -> str:
-        command = tuple(part.replace("{name}", name) for part in trust.password_command)
-        result = self._command_results.get(name)
-        if may_run_command and (
-            result is None or result.command != command or time.monotonic() >= result.valid_until_s
-        ):
-            result = self._command_results[name] = _run_password_command(command)
-        if result is None or result.password is None:
-            why = result.error if result is not None else "gitboot has not run the command yet"
-            raise UsageError(
-                f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
-            )
-        return result.password
 
 
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:

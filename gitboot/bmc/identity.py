@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct, field, structs
 
 from gitboot.fleet.identities import BmcAccess, Machine
-from gitboot.fleet.layered_dict import apply_changes, find_differing_keys
+from gitboot.fleet.revision import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 
@@ -134,10 +134,10 @@ def identify(
         return UnprovenIdentity(
             message=f"the BMC reports {reported}, so gitboot cannot check whether it is {document_text}"
         )
-    message = (
-        f"the BMC reports {reported}, but the Server document has {document_text}{_format_remedy(document, reported)}"
+    return AnotherMachine(
+        message=f"the BMC reports {reported}, but the Server document has {document_text}"
+        f"{_format_remedy(document, reported)}"
     )
-    return AnotherMachine(message=message)
 
 
 def is_another_system(before: ReportedIdentity, now: ReportedIdentity) -> bool:
@@ -334,6 +334,4 @@ class SharedIdentityValues(Struct, frozen=True, kw_only=True):
         )
 
     def _get_places(self, places: dict[str, list[tuple[str, str | None]]], value: str) -> list[tuple[str, str | None]]:
-        if value not in places:
-            places[value] = list(self._places_by_value.get(value, ()))
-        return places[value]
+        return places.setdefault(value, list(self._places_by_value.get(value, ())))

@@ -59,7 +59,6 @@ _CONTROLS: Final = {
 # completion codes of a BMC that is busy or cannot carry out a request now (IPMI 2.0, 5.2)
 _NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})
 # Patterns for the output of ipmitool -v. It prints "is not what we requested" if the BMC chose another algorithm.
-_NO_SESSION: Final = "Unable to establish"
 _SUITE_REFUSED: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
 _REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
 _RESULT_LINE: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\):? *(.*)$", re.I | re.M)
@@ -169,7 +168,7 @@ class IpmiConnection:
         for suite in (self._suite,) if self._suite is not None else _CIPHER_SUITES:
             process = self._start_ipmitool(command, script, suite)
             stderr = process.stderr.decode("utf-8", "replace")
-            if _NO_SESSION not in stderr and not _REFUSED.search(stderr):
+            if "Unable to establish" not in stderr and not _REFUSED.search(stderr):
                 self._suite = suite
                 return process
             if not _SUITE_REFUSED.search(stderr):

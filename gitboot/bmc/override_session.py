@@ -114,8 +114,12 @@ class BmcTask(Struct, frozen=True, kw_only=True):
 
         ``pinned`` is the identity that a BMC reported earlier at the same address.
         """
-        described = DocumentIdentity.from_document(self.uuid, self.serial, self.bmc)
-        return identify(described, observed.identity, pinned=pinned, shared_values=self.shared_values)
+        return identify(
+            DocumentIdentity.from_document(self.uuid, self.serial, self.bmc),
+            observed.identity,
+            pinned=pinned,
+            shared_values=self.shared_values,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,8 +351,7 @@ class OverrideSession:
         if power_reason and not self._written:
             return self._result(Outcome.UNCHANGED, power_reason)
         override = self._observed.override if self._observed is not None else NO_OVERRIDE
-        outcome = Outcome.APPLIED if self._written else Outcome.UNCHANGED
-        return self._result(outcome, f"the BMC shows {override}")
+        return self._result(Outcome.APPLIED if self._written else Outcome.UNCHANGED, f"the BMC shows {override}")
 
     def _result(self, outcome: Outcome, message: str, **more: Any) -> TaskResult:
         task = self._task
@@ -388,9 +391,7 @@ def observe_bmc(
         observed = bmc.media.with_slots(observed)
     if bmc.firmware is not None and needs_firmware_uri(wanted, observed):
         observed = bmc.firmware.with_uri(observed)
-    if with_clock or needs_clock(records, observed, clock()):
-        return bmc.with_clock(observed, clock)
-    return observed
+    return bmc.with_clock(observed, clock) if with_clock or needs_clock(records, observed, clock()) else observed
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:

@@ -16,8 +16,6 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 IPMI: Final = "IPMI"  # the value of `BmcObservation.quirks_name` for a BMC with IPMI
 _DISC_TYPES = frozenset({"CD", "DVD"})  # the MediaTypes of Redfish VirtualMedia that accept an ISO image
-# a MediaType that gitboot also uses for user data, because the system finds it by its volume label
-_USB_STICK = "USBStick"
 
 
 class MediaShare(Struct, frozen=True, kw_only=True):
@@ -56,17 +54,14 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
         return not self.inserted and self.image is None
 
     @property
-    def without_medium(self) -> MediaSlot:
-        return structs.replace(self, image=None, inserted=False)
-
-    @property
     def accepts_discs(self) -> bool:
         return not self.types or bool(self.types & _DISC_TYPES)
 
     @property
     def accepts_data(self) -> bool:
         """Return whether the slot accepts an image that the system reads but does not boot."""
-        return self.accepts_discs or _USB_STICK in self.types
+        # The system finds user data on a USB stick by the volume label.
+        return self.accepts_discs or "USBStick" in self.types
 
 
 class MediumState(StrEnum):
@@ -275,11 +270,10 @@ class Marks(Struct, frozen=True, kw_only=True):
 
     def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
         """Yield (name, earlier value, current value) for each mark that both readings contain."""
-        marks = (
+        for name, before, after in (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
             ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
-        )
-        for name, before, after in marks:
+        ):
             if before is not None and after is not None:
                 yield name, before, after
 

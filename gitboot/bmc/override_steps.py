@@ -86,11 +86,11 @@ def next_step(
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
     for record in records:
         if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
-            message = (
-                f"gitboot set {record.override} for {record.reason} at a BMC that reported {record.shown}. The BMC at"
-                f" this address now reports {observed.identity}"
+            return AskOperator(
+                condition=OperatorCondition.ANOTHER_MACHINE,
+                message=f"gitboot set {record.override} for {record.reason} at a BMC that reported {record.shown}."
+                f" The BMC at this address now reports {observed.identity}",
             )
-            return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=message)
     moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
     own_record = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
     wanted_media = wanted.override.media if wanted is not None else ()
@@ -159,14 +159,15 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
     With the clock, gitboot determines how an override ended, and whether the BMC reports an implausibly long POST.
     """
-    if observed.marks.bmc_time is not None:
-        return False
-    return (observed.in_post and not _is_in_post(observed, now)) or any(
-        record.state.is_open
-        and record.override.enabled is OverrideEnabled.ONCE
-        and record.marks.bmc_time is not None
-        and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
-        for record in records
+    return observed.marks.bmc_time is None and (
+        (observed.in_post and not _is_in_post(observed, now))
+        or any(
+            record.state.is_open
+            and record.override.enabled is OverrideEnabled.ONCE
+            and record.marks.bmc_time is not None
+            and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
+            for record in records
+        )
     )
 
 
@@ -332,9 +333,12 @@ def _eject_medium(
 
 def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
     """Return whether the BMC still shows the earlier override of gitboot that this record replaces."""
-    if record.state is not OverrideState.RECORDED or record.replaces is None or is_shown(record.override, observed):
-        return False
-    return is_shown(record.replaces, observed)
+    return (
+        record.state is OverrideState.RECORDED
+        and record.replaces is not None
+        and not is_shown(record.override, observed)
+        and is_shown(record.replaces, observed)
+    )
 
 
 def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
@@ -401,11 +405,11 @@ def _apply_override(
             condition=OperatorCondition.UNSUPPORTED, message=_explain_unsupported(wanted.override, observed)
         )
     if wanted.needs_http_uri and override.gets_loader_from_dhcp:
-        message = (
-            "the plan boots an ISO over HTTP, and the BMC does not support HttpBootUri. A boot loader cannot start an"
-            " ISO instead"
+        return AskOperator(
+            condition=OperatorCondition.UNSUPPORTED,
+            message="the plan boots an ISO over HTTP, and the BMC does not support HttpBootUri. A boot loader cannot"
+            " start an ISO instead",
         )
-        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if record is not None and record.state is OverrideState.OPENED:
         return _set_override(wanted, record, override, observed, now)
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
@@ -427,8 +431,10 @@ def _apply_override(
         uri = (
             f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
         )
-        message = f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {override}"
-        return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=message)
+        return AskOperator(
+            condition=OperatorCondition.FOREIGN_OVERRIDE,
+            message=f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {override}",
+        )
     if not record.state.is_open:
         if not (wanted.set_again and record.state is OverrideState.LOST):
             return NoChange()
@@ -458,10 +464,11 @@ def _apply_override(
         return NoChange() if moved == record else ConfirmRecord(record=moved)
     # This applies even if the machine has booted since then without consuming the override.
     marks = add_known_clock(observed, record)
-    confirmed = structs.replace(
-        record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
+    return ConfirmRecord(
+        record=structs.replace(
+            record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
+        )
     )
-    return ConfirmRecord(record=confirmed)
 
 
 def _restore_override(
@@ -485,16 +492,22 @@ def _restore_override(
     if _was_not_replaced(record, observed):
         return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
-        times = f"{MAX_CORRECTIONS + 1} times within an hour"
-        message = f"gitboot set {record.override} {times}, and the BMC shows {current}"
-        return AskOperator(condition=OperatorCondition.CONTENDED, message=message)
+        return AskOperator(
+            condition=OperatorCondition.CONTENDED,
+            message=f"gitboot set {record.override} {MAX_CORRECTIONS + 1} times within an hour, and the BMC shows"
+            f" {current}",
+        )
     if final_state is OverrideState.CLEARED:
         return _set_override(wanted, record, override, observed, now, corrections=(*corrections, now))
     if record.state is OverrideState.CONFIRMED:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST, and gitboot has not confirmed the override")
-    if _keeps_once(record.override, current):
+    if (  # some BMCs store an override for one boot as a Continuous override, such as the fake driver of sushy-tools
+        record.override.enabled is OverrideEnabled.ONCE
+        and current.enabled is OverrideEnabled.CONTINUOUS
+        and current.target == record.override.target
+    ):
         return request_operator(
             f"the BMC does not implement Once: gitboot set {record.override} for {record.reason}, and the BMC shows "
             f"{current}, which stays after a boot. Use override: None or Continuous in the policy. Either the machine "
@@ -606,7 +619,8 @@ def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservati
 
 def _report_missing_slot(override: Override, medium: str, observed: BmcObservation) -> AskOperator:
     needs_data = override.data_medium is not None
-    if assign_slots([slot.without_medium for slot in observed.slots], medium, override.data_medium) is None:
+    empty = [structs.replace(slot, image=None, inserted=False) for slot in observed.slots]
+    if assign_slots(empty, medium, override.data_medium) is None:
         disc = next((slot for slot in observed.slots if slot.accepts_discs), None)
         message = "the plan needs a medium, but the BMC does not have a virtual CD drive"
         if disc is not None and needs_data:
@@ -621,8 +635,10 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         if not slot.is_free and slot.image not in override.media and (slot.accepts_discs or needs_data)
     )
     needed = "two media" if needs_data else "a medium"
-    message = f"the plan needs {needed}, and {taken}, which gitboot did not insert"
-    return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
+    return AskOperator(
+        condition=OperatorCondition.FOREIGN_MEDIUM,
+        message=f"the plan needs {needed}, and {taken}, which gitboot did not insert",
+    )
 
 
 def _is_in_post(observed: BmcObservation, at: datetime) -> bool:
@@ -658,18 +674,6 @@ def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
             " override: Once or override: None"
         )
     return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"
-
-
-def _keeps_once(override: Override, current: Override) -> bool:
-    """Return whether a BMC stored an override for one boot as a Continuous override.
-
-    The fake driver of sushy-tools does this.
-    """
-    return (
-        override.enabled is OverrideEnabled.ONCE
-        and current.enabled is OverrideEnabled.CONTINUOUS
-        and current.target == override.target
-    )
 
 
 def _explain_not_shown(record: OverrideRecord, observed: BmcObservation) -> str:

@@ -236,11 +236,12 @@ def _request_reset(
     allowed = observed.reset_types
     found = next((each for each in types if not allowed or each in allowed), None)
     if found is None:
-        message = f"the plan needs {wanted.operation}, but the BMC allows only {', '.join(sorted(allowed))}"
-        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
+        return AskOperator(
+            condition=OperatorCondition.UNSUPPORTED,
+            message=f"the plan needs {wanted.operation}, but the BMC allows only {', '.join(sorted(allowed))}",
+        )
     if not wanted.may_reset:
         return NoChange()
-    since = record.since if record is not None and record.state.is_open else now
     return RequestReset(
         record=PowerRecord(
             reason=wanted.reason,
@@ -248,7 +249,7 @@ def _request_reset(
             marks=observed.marks,
             state=PowerRecordState.RECORDED,
             at=now,
-            since=since,
+            since=record.since if record is not None and record.state.is_open else now,
             end=wanted.window_end,
         )
     )
@@ -283,7 +284,6 @@ _ACTION_RESET_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ..
     (PowerAction.RESET, False): (ResetType.GRACEFUL_RESTART,),
     (PowerAction.RESET, True): (ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
 }
-_RESULTING_POWER: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
 class PowerChangeRefused(Struct, frozen=True, kw_only=True):
@@ -305,7 +305,7 @@ def choose_reset_type(
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")
-    if observed.power is not None and observed.power == _RESULTING_POWER.get(action):
+    if observed.power is not None and observed.power == {PowerAction.ON: "On", PowerAction.OFF: "Off"}.get(action):
         return NoChange(why=f"the machine is already {observed.power.lower()}")
     if action is PowerAction.RESET and observed.power == "Off":
         return PowerChangeRefused(why="the machine is off: use gitboot bmc power on")

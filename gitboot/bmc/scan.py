@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 MAX_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
-_DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -124,7 +123,7 @@ def read_certificates(addresses: Sequence[str], *, parallel: int) -> tuple[First
 
 def _read_certificate(address: str) -> FirstContact:
     parts = urlsplit(address)
-    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+    host, port = parts.hostname or "", parts.port or {"https": 443, "http": 80, "ipmi": 623}[parts.scheme]
     limits = RequestLimits(deadline_s=_CONTACT_TIMEOUT_S)
     try:
         ips = resolve_host(host, port, limits)
@@ -193,18 +192,20 @@ def _probe(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
             if not is_redfish:
                 return Probe(address=address)
             systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
-            found = tuple(
-                build_found_server(
-                    address,
-                    system,
-                    is_only_system=len(systems) == 1,
-                    nics=_read_members(bmc, system.link("EthernetInterfaces")),
-                    manager=_read_optional(bmc, find_manager_path(system.body)),
-                    processor=next(_read_members(bmc, system.link("Processors")), None),
-                )
-                for system in map(bmc.read, systems)
+            return Probe(
+                address=address,
+                servers=tuple(
+                    build_found_server(
+                        address,
+                        system,
+                        is_only_system=len(systems) == 1,
+                        nics=_read_members(bmc, system.link("EthernetInterfaces")),
+                        manager=_read_optional(bmc, find_manager_path(system.body)),
+                        processor=next(_read_members(bmc, system.link("Processors")), None),
+                    )
+                    for system in map(bmc.read, systems)
+                ),
             )
-            return Probe(address=address, servers=found)
     except (OperatorError, TryAgain) as error:
         return Probe(address=address, error=str(error))
 

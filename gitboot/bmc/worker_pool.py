@@ -7,9 +7,9 @@ import ssl
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # gitboot closes a connection that was idle for this long; tasks at a busy BMC follow each other faster
 _IDLE_S: Final = 900
 _LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together when the process ends
-_Access = tuple[BmcAccess, TrustedCredentials, bool]
 
 
 class ConnectionCache:
@@ -51,7 +50,7 @@ class ConnectionCache:
         ending_fence: Callable[[], None] | None = None,
     ) -> None:
         self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
-        self._cached: dict[SystemUuid, tuple[_Access, Driver]] = {}
+        self._cached: dict[SystemUuid, tuple[tuple[BmcAccess, TrustedCredentials, bool], Driver]] = {}
         # the monotonic time at which each connection was last used, oldest first
         self._last_used_s: dict[SystemUuid, float] = {}
         self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first lock guards _last_used_s
@@ -111,9 +110,8 @@ class ConnectionCache:
         try:
             # gitboot creates one context for each authority, because loading the CA bundle is slow
             with self._tls_lock:
-                has_certificate = certificate is not None
-                authority = None if has_certificate else trust.find_authority(bmc)
-                tls = tls_context(verify=bmc.verify and not has_certificate, ca=authority)
+                authority = trust.find_authority(bmc) if certificate is None else None
+                tls = tls_context(verify=bmc.verify and certificate is None, ca=authority)
         except ssl.SSLError as error:
             source = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
             raise UsageError(f"{source} is not a PEM certificate: {error.reason or error}") from None
@@ -155,14 +153,9 @@ class ConnectionCache:
         self._cached.clear()
 
 
-@contextmanager
-def open_connections(directory: Path | None) -> Iterator[ConnectionCache]:
-    """Yield a connection cache, and close its connections when the block ends."""
-    cache = ConnectionCache(CredentialDirectory(directory))
-    try:
-        yield cache
-    finally:
-        cache.close()
+def open_connections(directory: Path | None) -> AbstractContextManager[ConnectionCache]:
+    """Return a context manager that yields a connection cache, and closes its connections when the block ends."""
+    return closing(ConnectionCache(CredentialDirectory(directory)))
 
 
 MAX_PARALLEL: Final = 256
@@ -356,9 +349,8 @@ class TaskRunner(Generic[Key, Value]):
                 del self._waiting[site]
 
     def _get_limit(self, site: str | None) -> ConcurrencyLimit:
-        if site not in self._limits:
-            self._limits[site] = ConcurrencyLimit.start(self._max_parallel if site is None else self._max_per_site)
-        return self._limits[site]
+        most = self._max_parallel if site is None else self._max_per_site
+        return self._limits.setdefault(site, ConcurrencyLimit.start(most))
 
     def _start_tasks(self) -> None:
         while len(self._running) < self._max_parallel:

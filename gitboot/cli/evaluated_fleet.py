@@ -20,8 +20,8 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.identities import list_machines
-from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.git.history import CommitRange, History, open_blame, open_range

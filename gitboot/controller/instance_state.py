@@ -20,8 +20,7 @@ from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Denial, UnnamedProxy
-from gitboot.fleet.layered_dict import apply_changes
-from gitboot.fleet.revision import Revision
+from gitboot.fleet.revision import Revision, apply_changes
 from gitboot.git.clone import BranchMismatch
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import NO_LEDGER, Evidence

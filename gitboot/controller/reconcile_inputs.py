@@ -43,7 +43,7 @@ from gitboot.fetchlog.unknown_machines import (
     read_unknown_files,
     render_unknown,
 )
-from gitboot.fleet.layered_dict import apply_changes
+from gitboot.fleet.revision import apply_changes
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Lease

@@ -230,6 +230,10 @@ class CredentialFiles:
         if self._failures == before:
             return None
         if self._failures:
-            message = f"{'; '.join(self._failures)}: the endpoint rejects requests that need these files"
-            return Event(at=at, type="CredentialsUnreadable", message=message, warning=True)
+            return Event(
+                at=at,
+                type="CredentialsUnreadable",
+                message=f"{'; '.join(self._failures)}: the endpoint rejects requests that need these files",
+                warning=True,
+            )
         return Event(at=at, type="CredentialsReadable", message="the endpoint can read all credential files again")

@@ -48,7 +48,6 @@ class AgeKeys:
         return tuple(str(key.to_public()) for key in self._read_keys())
 
     def _read_keys(self) -> tuple[x25519.Identity, ...]:
-        """Return the keys in the file."""
         keys: list[x25519.Identity] = []
         lines = self._file.read_bytes().decode("ascii", errors="replace").splitlines()
         for number, line in enumerate(map(str.strip, lines), 1):

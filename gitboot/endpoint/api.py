@@ -41,8 +41,6 @@ from gitboot.text import printable_lines
 
 API_ROOT: Final = "/api/v1"
 MAX_PAGE_ITEMS: Final = 500  # the maximum number of servers in one response
-# at most three digits, because Python's int rejects texts with more than 4,300 digits
-_LIMIT: Final = re.compile("[0-9]{1,3}")
 FILTERS: Final = ("site", "role", "phase", "image", "step")
 
 _MAX_CACHED_ITEMS: Final = 10_000  # an item has about 600 bytes
@@ -80,7 +78,15 @@ class Api:
         except UsageError as error:
             return Response(f"{error}\n", 400, headers={"cache-control": "no-store"}, media_type="text/plain")
         with self._paging:
-            return _json_response(self._render_items(query))
+            names = (name for name in self._list_names() if name > query.after)
+            chosen = (
+                (name, item) for name in names if (item := self._read_item(name)) is not None and query.matches(item)
+            )
+            found = list(islice(chosen, query.limit + 1))
+            more = found[: query.limit]
+            last = encode_canonical(more[-1][0] if len(found) > query.limit else None)
+            items = b",".join(item.content for _, item in more)
+            return _json_response(b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items))
 
     def show_server(self, request: Request) -> Response:
         return self._respond_for_server(request, lambda state: _format_server(state, self._clock()))
@@ -105,15 +111,6 @@ class Api:
         name = request.path_params["name"]
         located = self._tree.read_server(name) if "/" not in name else None
         return NOT_FOUND if located is None else _json_response(encode_canonical(answer(located.state)))
-
-    def _render_items(self, query: Selection) -> bytes:
-        names = (name for name in self._list_names() if name > query.after)
-        chosen = ((name, item) for name in names if (item := self._read_item(name)) is not None and query.matches(item))
-        found = list(islice(chosen, query.limit + 1))
-        more = found[: query.limit]
-        last = encode_canonical(more[-1][0] if len(found) > query.limit else None)
-        items = b",".join(item.content for _, item in more)
-        return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
 
     def _list_names(self) -> list[str]:
         """Return the sorted names of all servers. gitboot reads the folder again only after a change."""
@@ -155,18 +152,18 @@ def build_openapi() -> bytes:
     """Return the OpenAPI 3.1 document that describes this API, as JSON."""
     import yaml  # gitboot imports yaml here, because the module needs memory and most processes only serve boots
 
-    document = yaml.safe_load(_OPENAPI_FILE.read_text())
+    document = yaml.safe_load(Path(__file__).with_name("openapi.yaml").read_text())
     document["info"]["version"] = __version__
     return encode_canonical(document)
 
 
-_OPENAPI_FILE: Final = Path(__file__).with_name("openapi.yaml")
-
-
 def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
     """Return the unknown machines as JSON values, in the format of `gitboot unknown-machines`."""
-    items = [each.facts() for each in table.machines]
-    return {"apiVersion": "gitboot.dev/v1alpha1", "items": items, "unkept": table.unkept}
+    return {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "items": [each.facts() for each in table.machines],
+        "unkept": table.unkept,
+    }
 
 
 def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
@@ -179,8 +176,10 @@ def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
 
 def _json_response(content: bytes) -> Response:
     """Return a JSON response. Terminal control characters are escaped, because people read the API with curl."""
-    headers = {"content-type": "application/json", "cache-control": "no-store"}
-    return Response(printable_lines(content.decode()).encode(), headers=headers)
+    return Response(
+        printable_lines(content.decode()).encode(),
+        headers={"content-type": "application/json", "cache-control": "no-store"},
+    )
 
 
 # Pages of the list of servers
@@ -203,11 +202,11 @@ class Selection(Struct, frozen=True, kw_only=True):
 def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
     """Parse the query parameters of a list request. Raises UsageError for an unknown or malformed parameter."""
     limit, after = MAX_PAGE_ITEMS, ""
-    fields: list[tuple[str, str]] = []
-    labels: list[tuple[str, str]] = []
+    fields, labels = list[tuple[str, str]](), list[tuple[str, str]]()
     for name, value in parameters:
         key, equals, label_value = value.partition("=")
-        if name == "limit" and _LIMIT.fullmatch(value) and 1 <= int(value) <= MAX_PAGE_ITEMS:
+        # at most three digits, because Python's int rejects texts with more than 4,300 digits
+        if name == "limit" and re.fullmatch("[0-9]{1,3}", value) and 1 <= int(value) <= MAX_PAGE_ITEMS:
             limit = int(value)
         elif name == "continue":
             after = value
@@ -278,13 +277,18 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
             return UNAVAILABLE
         if tree.read(f"{PAGE_DATA}fleet.js") is None:
             return PlainTextResponse(_PAGE_OFF_TEXT, headers={"cache-control": "no-store"})
-        body = f"The page for operators is at {PAGE_PATH}\n"
-        return PlainTextResponse(body, 302, headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")})
+        return PlainTextResponse(
+            f"The page for operators is at {PAGE_PATH}\n",
+            302,
+            headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")},
+        )
 
-    leading = [Route(path, redirect_to_page) for path in PAGE_REDIRECTS]
-    beside = [Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name)) for name in PAGE_CONTENT_TYPES]
-    page = Route(PAGE_PATH, partial(_serve_page_file, "index.html"))
-    return [*leading, page, *beside, Route(f"{PAGE_PATH}data/{{name:path}}.js", serve_data)]
+    return [
+        *(Route(path, redirect_to_page) for path in PAGE_REDIRECTS),
+        Route(PAGE_PATH, partial(_serve_page_file, "index.html")),
+        *(Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name)) for name in PAGE_CONTENT_TYPES),
+        Route(f"{PAGE_PATH}data/{{name:path}}.js", serve_data),
+    ]
 
 
 def _serve_page_file(name: str, _: Request) -> Response:
@@ -301,9 +305,7 @@ _PREFIX: Final = b"sha256="
 # Signatures of GitHub and Bitbucket have a prefix, but those of Gitea, Forgejo and Gogs do not. GitLab sends the secret
 # itself.
 _SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature", b"x-gogs-signature")
-# in this header, other forges send a SHA-1 signature, which gitboot ignores
-_BITBUCKET_HEADER: Final = b"x-hub-signature"
-_TOKEN_HEADER: Final = b"x-gitlab-token"
+# In x-hub-signature, forges other than Bitbucket send a SHA-1 signature, which gitboot ignores.
 
 
 class PushSecret:
@@ -352,9 +354,9 @@ class Webhooks:
             *(
                 hmac.compare_digest(value.removeprefix(_PREFIX), signature)
                 for name, value in headers
-                if name in _SIGNATURE_HEADERS or (name == _BITBUCKET_HEADER and value.startswith(_PREFIX))
+                if name in _SIGNATURE_HEADERS or (name == b"x-hub-signature" and value.startswith(_PREFIX))
             ),
-            *(hmac.compare_digest(value, secret) for name, value in headers if name == _TOKEN_HEADER),
+            *(hmac.compare_digest(value, secret) for name, value in headers if name == b"x-gitlab-token"),
         ]
         if not found or not all(found):
             return FORBIDDEN

@@ -111,7 +111,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 _FAILED_REQUEST: Final = "the endpoint could not answer %s %r"
 _METHODS: Final = ("GET", "HEAD")
-_SLASHES: Final = re.compile("/{2,}")
 _OPERATOR_PATHS: Final = ("/api/", "/metrics", PAGE_PATH)
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz")
 # A proxy in front of the endpoint may filter these paths by prefix, so the endpoint accepts only one spelling.
@@ -169,9 +168,8 @@ class Endpoint:
         self.failed_handshakes: Counter[HandshakeFailure] = Counter()
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
-        content = ServedFiles(
-            root / "boot" / "o", cache_control=FOR_A_YEAR
-        )  # the files that are too large for the cache
+        # the files that are too large for the cache
+        content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)
         routes = [
             *Api(tree, root, lambda: tree.clock.choose_time(clock())).routes,
             *build_page_routes(tree),
@@ -201,7 +199,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "//" in scope["path"]:  # shim requests loaders//grubx64.efi; nginx and Caddy merge slashes too
-            merged = _SLASHES.sub("/", scope["path"])
+            merged = re.sub("/{2,}", "/", scope["path"])
             if merged not in PAGE_REDIRECTS and not merged.startswith(_EXACT_PATHS):
                 scope["path"] = merged
         if (proxy := find_untrusted_proxy(scope, self._is_trusted)) is not None:
@@ -307,9 +305,9 @@ class Endpoint:
                     range_header = value
                 # the client has a part of a different version of the file (RFC 9110, 13.1.5)
                 has_other |= name == b"if-range" and value != etag
-        is_part = range_header and not has_other
         return self._count_reply(
-            answer.request_kind, select_range(answer.reply, range_header) if is_part else answer.reply
+            answer.request_kind,
+            select_range(answer.reply, range_header) if range_header and not has_other else answer.reply,
         )
 
     async def _serve_guarded(
@@ -348,12 +346,12 @@ class Endpoint:
     ) -> Reply:
         if guarded.role is Role.SEALED:
             found = await self._gate.decrypt_secret(guarded, request, bytes(answer.reply.body))
-            reply = (
+            return self._count_reply(
+                answer.request_kind,
                 _build_withheld_reply(found)
                 if isinstance(found, GateDenial)
-                else file_reply(found, answer.content_type, UNCACHED)
+                else file_reply(found, answer.content_type, UNCACHED),
             )
-            return self._count_reply(answer.request_kind, reply)
         content: bytes | None = None
         if (refusal := await self._gate.check(guarded, request)) is None:
             return self._count_reply(answer.request_kind, answer.reply)
@@ -458,8 +456,7 @@ class ServedFiles:
     """Serves the files below a folder. If a path or a symlink leads out of the folder, the response is 404."""
 
     def __init__(self, root: Path, *, cache_control: bytes) -> None:
-        self._root = root
-        self._cache_control = cache_control
+        self._root, self._cache_control = root, cache_control
 
     # Not async, so that Starlette runs it in a thread and a slow disk does not block other requests.
     def serve(self, request: Request) -> Response:
@@ -473,9 +470,11 @@ class ServedFiles:
             return UNAVAILABLE
         if found is None:
             return NOT_FOUND
-        content_type = find_artifact_type(found.name)
-        headers = {"content-type": content_type, "cache-control": self._cache_control.decode()}
-        response = FileResponse(found, headers=headers, stat_result=found.stat())
+        response = FileResponse(
+            found,
+            headers={"content-type": find_artifact_type(found.name), "cache-control": self._cache_control.decode()},
+            stat_result=found.stat(),
+        )
         etag = response.headers["etag"].encode()
         if any(name == b"if-none-match" and matches_etag(value, etag) for name, value in request.scope["headers"]):
             return Reply(304, [(b"etag", etag), (b"cache-control", self._cache_control)])
@@ -502,9 +501,12 @@ def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | No
 
 def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> ClientRequest:
     agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
-    query = parse_query(scope["query_string"].decode("latin-1"))
     return ClientRequest(
-        client=client, agent=agent.decode("latin-1"), query=query, at=at, is_head=scope["method"] == "HEAD"
+        client=client,
+        agent=agent.decode("latin-1"),
+        query=parse_query(scope["query_string"].decode("latin-1")),
+        at=at,
+        is_head=scope["method"] == "HEAD",
     )
 
 
@@ -555,7 +557,16 @@ class UnknownMachineIntake:
             return NOT_FOUND
         if not self.recorder.is_forwarded:
             return RETRY_LATER  # the machine sends the inventory again later
-        if not self._reserve_inventory(request):
+        minute = int(request.at.timestamp() // _MINUTE.total_seconds())
+        if minute != self._minute:
+            self._minute, self._sent_inventories = minute, Counter()
+        network = client_network(request.client)
+        may_send = (
+            self._sent_inventories[network] < MAX_INVENTORIES_PER_ADDRESS
+            and self._sent_inventories.total() < _MAX_INVENTORIES
+        )
+        self._sent_inventories[network] += may_send
+        if not may_send:
             return TOO_MANY_REQUESTS
         content = bytearray()
         if (refusal := await read(MOST_BYTES, content.extend)) is not None:
@@ -573,18 +584,6 @@ class UnknownMachineIntake:
     def _record(self, machine: UnknownMachine | None) -> None:
         if machine is not None and (found := match_documents(self._tree, machine)) is not None:
             self.recorder.add(found)
-
-    def _reserve_inventory(self, request: ClientRequest) -> bool:
-        minute = int(request.at.timestamp() // _MINUTE.total_seconds())
-        if minute != self._minute:
-            self._minute, self._sent_inventories = minute, Counter()
-        network = client_network(request.client)
-        may_send = (
-            self._sent_inventories[network] < MAX_INVENTORIES_PER_ADDRESS
-            and self._sent_inventories.total() < _MAX_INVENTORIES
-        )
-        self._sent_inventories[network] += may_send
-        return may_send
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):

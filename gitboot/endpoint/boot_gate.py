@@ -199,7 +199,6 @@ def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Call
 
 # Whether a boot is served
 
-_HEADER_LINES: Final = b"#!"
 _OTHER_ENDPOINT: Final = GateDenial(
     DenialReason.ANOTHER_SPOOL, "only an endpoint with the spool of the instance serves this boot"
 )
@@ -218,11 +217,6 @@ _OLDER_TREE: Final = GateDenial(
     DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since then"
 )
 _UNKNOWN_CLIENT: Final = ""  # stands for a client whose address is not in the records
-# for these reasons, another endpoint may serve the boot
-_OTHER_ENDPOINT_REASONS: Final = (
-    DenialReason.ANOTHER_SPOOL,
-    DenialReason.NOT_RECORDED,
-)
 
 
 class GuardedPath(Struct, frozen=True, kw_only=True):
@@ -299,8 +293,7 @@ class BootGate:
             is_recorded = await self.record_fetch(guarded, request)
             if not self._is_own_system(guarded, request, _UNKNOWN_CLIENT):
                 self.conclude(request, None)
-            is_lost = guarded.role is Role.REPORT and not is_recorded and not request.is_head
-            return _NOT_RECORDED if is_lost else None
+            return _NOT_RECORDED if guarded.role is Role.REPORT and not is_recorded and not request.is_head else None
         refusal = self._check_conditions(guarded, request) or (
             await self._check_one_time_boot(guarded, request, disk_write) if disk_write.once else None
         )
@@ -460,9 +453,11 @@ class BootGate:
 
         A token in the path proves this.
         """
-        if guarded.role is not Role.DATA or find_token(guarded.path) is not None:
-            return True
-        return self._fetch_filter.is_own_system(request.client, request.agent, served_to)
+        return (
+            guarded.role is not Role.DATA
+            or find_token(guarded.path) is not None
+            or self._fetch_filter.is_own_system(request.client, request.agent, served_to)
+        )
 
     def _find_reason_to_ignore(self, guarded: GuardedPath, request: ClientRequest) -> str | None:
         return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, guarded.role)
@@ -471,7 +466,8 @@ class BootGate:
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
     """Return whether gitboot redirects the client to another endpoint, which it does at most once for each client."""
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
-    return has_hop and refusal.reason in _OTHER_ENDPOINT_REASONS and HOP not in request.query
+    may_be_served_there = refusal.reason in (DenialReason.ANOTHER_SPOOL, DenialReason.NOT_RECORDED)
+    return has_hop and may_be_served_there and HOP not in request.query
 
 
 def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
@@ -479,11 +475,12 @@ def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
 
     All loaders accept comments that begin with #.
     """
-    reason = f"{escape_comment(refusal.words)} ({refusal.reason})"
-    hint = f"Print the boot with: gitboot boot-script {server} --tree OUTPUT"
-    comment = f"# gitboot withheld the boot of {server}: {reason}\n# {hint}\n".encode()
+    comment = (
+        f"# gitboot withheld the boot of {server}: {escape_comment(refusal.words)} ({refusal.reason})\n"
+        f"# Print the boot with: gitboot boot-script {server} --tree OUTPUT\n"
+    ).encode()
     first, newline, rest = content.partition(b"\n")
-    return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content
+    return first + newline + comment + rest if first.startswith(b"#!") else comment + content
 
 
 def escape_comment(words: str) -> str:

@@ -411,8 +411,7 @@ class AliasResponses:
 
     def read_outputs(self) -> frozenset[str]:
         """Return the outputs whose paths the endpoint serves, or an empty set if the file of aliases is unreadable."""
-        file_signature = read_signature(f"{self._tree.root}/{ALIASES}")
-        if file_signature != self._cached_outputs[0]:
+        if read_signature(f"{self._tree.root}/{ALIASES}") != self._cached_outputs[0]:
             found = self._tree.read(ALIASES)
             outputs = frozenset[str]()
             with suppress(ValueError):
@@ -460,8 +459,12 @@ class AliasResponses:
 
 def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
     """Return a response with a text for one request. gitboot does not record fetches of such texts."""
-    reply = file_reply(text.encode(), ContentType.TEXT, UNCACHED)
-    return BootResponse(request_kind=RequestKind.FILE, reply=reply, file=located.file, signature=located.signature)
+    return BootResponse(
+        request_kind=RequestKind.FILE,
+        reply=file_reply(text.encode(), ContentType.TEXT, UNCACHED),
+        file=located.file,
+        signature=located.signature,
+    )
 
 
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:

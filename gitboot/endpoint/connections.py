@@ -283,7 +283,15 @@ class Connection(HttpToolsProtocol):
         self._head_since = None
         if (reply := self._find_quick_reply()) is not None:
             self._is_answered = True
-            self._send_reply(reply)
+            # Writes the same bytes as uvicorn's RequestResponseCycle.
+            keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+            dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
+            end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
+            body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
+            self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.header_bytes, end, body)))
+            if not keep_alive:
+                self._client.close()
+            self.on_response_complete()
             return
         self._is_answering = self._has_cycle = True
         self._limits.idle.remove(self)
@@ -315,17 +323,6 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
             return None
         return self._quickly(path.decode(), self.headers)
-
-    def _send_reply(self, reply: Reply) -> None:
-        # Writes the same bytes as uvicorn's RequestResponseCycle.
-        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
-        end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
-        body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
-        self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.header_bytes, end, body)))
-        if not keep_alive:
-            self._client.close()
-        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         self._is_answering = False
@@ -439,9 +436,8 @@ def file_reply(
     Without ``etag``, a client that already has the file downloads it again.
     """
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
-    if etag is not None:
-        headers.append((b"etag", etag))
-    return Reply(status, [*headers, (b"cache-control", cache_control)], content)
+    tags = [(b"etag", etag)] if etag is not None else []
+    return Reply(status, [*headers, *tags, (b"cache-control", cache_control)], content)
 
 
 def allow_ranges(reply: Reply) -> Reply:
@@ -462,8 +458,8 @@ def select_range(reply: Reply, range_header: bytes) -> Reply:
     headers = [(name, value) for name, value in reply.raw_headers if name != b"content-length"]
     if start >= end:
         return _empty(416, (b"content-range", b"bytes */%d" % len(content)))
-    headers.append((b"content-length", b"%d" % (end - start)))
-    headers.append((b"content-range", b"bytes %d-%d/%d" % (start, end - 1, len(content))))
+    part = b"bytes %d-%d/%d" % (start, end - 1, len(content))
+    headers += ((b"content-length", b"%d" % (end - start)), (b"content-range", part))
     return Reply(206, headers, content[start:end])
 
 

@@ -289,8 +289,10 @@ class Exposition(Collector):
                 if (ends := certificate.ends) is not None:
                     yield _build_single(f"{name}_expiration_timestamp_seconds", ends.timestamp())
         if self._machines_certificate is not None:
-            failed = {(each,): self._failed_handshakes.get(each, 0) for each in HandshakeFailure}
-            yield _build_metric("gitboot_machine_handshakes_failed", failed)
+            yield _build_metric(
+                "gitboot_machine_handshakes_failed",
+                {(each,): self._failed_handshakes.get(each, 0) for each in HandshakeFailure},
+            )
         yield from collect_status(self._tree.read_status())
 
 
@@ -302,8 +304,9 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     )
     if (committed := status["accepted"].get("committedAt")) is not None:
         yield _build_single("gitboot_accepted_commit_timestamp_seconds", datetime.fromisoformat(committed).timestamp())
-    problems = Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
-    yield _build_metric("gitboot_commit_problems", problems)
+    yield _build_metric(
+        "gitboot_commit_problems", Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
+    )
     for name, key in _COUNT_KEYS.items():
         yield _build_metric(name, {(each,): count for each, count in status.get(key, {}).items()})
     yield _build_metric(
@@ -317,8 +320,10 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield _build_histogram("gitboot_reconcile_duration_seconds", {(): whole} if whole is not None else {})
     yield _build_histogram("gitboot_stage_duration_seconds", {(name,): each for name, each in stages.items()})
     own = [each for each in status["conditions"] if "/" not in each["type"]]
-    holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
-    yield _build_metric("gitboot_condition", holds)
+    yield _build_metric(
+        "gitboot_condition",
+        {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)},
+    )
     yield _build_metric("gitboot_condition_reason", {(each["type"], each["reason"]): 1 for each in own})
     of_bmcs = (each for each in status["conditions"] if "/" in each["type"] and not each["status"])
     none = {(reason,): 0 for reason in CONDITIONS[BMC].remedies}

@@ -449,8 +449,6 @@ class OpenIntents:
 Recorder = SpoolRecorder | SharedRecorder
 # Readiness
 
-_NOT_PUBLISHED: Final = "the instance has not published yet"
-
 
 def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str | None:
     """Return why a load balancer should not use this endpoint, or None if this endpoint is ready.
@@ -461,7 +459,7 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
         return (
             "the output tree was prepared for a host that is not active yet"
             if tree.terms.is_prepared
-            else _NOT_PUBLISHED
+            else "the instance has not published yet"
         )
     if (doubt := tree.clock.problem) is not None:
         return f"{doubt}; the endpoint withholds install boots"
@@ -504,7 +502,6 @@ class ReadinessEvents:
 _SEND_INTERVAL_S: Final = 0.5
 _PAUSE_S: Final = 2.0  # how long gitboot waits after a failure
 _END_TIMEOUT_S: Final = 2.0  # the time limit for the last batch when gitboot ends
-_LOCK: Final = "forwarding"
 
 
 class Forwarder:
@@ -583,7 +580,7 @@ class Forwarder:
 def _lock_spool(folder: Path) -> int | None:
     """Lock a spool for sending. Return the descriptor that holds the lock, or None if another process holds it."""
     endpoint_folder(folder).mkdir(exist_ok=True)
-    fd = open_lock(endpoint_folder(folder) / _LOCK, mode=0o640)
+    fd = open_lock(endpoint_folder(folder) / "forwarding", mode=0o640)
     if lock_file(fd):
         return fd
     os.close(fd)

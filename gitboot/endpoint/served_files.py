@@ -124,8 +124,7 @@ class PublishedTree:
         if (shard := self.read(shard_path(identity))) is None:
             return None
         names = parse_shard(shard.content).get(identity, ())
-        for name in names:
-            located = self.read_server(name)
+        for located in map(self.read_server, names):
             if located is not None and identity in located.state.identities:
                 return located
         if names:
@@ -178,10 +177,9 @@ class PublishedTree:
                 self._set_condition(True, "Read", f"{self.root}: published from commit {self.head.stamp.commit}")
         instance = self._read_instance_status()
         self.clock.compare(instance.get("clock"))
-        conditions = instance.get("conditions", ())
         is_other_ledger = any(
             (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
-            for each in conditions
+            for each in instance.get("conditions", ())
         )
         self.can_answer = self.head is not None and not is_other_ledger and not self.terms.is_prepared
         self.stops_all = (stopped := self.stop_orders.current) is not None and stopped.stoppage.everything
@@ -205,13 +203,15 @@ class PublishedTree:
         }
 
     def _read_instance_status(self) -> dict[str, Any]:
-        """Return the newest status of the instance, or {} if there is no status."""
         found: list[dict[str, Any]] = []
         for file in self._statuses:
             with suppress(ValueError, OSError):
                 found.append(self._parse_cached(file, _parse_status) or {})
-        own = [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)]
-        return max(own, key=lambda each: str(each.get("clock", "")), default={})
+        return max(
+            [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)],
+            key=lambda each: str(each.get("clock", "")),
+            default={},
+        )
 
     def _set_condition(self, status: bool, reason: str, message: str) -> None:
         known = self._condition
@@ -219,15 +219,14 @@ class PublishedTree:
             begins = not known and reason == "Absent"  # a missing file is normal before the first publication
             (_logger.info if status or begins else _logger.error)("%s", message)
         changed = known["lastTransitionTime"] if known.get("status") == status else format_instant(self._clock())
-        facts = {
+        self._condition = {
             "type": "OutputTreeReadable",
             "status": status,
             "reason": reason,
             "message": message,
             "lastTransitionTime": changed,
+            "remedy": None if status else find_remedy("OutputTreeReadable", reason),
         }
-        facts["remedy"] = None if status else find_remedy("OutputTreeReadable", reason)
-        self._condition = facts
 
     def _parse_cached(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
         known = self._parsed.get(file)

@@ -157,11 +157,8 @@ def _format_url(host: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-_LISTEN: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})")
-
-
 def _parse_listen(listen: str) -> tuple[str, int]:
-    found = _LISTEN.fullmatch(listen)
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})", listen)
     if found is None or int(found[3]) > 65535:
         raise UsageError(f'expected HOST:PORT or [HOST]:PORT to listen on, found "{listen}"')
     return found[1] or found[2], int(found[3])

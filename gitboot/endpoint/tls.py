@@ -75,10 +75,10 @@ class Certificate:
             return None if is_first else Event(at=at, type="CertificateReadable", message=message)
         if self.failure == failure:
             return None
-        effect = "the endpoint keeps the previous certificate"
-        if self._current is None:
-            effect = "the endpoint rejects connections"
-        return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {effect}", warning=True)
+        effect = "keeps the previous certificate" if self._current is not None else "rejects connections"
+        return Event(
+            at=at, type="CertificateUnreadable", message=f"{self.failure}: the endpoint {effect}", warning=True
+        )
 
     def load(self) -> None:
         """Load the two files, and use them for new connections. Raises `UsageError` if gitboot cannot use them."""
@@ -101,8 +101,9 @@ class Certificate:
             if error.reason is None:
                 raise UsageError(f"{key} has no PEM private key") from None
             if error.reason == _MISMATCH:
-                message = f"{key} does not match {file}; the server's own certificate must be the first in that file"
-                raise UsageError(message) from None
+                raise UsageError(
+                    f"{key} does not match {file}; the server's own certificate must be the first in that file"
+                ) from None
             raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
         except OSError as error:
             raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
@@ -128,9 +129,9 @@ class Certificate:
                 "key, or set firmware-ciphers = false if no machine boots by UEFI HTTPS boot"
             )
         other = self._other
-        if other is None or Suites.FIRMWARE not in (self._suites, other._suites):
+        if other is None or public_key != other._public_key:
             return
-        if public_key == other._public_key:
+        if Suites.FIRMWARE in (self._suites, other._suites):
             raise UsageError(
                 f"{self._file} has the same key as {other._file}: create another key for one of them, or set "
                 "firmware-ciphers = false. A thief of the machines' key can decrypt recorded connections"

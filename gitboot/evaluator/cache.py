@@ -272,8 +272,10 @@ class ResultsFile:
             file.seek(0)
             while not is_over() and (frame := read_frame(file)) is not None:
                 results = _decode_spooled_results(frame)
-                values = {key: value for key, value in results.values.items() if self._is_valid(results.kind, value)}
-                cache.insert_many(results.kind, values)
+                cache.insert_many(
+                    results.kind,
+                    {key: value for key, value in results.values.items() if self._is_valid(results.kind, value)},
+                )
 
     def _is_valid(self, kind: ResultKind, data: bytes) -> bool:
         row = decode_row(data) if kind is ResultKind.DECIDED else None

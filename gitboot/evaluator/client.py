@@ -21,8 +21,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import ResultsFile, look_up
 from gitboot.evaluator.protocol import Commit, EvaluationLimits, EvaluationResult, build_limit_problem
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.layered_dict import apply_changes, merge_changes
-from gitboot.fleet.revision import Revision
+from gitboot.fleet.revision import Revision, apply_changes, merge_changes
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.server_decision import Decision, FieldSources, Host
@@ -159,19 +158,15 @@ class EvaluatorClient:
         )
         conversation = _Conversation(self._process, question, self._report_progress, self._cache, spooled.results)
         answer = self._conversations.submit(conversation.evaluate, base)
-        self._keep_results(revision, spooled)
+        if (before := self._unstored.pop(revision, None)) is not None:
+            before.results.close()
+        self._unstored[revision] = spooled
+        while len(self._unstored) > _MAX_UNSTORED:
+            self._unstored.pop(next(iter(self._unstored))).results.close()
         self._running = _RunningEvaluation(revision=revision, base=base, answer=answer, is_retry=is_again)
         answer.add_done_callback(lambda _: stop())
         answer.add_done_callback(lambda _: self.on_answer())
         return self._running
-
-    def _keep_results(self, revision: Revision, results: _UnstoredResults) -> None:
-        """Keep the results of a commit until the instance accepts it. Only those of the last few commits are kept."""
-        if (before := self._unstored.pop(revision, None)) is not None:
-            before.results.close()
-        self._unstored[revision] = results
-        while len(self._unstored) > _MAX_UNSTORED:
-            self._unstored.pop(next(iter(self._unstored))).results.close()
 
 
 _MAX_UNSTORED: Final = 8
@@ -211,9 +206,8 @@ def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[p
             case protocol.ServerParts(servers=servers):
                 parts.add_servers(servers)
             case protocol.CommitEnd() as result:
-                commit = parts.build_commit(revision, result)
                 return EvaluationResult(
-                    commit=commit,
+                    commit=parts.build_commit(revision, result),
                     extent=result.extent,
                     new_names=result.new_servers,
                     moves=result.moves,
@@ -230,8 +224,6 @@ _MOST_COMMITS: Final = 2  # a question contains at most two commits, which are t
 
 
 class _Conversation:
-    """Sends one question to an evaluator process, and reads the answers to that question."""
-
     def __init__(
         self,
         process: Child,
@@ -363,15 +355,8 @@ class _Assembly:
             base=base.revision if base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.removed_sites}),
         )
-        self._check_parts(commit, result)
-        return commit
-
-    def _check_parts(self, commit: Commit, result: protocol.CommitEnd) -> None:
-        """Raise ValueError if a server lacks a part, or has a part that belongs to another server.
-
-        gitboot has already checked the base, so it checks only the servers that differ from the base. The machine of an
-        unchanged server must not have been removed or replaced.
-        """
+        # The base is already checked, so only the servers that differ from the base are. The machine of an unchanged
+        # server must not have been removed or replaced.
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}
         replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.removed_machines) if uuid in machines]
@@ -387,3 +372,4 @@ class _Assembly:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.new_servers):
             raise ValueError("the commit does not contain a server that is reported as new")
+        return commit

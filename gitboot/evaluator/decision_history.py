@@ -13,8 +13,8 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
+from gitboot.fleet.documents import Id
 from gitboot.fleet.ignore import list_fleet_files
-from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, CommitSummary, Oversized, Revision, Snapshot
 from gitboot.fleet.yaml import Value, parse
 from gitboot.git.history import HistoryStep
@@ -153,8 +153,7 @@ class DecisionHistory:
             return {}
         known = (self._pair.head, self._pair.base) if self._pair is not None else ()
         of_it = (each for each in known if each is not None and each.revision == step.commit.revision)
-        found = next(of_it, None) or self._evaluate_beside(step, None).head
-        return found.decided.decisions.servers
+        return (next(of_it, None) or self._evaluate_beside(step, None).head).decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
         """Evaluate a commit with the next valid commit as the base, which avoids repeated decisions."""

@@ -40,8 +40,7 @@ from gitboot.evaluator.cache import (
     encode_result,
 )
 from gitboot.evaluator.protocol import EVALUATION_KINDS, ResultKind
-from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id, ParseCache, ParsedBlob, read_blob
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import LoadedFile, LoadedRevision, list_files, load_revision
 from gitboot.jsonio import Digest, build_decoder
@@ -159,9 +158,13 @@ class CommitPair:
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
         if base is None:
             return compare_decisions(None, new, None, repository, None, None)
-        touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes)
         return compare_decisions(
-            base.decided.decisions, new, base.repository, repository, touched, self.collect_offered_claims
+            base.decided.decisions,
+            new,
+            base.repository,
+            repository,
+            Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes),
+            self.collect_offered_claims,
         )
 
     def collect_offered_claims(self) -> frozenset[Digest]:
@@ -410,7 +413,6 @@ def _merge_by_name(names: Collection[str], before: Mapping[str, T], new: Mapping
 
 
 def _select_shared_documents(repository: FleetRepository) -> tuple[object, ...]:
-    origins = [origin for key, origin in repository.origins.items() if key.kind != "Server"]
     return (
         repository.fleet,
         repository.images,
@@ -419,7 +421,7 @@ def _select_shared_documents(repository: FleetRepository) -> tuple[object, ...]:
         repository.policies,
         repository.maintenances,
         repository.files,
-        origins,
+        [origin for key, origin in repository.origins.items() if key.kind != "Server"],
     )
 
 
@@ -492,8 +494,6 @@ class Workers(Struct, frozen=True, kw_only=True):
 
 
 class _Worker(Struct, frozen=True):
-    """A worker process, and the pipe to which it writes its results."""
-
     process: int
     pipe: int
 
@@ -515,8 +515,7 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
         end_with_parent(parent)
         limits.apply()
         for first in range(0, len(items), BATCH):
-            batch = [work(item) for item in items[first : first + BATCH]]
-            rest = memoryview(build_frame(encode((first, batch))))
+            rest = memoryview(build_frame(encode((first, [work(item) for item in items[first : first + BATCH]]))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
     os._exit(0)  # end without flushing the buffers that the worker inherited from the parent

@@ -24,8 +24,8 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
 from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Workers, count_processors
 from gitboot.evaluator.protocol import Answer, Commit, CommitEnd, EvaluationLimits, ServerPart, ServerParts
+from gitboot.fleet.documents import Id
 from gitboot.fleet.identities import NO_MOVES, Moves, build_machine
-from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.clone import CloneReader
 from gitboot.git.repository import lacks_memory
@@ -121,8 +121,7 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
             answering.begin_evaluation(question.limits)  # the base has its own limits
             evaluator.evaluate(base, None)
         answering.begin_evaluation(question.limits)
-        pair = evaluator.evaluate(Revision(question.revision), base)
-        for answer in build_report(pair, question.site):
+        for answer in build_report(evaluator.evaluate(Revision(question.revision), base), question.site):
             if isinstance(answer, CommitEnd) and question.stores_results:
                 # results that are not in the cache yet
                 for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):
@@ -228,10 +227,11 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     no_site = None
     fleet = head.repository.fleet
     if site is not None and site not in (known_sites := [each.name for each in fleet.spec.sites]):
-        message = f"this instance is for site {site}, but the Fleet has no such site"
         hint = did_you_mean(site, known_sites, Code.NO_SUCH_SITE.hint)
         place = (Id("Fleet", fleet.metadata.name), "spec", "sites")
-        no_site = head.repository.build_problem(Code.NO_SUCH_SITE, message, *place, hint=hint)
+        no_site = head.repository.build_problem(
+            Code.NO_SUCH_SITE, f"this instance is for site {site}, but the Fleet has no such site", *place, hint=hint
+        )
     return CommitEnd(
         extent=pair.extent,
         fleetwide=fleetwide,

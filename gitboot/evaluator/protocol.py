@@ -19,8 +19,8 @@ from msgspec import Struct, structs
 
 from gitboot.child_processes import ProcessUsage, encode
 from gitboot.errors import Orders
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, list_machines
-from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import build_decoder, compute_digest, to_json_value
 from gitboot.model.fleet import FleetSpec
@@ -75,10 +75,11 @@ class Commit:
         if site is None:
             return self
         names = {name for name, at in self.sites.items() if at == site}
-        servers = {name: each for name, each in self.decisions.servers.items() if name in names}
         return replace(
             self,
-            decisions=structs.replace(self.decisions, servers=servers),
+            decisions=structs.replace(
+                self.decisions, servers={name: each for name, each in self.decisions.servers.items() if name in names}
+            ),
             machines={uuid: each for uuid, each in self.machines.items() if each.name in names},
             sites={name: site for name in self.sites if name in names},
             labels={name: each for name, each in self.labels.items() if name in names},

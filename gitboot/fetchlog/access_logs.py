@@ -119,13 +119,12 @@ def parse_line(line: bytes) -> LineContent:
     except ValueError:
         return IgnoreReason.FORMAT
     try:
-        digest = Digest(token) if token is not None else None
         return Observation(
             server="",
             path=f"boot/{path[1]}",
             client=client,
             at=at,
-            digest=digest,
+            digest=Digest(token) if token is not None else None,
             modified=modified,
             intent=sha256(line.rstrip(b"\r\n")).hexdigest()[:32] if sender is _Sender.UNCLEAR else None,
         )
@@ -210,13 +209,18 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
             # The path is the target of an alias, or the requested path (see gitboot.render.web_servers). Caddy logs
             # repeated slashes, and serves the file of the path with one slash.
             path = re.sub("/{2,}", "/", unquote(_read_single_header(headers, "Content-Location") or asked))
-            modified, length = (
-                _read_single_header(headers, "Last-Modified"),
-                _read_single_header(headers, "Content-Length"),
-            )
             sent_headers = more.get("headers")
-            agent = _read_single_header(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None
-            return LoggedRequest(at, client, method, path, status, modified, length == str(sent), query, agent)
+            return LoggedRequest(
+                at,
+                client,
+                method,
+                path,
+                status,
+                last_modified=_read_single_header(headers, "Last-Modified"),
+                is_whole=_read_single_header(headers, "Content-Length") == str(sent),
+                query=query,
+                agent=_read_single_header(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None,
+            )
     return None
 
 
@@ -321,17 +325,15 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
             # The number of sent bytes includes the headers, so a complete response has more bytes than its body.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
-            is_whole = {result, detail} <= _SENT and start == "-" and is_within
-            at = f"{date}T{time}+00:00"
             agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
             return LoggedRequest(
-                at,
+                f"{date}T{time}+00:00",
                 client,
                 method,
                 unquote(path),
                 int(status),
                 None,
-                is_whole,
+                {result, detail} <= _SENT and start == "-" and is_within,
                 query=query if isinstance(query, str) else "",
                 agent=_decode_field(agent) if isinstance(agent, str) else None,
             )
@@ -447,7 +449,15 @@ class LogFile:
             since_ns = self._open_changed_files()
             for inode, file in sorted(self._open_files.items(), key=lambda each: each[1].stat.st_mtime_ns):
                 if file.has_changed():
-                    yield from self._read_new_lines(file)
+                    known = max((place for place in self._positions if file.matches(place)), default=None)
+                    file.offset = known.offset if known else 0
+                    try:
+                        for number, line in enumerate(file.read_lines(), 1):
+                            yield line
+                            if number % _SAVE_EVERY == 0:
+                                known = self._save_position(file, known)
+                    finally:
+                        self._save_position(file, known)
                 if file.stat.st_nlink == 0:
                     self._open_files.pop(inode).handle.close()
             if since_ns != self._since_ns:
@@ -485,21 +495,6 @@ class LogFile:
                     stat = path.stat()
                     if S_ISREG(stat.st_mode):
                         yield path, stat
-
-    def _read_new_lines(self, file: _OpenFile) -> Iterator[bytes]:
-        """Yield the lines after the last known position in a file.
-
-        The file may be a truncated log or a rotated copy.
-        """
-        known = max((place for place in self._positions if file.matches(place)), default=None)
-        file.offset = known.offset if known else 0
-        try:
-            for number, line in enumerate(file.read_lines(), 1):
-                yield line
-                if number % _SAVE_EVERY == 0:
-                    known = self._save_position(file, known)
-        finally:
-            self._save_position(file, known)
 
     def _save_position(self, file: _OpenFile, instead_of: _Position | None) -> _Position:
         place = file.position

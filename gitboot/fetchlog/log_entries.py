@@ -173,8 +173,7 @@ def parse_instant(text: str) -> datetime:
 
 def last_lines(log: bytes) -> str:
     """Return the end of an installer's log as `printable` text, with at most 20 lines and 4,096 characters."""
-    text = log[-MOST_LOG_BYTES:].decode(errors="replace")
-    lines = text.replace("\t", " ").splitlines()[-_MOST_LINES:]
+    lines = log[-MOST_LOG_BYTES:].decode(errors="replace").replace("\t", " ").splitlines()[-_MOST_LINES:]
     return "\n".join(map(printable, lines))[-MOST_LOG_BYTES:]
 
 

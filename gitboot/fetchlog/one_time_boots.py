@@ -192,8 +192,9 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
     first = next((each for each in known if each.offer == offer and _find_role(each) is not Role.REPORT), ended)
     if first is None:
         return None
-    is_over = any(each.at >= first.at and _find_role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
-    return ServedBoot(first, is_over)
+    return ServedBoot(
+        first, any(each.at >= first.at and _find_role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
+    )
 
 
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:

@@ -195,8 +195,8 @@ class Spool:
                 return
 
     def _write_waiting(self, waiting: list[_QueuedLine | Callable[[], None]]) -> None:
-        entries = [each for each in waiting if isinstance(each, _QueuedLine)]
-        entries = [each for each in entries if each.written.set_running_or_notify_cancel()]
+        lines = (each for each in waiting if isinstance(each, _QueuedLine))
+        entries = [each for each in lines if each.written.set_running_or_notify_cancel()]
         failure = None
         try:
             if entries:

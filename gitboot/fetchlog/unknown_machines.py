@@ -222,7 +222,7 @@ def parse_unknown(data: bytes) -> UnknownMachines:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
-        return UnknownMachines()
+        found = None
     if not isinstance(found, dict):
         return UnknownMachines()
     listed, unkept = found.get("machines"), found.get("unkept")
@@ -358,27 +358,28 @@ def _parse_interfaces(items: object) -> Iterator[FoundInterface]:
     for each in _select_mappings(items):
         link = each.get("link")
         with suppress(Malformed):
-            mac = parse_lookup_mac(each.get("mac"))
             yield FoundInterface(
-                mac=mac, name=_parse_text(each.get("name")), link=link if isinstance(link, bool) else None
+                mac=parse_lookup_mac(each.get("mac")),
+                name=_parse_text(each.get("name")),
+                link=link if isinstance(link, bool) else None,
             )
 
 
 def _parse_disks(items: object) -> Iterator[FoundDisk]:
     for each in _select_mappings(items):
         if (name := _parse_text(each.get("name"))) is not None:
-            size, model, serial = (
-                _parse_number(each.get("bytes")),
-                _parse_text(each.get("model")),
-                _parse_text(each.get("serial")),
+            yield FoundDisk(
+                name=name,
+                bytes=_parse_number(each.get("bytes")),
+                model=_parse_text(each.get("model")),
+                serial=_parse_text(each.get("serial")),
             )
-            yield FoundDisk(name=name, bytes=size, model=model, serial=serial)
 
 
 def _describe_disk(disk: FoundDisk) -> str:
-    size = f"{disk.bytes / 1e9:.3g} GB" if disk.bytes is not None and disk.bytes < 1e12 else ""
-    size = f"{disk.bytes / 1e12:.3g} TB" if disk.bytes is not None and not size else size
-    return " ".join(filter(None, (disk.name, size)))
+    if disk.bytes is None:
+        return disk.name
+    return f"{disk.name} {disk.bytes / 1e9:.3g} GB" if disk.bytes < 1e12 else f"{disk.name} {disk.bytes / 1e12:.3g} TB"
 
 
 def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
@@ -460,10 +461,8 @@ def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
     with suppress(OSError):
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             with suppress(OSError):
-                table = UnknownMachines()
-                if path.stat().st_size <= MAX_FILE_BYTES:
-                    table = parse_unknown(path.read_bytes())
-                yield UnknownMachineFile(path, table)
+                is_readable = path.stat().st_size <= MAX_FILE_BYTES
+                yield UnknownMachineFile(path, parse_unknown(path.read_bytes()) if is_readable else UnknownMachines())
 
 
 def read_unknown(state: Path) -> UnknownMachines:

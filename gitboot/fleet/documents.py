@@ -1,10 +1,10 @@
-"""Documents: parse the documents in a file, report problems in documents, and write documents as YAML."""
+"""Documents: the resources of a revision with their files and locations, and the reader of one file's documents."""
 
 from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
@@ -13,15 +13,88 @@ from typing import Any, Final, NamedTuple
 import yaml
 from msgspec import Struct
 
-from gitboot.fleet.resources import KINDS, Id, Resource
-from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Snapshot
+from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Revision, Snapshot
 from gitboot.fleet.yaml import MAX_KEPT, Place, Value, locate, parse
 from gitboot.jsonio import API_VERSION
+from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import Fault, InvalidDocument, InvalidField, read
+from gitboot.model.fleet import Fleet
+from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import Malformed, Path, parse_name, quote_value
 from gitboot.model.server import Server
-from gitboot.problems import Code, Problem
+from gitboot.problems import Code, Problem, Severity
 from gitboot.text import did_you_mean, printable
+
+Resource = Fleet | Server | BootImage | ImageStream | ImageSource | BootProfile | BootPolicy | Maintenance
+KINDS: Final[Mapping[str, type[Resource]]] = {
+    kind.__name__: kind
+    for kind in (Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy, Maintenance)
+}
+
+
+class Id(NamedTuple):
+    """The kind and the name of a resource. Messages show them in the form BootPolicy/web."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+class Origin(NamedTuple):
+    """The location of a document in the repository."""
+
+    path: str
+    blob: BlobId
+    document: int  # the 0-based index of the document in its file
+
+
+class FleetRepository(Struct, frozen=True, kw_only=True):
+    """The content of a valid revision: all resources, sorted by name, and the files to which they refer."""
+
+    revision: Revision
+    fleet: Fleet
+    servers: Mapping[str, Server]
+    images: Mapping[str, BootImage]
+    streams: Mapping[str, ImageStream]
+    profiles: Mapping[str, BootProfile]
+    policies: Mapping[str, BootPolicy]
+    maintenances: Mapping[str, Maintenance]
+    files: Mapping[str, bytes]  # the contents of the templates, certificates and secrets to which resources refer
+    origins: Mapping[Id, Origin]
+    read: Callable[[BlobId], bytes]
+    # only commands that find images use these resources; they do not affect decisions
+    image_sources: Mapping[str, ImageSource] = {}
+
+    def find_place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
+        """Return the file of a resource, and the location of the value at ``path``.
+
+        If there is no value, return the location of the nearest parent.
+        """
+        origin = self.origins[resource]
+        return origin.path, locate(self.read(origin.blob), origin.document, path)
+
+    def build_problem(
+        self,
+        code: Code,
+        message: str,
+        resource: Id,
+        *path: str | int,
+        hint: str = "",
+        severity: Severity = Severity.ERROR,
+    ) -> Problem:
+        file, place = self.find_place(resource, *path)
+        return Problem(
+            path=file,
+            line=place.line,
+            column=place.column,
+            code=code,
+            message=message,
+            hint=hint,
+            severity=severity,
+        )
 
 
 def read_resource(value: dict[str, Value]) -> Resource:
@@ -206,10 +279,9 @@ def describe_size(error: Oversized) -> str:
 
 
 def is_lfs_pointer(data: bytes) -> bool:
-    return data.startswith(_LFS)
+    return data.startswith(b"version https://git-lfs.github.com/spec/")
 
 
-_LFS: Final = b"version https://git-lfs.github.com/spec/"
 MAX_SECRET_BYTES: Final = 64 * 1024  # in bytes; for comparison, a certificate with its chain has about 10 KiB
 _ARMOR: Final = re.compile(
     rb"\s*-----BEGIN AGE ENCRYPTED FILE-----\r?\n([A-Za-z0-9+/=\r\n]+)-----END AGE ENCRYPTED FILE-----\s*"

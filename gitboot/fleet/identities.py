@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.model.scalars import (
     MacAddress,
     Path,
@@ -66,9 +66,12 @@ def list_identities(server: Server) -> Iterator[Identity]:
                 yield Identity("address", ip, ip, (*at, "addresses", index))
     if (bmc := spec.bmc) is None:
         return
-    place = " ".join(filter(None, (bmc.address, bmc.system)))
-    same = " ".join(filter(None, normalize_bmc_address(bmc.address, bmc.system)))
-    yield Identity("BMC", place, same, ("spec", "bmc", "address"))
+    yield Identity(
+        "BMC",
+        " ".join(filter(None, (bmc.address, bmc.system))),
+        " ".join(filter(None, normalize_bmc_address(bmc.address, bmc.system))),
+        ("spec", "bmc", "address"),
+    )
     if bmc.reports is None:
         return
     # The values that a BMC reports also identify its machine, so no other server may have them.

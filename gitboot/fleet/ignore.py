@@ -43,9 +43,9 @@ class Ignore:
         # A path that ends with "/" is a folder.
         folder, slash, name = path.removesuffix("/").rpartition("/")
         states = self._states_after(folder) if slash else self._automaton.start
-        if states is None:
-            return True
-        return self._automaton.is_ignored(self._automaton.advance(states, name), is_folder=path.endswith("/"))
+        return states is None or self._automaton.is_ignored(
+            self._automaton.advance(states, name), is_folder=path.endswith("/")
+        )
 
     def _enter(self, folder: str) -> int | None:
         # None: the folder is ignored.
@@ -169,16 +169,13 @@ class Line(NamedTuple):
 
 def list_lines(data: bytes) -> Iterator[Line]:
     """Return the lines of a file like Git, without a byte order mark, a CR before LF, and trailing spaces."""
-    for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         text = line.rstrip(b" ")
         if (len(text) - len(text.rstrip(b"\\"))) % 2:  # a trailing space after a backslash belongs to the line
             text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield Line(number, text)
-
-
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class OneByte(NamedTuple):
@@ -325,8 +322,11 @@ def list_fleet_files(snapshot: Snapshot) -> Listing:
         if not is_ignored(path, is_folder=kind is Irregular.SUBMODULE)
     )
     problems += (build_problem(path, FILE_START, *_IRREGULAR[snapshot.irregular[path]]) for path in irregular)
-    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not is_ignored(path))
-    return Listing(tuple(documents), irregular, tuple(problems))
+    return Listing(
+        tuple(sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not is_ignored(path))),
+        irregular,
+        tuple(problems),
+    )
 
 
 def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:

@@ -16,9 +16,14 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import (
     ANYTHING,
     FILE_START,
+    KINDS,
+    FleetRepository,
+    Id,
     NotEncrypted,
+    Origin,
     ParseCache,
     ParsedBlob,
+    Resource,
     UnreadDocuments,
     build_problem,
     describe_size,
@@ -28,7 +33,6 @@ from gitboot.fleet.documents import (
 )
 from gitboot.fleet.identities import Identity, list_identities, normalize_bmc_address
 from gitboot.fleet.ignore import IGNORE_FILE, Listing, list_fleet_files
-from gitboot.fleet.resources import KINDS, FleetRepository, Id, Origin, Resource
 from gitboot.fleet.revision import BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import MAX_KEPT, Place, locate, select_first
 from gitboot.jsonio import API_VERSION, to_camel
@@ -264,9 +268,7 @@ def _build_valid_repository(
     ):
         return None
     contents = _read_contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
-    if contents is None:
-        return None
-    return _build_repository(snapshot, resources, origins, contents)
+    return None if contents is None else _build_repository(snapshot, resources, origins, contents)
 
 
 def _build_repository(
@@ -349,8 +351,9 @@ def _examine(
     for path, each in files.items():
         draft.add(path, each.parsed)
     if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.list_known()):
-        message = "the repository has no document of kind Fleet"
-        draft.problems.append(build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, message))
+        draft.problems.append(
+            build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, "the repository has no document of kind Fleet")
+        )
     for find in (
         _find_second_fleets,
         _find_duplicate_identities,

@@ -79,21 +79,25 @@ class Parsed(NamedTuple):
     unread: tuple[bytes, ...] | None  # the source texts of the invalid documents; None: gitboot did not read the file
 
 
-_UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
 # A "%" after any line break that libyaml recognizes. YAML allows this in a quoted scalar, but real files do not contain
 # it.
 _DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
 _LINE_FEED = re.compile("\n")
-_NULLS = frozenset({"", "null", "~"})
-_NO_KEYS = frozenset({"", "<<"})
 _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
     """Parse a file, and return the valid YAML documents and the problems of invalid documents. Skip empty documents."""
-    if problem := _problem_of_file(data, path):
-        return Parsed((), (problem,), 0, None)
+    code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
+    if len(data) > MAX_FILE_BYTES:
+        message = f"the file has {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
+        message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
+    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        code, hint, message = Code.NOT_UTF8, "save the file as UTF-8", "the file is UTF-16 or UTF-32"
+    if message:
+        return Parsed((), (Problem(path=path, line=1, column=1, code=code, message=message, hint=hint),), 0, None)
     documents: list[Document] = []
     unread: list[bytes] = []
     problems: list[Problem] = []
@@ -238,17 +242,6 @@ def _layout(data: bytes, index: int) -> _Layout:
     return _Reader(data, span).layout()
 
 
-def _problem_of_file(data: bytes, path: str) -> Problem | None:
-    code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
-    if len(data) > MAX_FILE_BYTES:
-        message = f"the file has {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}"
-    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
-    elif data.startswith(_UTF16_OR_UTF32):
-        code, hint, message = Code.NOT_UTF8, "save the file as UTF-8", "the file is UTF-16 or UTF-32"
-    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint) if message else None
-
-
 class _Span(NamedTuple):
     start: int
     end: int
@@ -321,9 +314,7 @@ class _Reader:
 
     def read(self, index: int) -> Document | None:
         value = self._attempt(self._whole) if self._root else None
-        if self.problems or not isinstance(value, dict):
-            return None
-        return Document(value=value, index=index)
+        return None if self.problems or not isinstance(value, dict) else Document(value=value, index=index)
 
     def layout(self) -> _Layout:
         return _Layout(_build_layout(self._next, self._root), self.lines)
@@ -369,7 +360,12 @@ class _Reader:
     def note_syntax(self, error: MarkedYAMLError) -> None:
         if marker := _CONFLICT.search(self.source):
             message = f"the file contains a Git conflict marker: {marker[0][:7].decode()}"
-            self.note(self.place_of_byte(marker.start()), Code.NOT_YAML, message, _RESOLVE)
+            self.note(
+                self.place_of_byte(marker.start()),
+                Code.NOT_YAML,
+                message,
+                "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= or >>>>>>>",
+            )
             return
         problem, context = error.problem or "", error.context or ""
         began: Any = error.context_mark
@@ -416,9 +412,11 @@ class _Reader:
             )
             raise _UnreadableRest
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
-            place = self.place_of_byte(directive.end())
             self.note(
-                place, Code.DIRECTIVE, "a directive (a line that begins with '%') is not allowed", "remove the line"
+                self.place_of_byte(directive.end()),
+                Code.DIRECTIVE,
+                "a directive (a line that begins with '%') is not allowed",
+                "remove the line",
             )
             raise _UnreadableRest
         self._next()  # start of the stream
@@ -464,7 +462,7 @@ class _Reader:
             text: str = event.value
             if event.style:
                 return Quoted(text)
-            return None if text in _NULLS else text
+            return None if text in {"", "null", "~"} else text
         if kind is AliasEvent:
             self.refuse(
                 event,
@@ -489,7 +487,7 @@ class _Reader:
         firsts: dict[str, Any] = {}  # the first occurrence of each key
         while type(event := read()) is not MappingEndEvent:
             key = event.value if type(event) is ScalarEvent else ""
-            if wary or key in _NO_KEYS or key in firsts:
+            if wary or key in {"", "<<"} or key in firsts:
                 self._check_key(event, firsts, depth)
             else:
                 firsts[key] = event.start_mark
@@ -499,7 +497,12 @@ class _Reader:
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
             if type(event) is not AliasEvent:
-                self.refuse(event, Code.INVALID_KEY, "a key must not be a list or a mapping", _QUOTE_TEMPLATES)
+                self.refuse(
+                    event,
+                    Code.INVALID_KEY,
+                    "a key must not be a list or a mapping",
+                    "write text as the key; put a value that begins with '{{' in quotes",
+                )
             self._value(event, depth + 1)
             return
         self._refuse_properties(event)
@@ -557,9 +560,7 @@ _TOO_DEEP: Final = f"lists and mappings are nested more than {MAX_DEPTH} levels 
 _NEST_LESS: Final = "reduce the nesting"
 # Conflict markers: git-merge(1), "How conflicts are presented".
 _CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
-_RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= or >>>>>>>"
 _NO_TAGS = "remove the tag; put text that begins with '!' in quotes"
-_QUOTE_TEMPLATES = "write text as the key; put a value that begins with '{{' in quotes"
 # Problems for which libyaml reports a location after the actual fault.
 _SEEN_TOO_LATE = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}

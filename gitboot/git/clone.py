@@ -104,10 +104,9 @@ class Source:
     ) -> None:
         self._state, self._read_credentials, self._record = state, read_credentials, record
         self._recorded = record.read() if record is not None else None
-        followed = self._recorded
-        if remote.reference is not None:
-            followed = FollowedBranch(remote.reference, is_default=False)
-        self._followed, self._remote = followed, _set_reference(remote, followed)
+        named = FollowedBranch(remote.reference, is_default=False) if remote.reference is not None else None
+        self._followed = named or self._recorded
+        self._remote = _set_reference(remote, self._followed)
         self._latest = build_latest_reference(self._remote)
         self._head: Head | None = None  # the HEAD of the remote at the last fetch; None: this object has not read it
         self.has_fetched = False  # whether this object fetched `latest`

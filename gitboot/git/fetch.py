@@ -140,9 +140,12 @@ class Upstream:
         for name in [name for name in ours.references if name.startswith(_ALL)]:
             # gitboot deletes old branches first, because a branch "a" would prevent a new branch "a/b"
             ours.references.delete(name)
-        conversation = RemoteConnection(self._remote, None, ours, self._state / "home")
         self._fetch_refs(
-            conversation, ours, base_references, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*"
+            RemoteConnection(self._remote, None, ours, self._state / "home"),
+            ours,
+            base_references,
+            f"+refs/heads/*:{_ALL}heads/*",
+            f"+refs/tags/*:{_ALL}tags/*",
         )
         if commit not in ours.odb:
             raise SourceError(f"{self._remote.url} has no branch or tag that contains {commit}")

@@ -193,8 +193,7 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
             return None
-        folder = find_folder_in(git, root)
-        uncommitted = folder is not None and rev in (None, WORKTREE)
+        uncommitted = find_folder_in(git, root) is not None and rev in (None, WORKTREE)
         unborn = uncommitted and git.head_is_unborn
         commit = None if unborn else resolve_commit(git, "HEAD" if uncommitted or rev is None else rev, str(path))
         return Blame(
@@ -298,8 +297,7 @@ def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) 
     except pygit2.GitError:
         reader = CommitReader(git)
         both = find_ancestors(reader, [one]) & find_ancestors(reader, [other])
-        best = both - {parent for each in both for parent in reader.read(each).parents}
-        found = min(best, default=None)
+        found = min(both - {parent for each in both for parent in reader.read(each).parents}, default=None)
     return found
 
 
@@ -366,10 +364,7 @@ def read_message(commit: CommitObject) -> Message:
 
 
 def has_acknowledgement(commit: CommitObject) -> bool:
-    return _ACKNOWLEDGEMENT.search(commit.message) is not None
-
-
-_ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
+    return re.search(rb"gitboot-ack", commit.message, re.IGNORECASE) is not None
 
 
 def list_acknowledging_content(

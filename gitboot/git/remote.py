@@ -104,9 +104,6 @@ class Remote(Struct, frozen=True, kw_only=True):
         return self.reference if re.fullmatch(r"[0-9a-f]{40}", self.reference or "") else None
 
 
-_SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?!//)(?P<path>.*)", re.DOTALL)
-
-
 def parse_git_url(url: str) -> SplitResult:
     """Split a Git URL into its parts.
 
@@ -114,7 +111,7 @@ def parse_git_url(url: str) -> SplitResult:
     """
     if "://" in url:
         return urlsplit(url)
-    if match := _SCP.fullmatch(url):
+    if match := re.fullmatch(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?!//)(?P<path>.*)", url, re.DOTALL):
         return urlsplit(f"ssh://{match['authority']}/{match['path']}")
     return SplitResult("", "", url, "", "")
 

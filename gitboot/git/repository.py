@@ -59,10 +59,6 @@ def convert_errors(subject: object, error_type: type[SourceError] = SourceError)
         raise error_type(f"{subject}: {format_error(error)}") from error
 
 
-# libgit2 supports few of the extensions in gitrepository-layout(5). For example, it cannot read a reftable.
-_UNKNOWN_EXTENSION: Final = re.compile(r"unsupported extension name extensions\.(\w+)")
-
-
 def format_error(error: BaseException) -> str:
     message = one_line(str(error).strip("'\""))  # remove the quotes that a KeyError adds
     if "object format 'sha256" in message:
@@ -70,7 +66,8 @@ def format_error(error: BaseException) -> str:
             "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
             "use a repository with SHA-1 object ids, which `git init` creates by default"
         )
-    if extension := _UNKNOWN_EXTENSION.search(message):
+    # libgit2 supports few of the extensions in gitrepository-layout(5). For example, it cannot read a reftable.
+    if extension := re.search(r"unsupported extension name extensions\.(\w+)", message):
         return (
             f"the repository uses the Git extension {extension[1]}, which gitboot does not support; follow a copy "
             "without this extension, which `git clone` creates by default"

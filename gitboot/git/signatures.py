@@ -48,9 +48,7 @@ class SignatureChecker:
     def fingerprint(self, revision: Revision) -> str:
         """Return a text that changes whenever the result of the signature check of this commit may change."""
         mark = self._get_key_fingerprint()
-        if self._verify is not Verify.TAG:
-            return mark
-        return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
+        return mark if self._verify is not Verify.TAG else f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
         """Return the signature problems for each commit. ``revisions`` are first-parent commits, oldest first.
@@ -173,11 +171,13 @@ def parse_untrusted_commit(problem: Problem) -> str | None:
 
 
 def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | None) -> Problem | None:
-    if signer is None:
-        message = f"{revision[:12]} is not the commit of an annotated tag that --rev names"
-    else:
-        message = f"the tag on {revision[:12]} is {signer}"
-    return None if isinstance(signer, Signer) else Code.UNTRUSTED.build_problem(message)
+    if isinstance(signer, Signer):
+        return None
+    return Code.UNTRUSTED.build_problem(
+        f"the tag on {revision[:12]} is {signer}"
+        if signer is not None
+        else f"{revision[:12]} is not the commit of an annotated tag that --rev names"
+    )
 
 
 class TrustedKeys(Struct, frozen=True, kw_only=True):
@@ -394,8 +394,7 @@ class Keyring:
         with TemporaryDirectory(dir=self._home) as folder:
             framed, text = Path(folder, "message"), Path(folder, "text")
             framed.write_bytes(message)
-            result = self._run_gpg("--output", str(text), "--decrypt", str(framed))
-            signer = _parse_gpg_status(result, takes_text=True)
+            signer = _parse_gpg_status(self._run_gpg("--output", str(text), "--decrypt", str(framed)), takes_text=True)
             return text.read_bytes(), signer
 
     def export_key(self, fingerprint: str) -> str | None:
@@ -432,9 +431,9 @@ def _remove_armour(data: bytes) -> bytes:
         return data
     packets, body = b"", None
     for line in map(bytes.strip, data.splitlines()):
-        if line == _BEGIN_ARMOUR:
+        if line == b"-----BEGIN PGP SIGNATURE-----":
             body = b""
-        elif line == _END_ARMOUR and body is not None:
+        elif line == b"-----END PGP SIGNATURE-----" and body is not None:
             try:
                 packets, body = packets + b64decode(body, validate=True), None
             except InvalidBase64:
@@ -445,8 +444,6 @@ def _remove_armour(data: bytes) -> bytes:
     return packets or data
 
 
-_BEGIN_ARMOUR: Final = b"-----BEGIN PGP SIGNATURE-----"
-_END_ARMOUR: Final = b"-----END PGP SIGNATURE-----"
 _SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
 _MARKER: Final = 10  # gpg ignores packets of this kind
 _INVALID_TAG: Final = -1
@@ -506,13 +503,12 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     valid = [words for words in status_lines if words[0] == "VALIDSIG"]
     if result.status != 0 or len(valid) != 1:
         raise UntrustedSignature("signed in a way that gpg does not accept")
-    if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
+    if not takes_text and valid[0][_CLASS_FIELD] != "00":
         raise UntrustedSignature("signed in text mode, which also covers other content: sign without gpg's textmode")
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 
 _CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
-_BINARY_CLASS: Final = "00"
 _VERDICTS: Final = {
     "GOODSIG": "",
     "EXPSIG": "signed by the key {key}, and the signature has expired",

@@ -179,9 +179,8 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
 
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
     """Reject names that a checkout would ignore or change, because a reviewer would then see other files."""
-    counts = Counter(name for _, name, _ in entries)
     problems = []
-    for name, number in sorted(counts.items()):
+    for name, number in sorted(Counter(name for _, name, _ in entries).items()):
         shown = prefix + name.decode(errors="replace")
         if number > 1:
             problems.append(_problem(Code.MALFORMED, shown, f"the folder has {number} entries with this name"))
@@ -237,8 +236,7 @@ class BlobReader:
                 try:
                     size = int(objects.read_header(blob)[1])
                 except KeyError:
-                    size = read_oversized_blobs(self._repository.path).get(blob, 0)
-                    if not size:
+                    if not (size := read_oversized_blobs(self._repository.path).get(blob, 0)):
                         raise
                 if size > MAX_FILE_BYTES:  # a few bytes in a pack can expand to gigabytes
                     raise Oversized(size)
@@ -263,14 +261,9 @@ def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str)
     ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
         ignored = _IgnoreRules(None, folder)  # ignore rules do not apply to this folder, because the user named it
-    paths = []
-    irregular = {}
-    for path, kind in _walk_worktree(root, ignored):
-        if kind is None:
-            paths.append(path)
-        else:
-            irregular[path] = kind
-    files = WorktreeFiles(root, sorted(paths))
+    found = list(_walk_worktree(root, ignored))
+    files = WorktreeFiles(root, sorted(path for path, kind in found if kind is None))
+    irregular = {path: kind for path, kind in found if kind is not None}
     return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
 
 
@@ -497,7 +490,7 @@ def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.
     try:
         oid = repository.lookup_reference_dwim(name).resolve().target
     except (pygit2.GitError, KeyError, ValueError):
-        if not _ABBREVIATED.fullmatch(name):
+        if not re.fullmatch("[0-9a-f]{4,40}", name):
             raise
         oid = repository.expand_id(name)
     reader = CommitReader(repository)
@@ -510,7 +503,6 @@ def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.
     return pygit2.Oid(hex=str(oid))
 
 
-_ABBREVIATED: Final = re.compile("[0-9a-f]{4,40}")
 _SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
 _ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 

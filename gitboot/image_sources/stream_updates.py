@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from gitboot.errors import GitbootError, MalformedIndex, StaleIndex, UntrustedRelease, UsageError
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Snapshot
 from gitboot.fleet.yaml import insert_field
 from gitboot.git.branch_writer import find_proposal, propose

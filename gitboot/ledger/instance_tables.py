@@ -140,23 +140,22 @@ def _format_heartbeat(beat: Heartbeat) -> str:
 
 def _parse_withheld(text: str) -> WithheldBoots:
     found = parse_object(text)
-    servers: dict[SystemUuid, tuple[WithheldBoot, ...]] = {}
-    for uuid, boots in found["servers"].items():
-        servers[parse_uuid(uuid)] = tuple(
-            WithheldBoot(
-                each["maintenance"],
-                parse_time_or_none(each["start"]),
-                parse_time_or_none(each["end"]),
-                takes_image_back=each["takesImageBack"],
-                by=each["by"],
+    return WithheldBoots(
+        found["by"],
+        {
+            parse_uuid(uuid): tuple(
+                WithheldBoot(
+                    each["maintenance"],
+                    parse_time_or_none(each["start"]),
+                    parse_time_or_none(each["end"]),
+                    takes_image_back=each["takesImageBack"],
+                    by=each["by"],
+                )
+                for each in boots
             )
-            for each in boots
-        )
-    return WithheldBoots(found["by"], servers)
-
-
-def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:
-    return {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()}
+            for uuid, boots in found["servers"].items()
+        },
+    )
 
 
 _KEYED: Final = "keyed"  # older versions of gitboot, without token keys, stored other values
@@ -186,7 +185,11 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "stoppage": _Fact("stoppage", lambda text: StopOrder(**parse_object(text)), lambda each: to_json(each._asdict())),
     "orders": _Fact("orders", lambda text: Orders(**parse_object(text)), lambda each: to_json(each._asdict())),
     "withheld": _Fact("withheld", _parse_withheld, lambda each: to_json(to_json_value(each))),
-    "rolled_back": _Fact("rolledBack", _parse_rolled_back, lambda servers: to_json(servers) if servers else None),
+    "rolled_back": _Fact(
+        "rolledBack",
+        lambda text: {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()},
+        lambda servers: to_json(servers) if servers else None,
+    ),
     "left_output": _Fact(
         "leftOutput",
         lambda text: frozenset(map(parse_uuid, parse_object(text)["servers"])),
@@ -198,8 +201,10 @@ _FACTS: Final[Mapping[str, _Fact]] = {
 def read_facts(store: Store) -> Facts:
     with store.reading():
         found: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
-        known = {name: fact.parse(found[fact.name]) for name, fact in _FACTS.items() if fact.name in found}
-        return Facts(identity=found["identity"], **known)
+        return Facts(
+            identity=found["identity"],
+            **{name: fact.parse(found[fact.name]) for name, fact in _FACTS.items() if fact.name in found},
+        )
 
 
 def write_facts(tx: Transaction, **values: Any) -> None:

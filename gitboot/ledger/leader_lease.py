@@ -61,8 +61,11 @@ class Holder(NamedTuple):
         if not path.exists():
             write_atomically(path, f"{token_hex(16)}\n".encode())
         started = _BOOT_ID.read_text().strip().replace("-", "")
-        id = f"{path.read_text().strip()}-{path.stat().st_ino:x}-{started}@{socket.gethostname()}"
-        return cls(id, describe_place(state), seconds)
+        return cls(
+            f"{path.read_text().strip()}-{path.stat().st_ino:x}-{started}@{socket.gethostname()}",
+            describe_place(state),
+            seconds,
+        )
 
 
 class Lease(NamedTuple):

@@ -64,12 +64,9 @@ _TAKE: Final = f"""
     WHERE lease.until <= clock_timestamp() OR lease.holder = excluded.holder RETURNING epoch
 """  # noqa: S608 - constant
 _RENEW: Final = f"UPDATE lease SET until = {_LEASE_END} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
-_GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
-_SELECT_EPOCH: Final = "SELECT epoch, place FROM lease"
 _SELECT_HOLDER: Final = "SELECT place, holder FROM lease"
 _SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
-_FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _SHORT_S: Final = 6.0  # deadline of a call on a connection with these timeouts
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
@@ -118,7 +115,14 @@ class PostgresDatabase(Database):
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         for found in _split_rows(map(replace_nul, rows)):
-            each = f"EXECUTE {self._prepare(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
+            if (connection := self._get_connection()) is not self._prepared_on:
+                self._prepared_on, self._names = connection, {}
+            if (name := self._names.get(statement)) is None:
+                name = f"many_{len(self._names)}"
+                marks = (f"${number}" for number in range(1, len(found[0]) + 1))
+                connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
+                self._names[statement] = name  # a prepared statement survives a rollback
+            each = f"EXECUTE {name} ({', '.join(['%s'] * len(found[0]))});"
             self._get_connection_for(found).execute(each * len(found), list(chain.from_iterable(found)))
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -145,17 +149,6 @@ class PostgresDatabase(Database):
         connection = self._get_connection()
         connection.allow_rows(len(rows))
         return connection
-
-    def _prepare(self, statement: str, count: int) -> str:
-        """Prepare a statement with ``count`` parameters, once per connection, and return its name."""
-        if (connection := self._get_connection()) is not self._prepared_on:
-            self._prepared_on, self._names = connection, {}
-        if (name := self._names.get(statement)) is None:
-            name = f"many_{len(self._names)}"
-            marks = (f"${number}" for number in range(1, count + 1))
-            connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
-            self._names[statement] = name  # a prepared statement survives a rollback
-        return name
 
     def begin(self, *, at_leisure: bool = False) -> None:
         connection = self._get_connection()
@@ -214,7 +207,10 @@ class PostgresDatabase(Database):
         if self.lease is not None and not self.lease.is_lost:
             # If the release fails, the lease expires later.
             with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):
-                self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
+                self._connection.execute(
+                    "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s",
+                    self.lease.lease._asdict(),
+                )
         self._connection.close()
 
     def take_lease(self, holder: Holder) -> None:
@@ -222,7 +218,7 @@ class PostgresDatabase(Database):
         with self.reading():
             connection = self._get_connection()
             parameters = {"holder": holder.id, "place": holder.place, "seconds": holder.seconds}
-            before = connection.execute(_SELECT_EPOCH).fetchone()
+            before = connection.execute("SELECT epoch, place FROM lease").fetchone()
             taken = connection.execute(_TAKE, parameters).fetchone()
             if taken is None:
                 place, who = connection.execute(_SELECT_HOLDER).fetchone() or ("another host", None)
@@ -234,10 +230,8 @@ class PostgresDatabase(Database):
         self.lease.extend(sent_s)
 
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        cause = format_error(error)
-        if isinstance(error, psycopg.OperationalError):
-            return LedgerError(f"{self.name}: the ledger cannot be read ({cause})")
-        return LedgerError(f"{self.name}: the ledger cannot be read ({cause}); restore it from a backup")
+        remedy = "" if isinstance(error, psycopg.OperationalError) else "; restore it from a backup"
+        return LedgerError(f"{self.name}: the ledger cannot be read ({format_error(error)}){remedy}")
 
     def _get_connection(self) -> LimitedConnection:
         if self._connection.closed or self._connection.broken:
@@ -263,10 +257,13 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: b
         if schema is None:
             wanted = path.split(",")[0].strip().strip('"')
             if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone() is None:
-                create = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
-                raise UsageError(f"{name}: schema {wanted} does not exist; run: {create}")
-            grant = f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
-            raise UsageError(f"{name}: {user} is not allowed to use schema {wanted}; run: {grant}")
+                raise UsageError(
+                    f'{name}: schema {wanted} does not exist; run: CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
+                )
+            raise UsageError(
+                f"{name}: {user} is not allowed to use schema {wanted}; run: "
+                f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
+            )
         if not reads_only:
             _migrate(connection, name)
     except BaseException:
@@ -389,7 +386,7 @@ class LeaseConnection:
         Return None if the fact is missing or cannot be read.
         """
         try:
-            found = self._get_connection().execute(_FACT, (name,)).fetchone()
+            found = self._get_connection().execute("SELECT value FROM facts WHERE name = %s", (name,)).fetchone()
         except (psycopg.Error, LedgerError):
             self.close()
             return None

@@ -281,12 +281,11 @@ def read_pending(store: Store) -> list[Pending]:
     Observations without a stored offer are omitted.
     """
     with store.reading():
-        found = store.rows(
+        waiting = []
+        for number, at, plan, text, offer in store.rows(
             "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
             " FROM observations LEFT JOIN offers USING (plan) WHERE verdict IS NULL ORDER BY observations.id"
-        )
-        waiting = []
-        for number, at, plan, text, offer in found:
+        ):
             observation, marks = parse_observation(at, plan, text)
             if offer is not None:
                 waiting.append(Pending(number, observation, parse_offer(Digest(plan), offer), marks))
@@ -417,11 +416,14 @@ def write_machines(
     ``is_current`` is false for machines that are not in the accepted commit.
     """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in removed])
-    rows = [
-        (each.uuid, each.name, to_json(each.macs), each.serial, to_json_or_none(each.bmc), int(is_current))
-        for each in machines
-    ]
-    tx.replace("machines", ("uuid",), rows)
+    tx.replace(
+        "machines",
+        ("uuid",),
+        [
+            (each.uuid, each.name, to_json(each.macs), each.serial, to_json_or_none(each.bmc), int(is_current))
+            for each in machines
+        ],
+    )
 
 
 def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
@@ -476,11 +478,14 @@ def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Reco
     tx.replace("records", ("uuid",), [(uuid, server, *_record_to_row(each)) for uuid, (server, each) in found.items()])
     tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
     made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
-    rows = [
-        (uuid, name, run.run, format_instant(run.at), _format_time_or_none(run.end), to_json(run_facts(run)))
-        for uuid, name, run in made
-    ]
-    tx.insert("runs", _RUNS, rows)
+    tx.insert(
+        "runs",
+        _RUNS,
+        [
+            (uuid, name, run.run, format_instant(run.at), _format_time_or_none(run.end), to_json(run_facts(run)))
+            for uuid, name, run in made
+        ],
+    )
 
 
 def delete_records(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
@@ -510,8 +515,9 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
     fetches, because fetches of secrets do not affect plans.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
-    written = [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]
-    tx.replace("secret_fetches", ("uuid",), written)
+    tx.replace(
+        "secret_fetches", ("uuid",), [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]
+    )
 
 
 def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:

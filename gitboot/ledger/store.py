@@ -65,8 +65,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     @property
     def schema(self) -> str | None:
         """The first schema in the URL's search path, or None if the URL does not set a search path."""
-        options = dict(parse_qsl(urlsplit(self.url).query)).get("options", "")
-        found = _SEARCH_PATH.findall(options)
+        found = _SEARCH_PATH.findall(dict(parse_qsl(urlsplit(self.url).query)).get("options", ""))
         return str(found[-1]).replace('"', "").replace("\\", "") if found else None
 
     @property
@@ -77,11 +76,13 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         return all(map(_is_here, [host_parameter] if host_parameter is not None else hosts))
 
     def facts(self) -> bytes:
-        lines = ["# The ledger of this state directory is in this database, and not in ledger.sqlite."]
-        lines.append(f"url = {json.dumps(self.url)}")
+        text = (
+            "# The ledger of this state directory is in this database, and not in ledger.sqlite.\n"
+            f"url = {json.dumps(self.url)}\n"
+        )
         if self.password is not None:
-            lines.append(f"password-file = {json.dumps(str(self.password))}")
-        return "".join(f"{line}\n" for line in lines).encode()
+            text += f"password-file = {json.dumps(str(self.password))}\n"
+        return text.encode()
 
 
 def address_file(path: Path) -> Path:
@@ -166,8 +167,9 @@ def end_lease(database: Database, place: str) -> None:
     """
     if not database.is_local:
         database.execute("SELECT 1 FROM lease FOR UPDATE")
-        leave = "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'"
-        database.execute(leave, (NO_HOLDER, place))
+        database.execute(
+            "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'", (NO_HOLDER, place)
+        )
         database.lease = None
 
 
@@ -425,12 +427,10 @@ def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
 def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
     """Raise `LedgerError` if the ledger on the disk lacks a change that was already synced."""
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
-        lost = (
-            f"the disk lost synced changes (only {found[1]} of {synced[1]} are left), or a backup replaced the ledger"
-        )
         raise LedgerError(
-            f"{name}: {lost}; stop gitboot, restore the newest copy on a disk that keeps its data, and start again: "
-            "gitboot then asks you to confirm what is installed"
+            f"{name}: the disk lost synced changes (only {found[1]} of {synced[1]} are left), or a backup replaced the "
+            "ledger; stop gitboot, restore the newest copy on a disk that keeps its data, and start again: gitboot "
+            "then asks you to confirm what is installed"
         )
 
 
@@ -483,8 +483,7 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
             new.begin(at_leisure=True)  # reading the old ledger may take a long time
             for table in TABLES:
                 new.execute(f"DELETE FROM {table}")  # noqa: S608 - constant
-                found = _rows(ours, table)
-                if found:
+                if found := _rows(ours, table):
                     marks = ", ".join("?" * len(found[0]))
                     new.execute_many(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
                 counted[table] = len(found)

@@ -49,9 +49,8 @@ class ConfigFrom(StrEnum):
     NONE = "None"
 
 
-_IGNITION_MINORS = range(7)  # specifications 3.0 to 3.6
 _FORMATS = (
-    *(f"Ignition/3.{minor}" for minor in _IGNITION_MINORS),
+    *(f"Ignition/3.{minor}" for minor in range(7)),  # specifications 3.0 to 3.6
     *(member.value for member in UserDataFormat if member is not UserDataFormat.IGNITION),
 )
 

@@ -179,8 +179,11 @@ def Field(  # noqa: N802 - used like a dataclass field()
     min_length: int = 0,
 ) -> Any:
     """Declare a field of a structure. A field without a default value is required."""
-    metadata = {"description": description, "alias": alias, "min_length": min_length}
-    return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
+    return dataclasses.field(
+        default=default,
+        default_factory=default_factory,
+        metadata={"description": description, "alias": alias, "min_length": min_length},
+    )
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
@@ -305,8 +308,11 @@ def _word_reader(kind: Any, fields: Iterable[str] = ()) -> Read:
 
     def read_word(value: Any) -> Any:
         if not isinstance(value, str) or value not in words:
-            find_hint = partial(did_you_mean, value, words, "use one of these values")
-            raise InvalidField(Code.CHOICE, f"expected {expected}, found {quote_value(value)}", find_hint=find_hint)
+            raise InvalidField(
+                Code.CHOICE,
+                f"expected {expected}, found {quote_value(value)}",
+                find_hint=partial(did_you_mean, value, words, "use one of these values"),
+            )
         return words[value]
 
     return read_word
@@ -417,9 +423,12 @@ def _field_reader(field: DeclaredField) -> Read:
 
 
 def _unknown_field(name: str, fields: Iterable[str]) -> InvalidField:
-    find_hint = partial(did_you_mean, name, fields, f"use one of {', '.join(sorted(fields))}")
     return InvalidField(
-        Code.UNKNOWN_FIELD, f"has no field {quote_value(name)}", at=(name,), find_hint=find_hint, follows_place=True
+        Code.UNKNOWN_FIELD,
+        f"has no field {quote_value(name)}",
+        at=(name,),
+        find_hint=partial(did_you_mean, name, fields, f"use one of {', '.join(sorted(fields))}"),
+        follows_place=True,
     )
 
 
@@ -574,6 +583,4 @@ Select = Literal["All", "None"] | Selector
 
 def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:
     """Return whether ``select`` matches the server with this name and these labels."""
-    if isinstance(select, str):
-        return select == "All"
-    return select.matches(name, labels)
+    return select == "All" if isinstance(select, str) else select.matches(name, labels)

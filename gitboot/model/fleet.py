@@ -112,7 +112,6 @@ class UnknownProfile:
 
 
 UNKNOWN_NOT_FOUND: Final = "NotFound"  # with this value of unknownServers, unknown machines get a 404
-UnknownServers = Literal["LocalDisk", "NotFound"] | UnknownProfile
 
 
 @structure
@@ -245,7 +244,7 @@ class FleetSpec:
     hardware: tuple[Hardware, ...] = Field(
         default=(), description="Settings for machines of some models. The first matching entry wins. Default: none."
     )
-    unknown_servers: UnknownServers = Field(
+    unknown_servers: Literal["LocalDisk", "NotFound"] | UnknownProfile = Field(
         default="LocalDisk",
         description="What unknown machines boot: LocalDisk, NotFound, or {profile: NAME}. Default: LocalDisk.",
     )

@@ -83,8 +83,6 @@ def fill_template(template: str, values: Mapping[str, str]) -> str:
 
 
 _IN_URL: Final = ("version", "channel", "arch", "base", "major", "minor")
-_IN_INDEX_URL: Final = ("channel", "arch", "base")
-_IN_BASE_URL: Final = ("version", "channel", "arch", "major", "minor")
 
 
 def parse_url_template(value: object) -> str:
@@ -93,11 +91,11 @@ def parse_url_template(value: object) -> str:
 
 
 def parse_index_url_template(value: object) -> str:
-    return _parse_url_template(value, _IN_INDEX_URL)
+    return _parse_url_template(value, ("channel", "arch", "base"))
 
 
 def parse_base_url_template(value: object) -> str:
-    return _parse_url_template(value, _IN_BASE_URL).rstrip("/")
+    return _parse_url_template(value, ("version", "channel", "arch", "major", "minor")).rstrip("/")
 
 
 def parse_derived_url_template(value: object) -> str:
@@ -114,12 +112,11 @@ def _parse_url_template(value: object, allowed: Collection[str]) -> str:
     return found
 
 
-_IN_NAME: Final = ("version", "channel", "arch", "major", "minor")
 _IN_ARGUMENT: Final = ("version", "channel", "major", "minor")  # all architectures have the same arguments
 
 
 def parse_name_template(value: object) -> str:
-    return _require_placeholders(value, _IN_NAME)
+    return _require_placeholders(value, ("version", "channel", "arch", "major", "minor"))
 
 
 def parse_match_template(value: object) -> str:
@@ -134,12 +131,14 @@ def parse_match_template(value: object) -> str:
 
 
 def parse_key_fingerprint(value: object) -> str:
-    hint = (
+    found = require_match(
+        value,
+        _KEY,
+        Code.SOURCE_KEY,
+        "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a public key of minisign (RW…)",
         "copy the full fingerprint that `gpg --show-keys FILE` prints, without spaces, or the second line of the "
-        "minisign key"
+        "minisign key",
     )
-    expected = "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a public key of minisign (RW…)"
-    found = require_match(value, _KEY, Code.SOURCE_KEY, expected, hint)
     return found if found.startswith("RW") else found.upper()
 
 
@@ -152,8 +151,7 @@ def parse_argument_template(value: object) -> str:
     The new images keep Jinja2 expressions such as {{ image.artifacts.iso.url }}.
     """
     found = text(value)
-    plain = re.sub(r"\{\{.{0,200}?\}\}", "", found)
-    _require_placeholders(plain or "x", _IN_ARGUMENT)
+    _require_placeholders(re.sub(r"\{\{.{0,200}?\}\}", "", found) or "x", _IN_ARGUMENT)
     return parse_kernel_argument(found)
 
 

@@ -132,8 +132,9 @@ def list_schema_fields(kind: type) -> Iterator[SchemaField]:
 
 
 def _list_field(field: DeclaredField, path: str) -> Iterator[SchemaField]:
-    kind = _describe_type(field.type)
-    yield SchemaField(path=path, type=kind, is_required=field.is_required, description=field.description)
+    yield SchemaField(
+        path=path, type=_describe_type(field.type), is_required=field.is_required, description=field.description
+    )
     yield from _list_nested_fields(field.type, path)
 
 

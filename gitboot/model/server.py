@@ -290,9 +290,8 @@ class Server(Document):
         None: the serial number is not set, is a placeholder, or is not valid in a path.
         """
         serial = self.spec.serial
-        if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
-            return None
-        return serial
+        is_usable = serial is not None and _SERIAL.fullmatch(serial) and not is_placeholder_serial(serial)
+        return serial if is_usable else None
 
 
 _SERIAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{3,63}")

@@ -10,8 +10,8 @@ from itertools import combinations
 from typing import Final
 from urllib.parse import urlsplit
 
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import list_identities
-from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Artifact, Artifacts, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
@@ -65,7 +65,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
     The location of a finding is a line of a template, or the profile if the line is unknown.
     """
-    known: set[str] = set()
+    known = set[str]()
     for path in list_templates(inputs.profile):
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
             known.add(secret.digest)
@@ -163,13 +163,16 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
             )
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
-        is_own = server.spec.loader is not None
-        message = f"DHCP would refer to the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}"
-        hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or choose another loader"
-        place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
-        yield DecisionFinding(Code.COMBINATION, message, hint, place)
+        output, is_own = _OUTPUT_BY_LOADER[loader], server.spec.loader is not None
+        yield DecisionFinding(
+            Code.COMBINATION,
+            f"DHCP would refer to the loader {loader}, but the Fleet has no output {output}",
+            f"add {output} to the Fleet's outputs, or choose another loader",
+            (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware")),
+        )
     if inputs.secure_boot:
-        yield from _check_secure_boot(inputs)
+        for message, hint, place in _check_secure_boot(inputs):
+            yield DecisionFinding(Code.SECURE_BOOT, message, hint, place, Severity.WARNING)
     if fleet.has_instances_by_site and len(sites) != 1:
         found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(
@@ -181,53 +184,59 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         )
 
 
-def _check_secure_boot(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield a warning for each setting in the documents that prevents a server with Secure Boot from booting as
-    planned.
+def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]:
+    """Yield a message, a hint and a place for each setting that prevents a planned boot with Secure Boot.
 
     Only `gitboot doctor` and `gitboot bmc diff` can check whether the files have signatures.
     """
-    server, shared, code = inputs.server, inputs.shared, Code.SECURE_BOOT
+    server, shared = inputs.server, inputs.shared
     own = Id("Server", server.metadata.name)
     if server.spec.firmware is not Firmware.UEFI:
-        message = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot"
         hint = f"remove secureBoot from {own}"
         if server.spec.secure_boot is None:
             hint = (
                 f"hardware of Fleet/{shared.fleet.name} sets secureBoot: write secureBoot: false in {own}, or change "
                 f"the selector of that hardware entry"
             )
-        yield DecisionFinding(code, message, hint, (own, ("spec", "firmware")), Severity.WARNING)
+        yield (
+            "secureBoot is true, but the firmware is BIOS, which has no Secure Boot",
+            hint,
+            (own, ("spec", "firmware")),
+        )
         return
     is_own = server.spec.loader is not None
     place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
     if inputs.loader is Loader.GRUB:
-        message = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature"
-        yield DecisionFinding(code, message, "write loader: Shim, or remove loader", place, Severity.WARNING)
+        yield (
+            "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature",
+            "write loader: Shim, or remove loader",
+            place,
+        )
     boots = [shared.boot, *(each.boot for each in shared.maintenances)]
     profiles = [each.profile for each in boots if each is not None]
     if any(each.spec.method is Method.PXE for each in profiles):
         at = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
         if inputs.loader is None:
-            message = "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature"
-            hint = "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed"
-            yield DecisionFinding(code, message, hint, at, Severity.WARNING)
-        elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
-            message = f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}"
-            hint = (
-                "use an http base URL, boot a signed uki with method: UefiHttp, or write loader: iPXE if it is signed"
+            yield (
+                "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature",
+                "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed",
+                at,
             )
-            yield DecisionFinding(code, message, hint, at, Severity.WARNING)
+        elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
+            yield (
+                f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}",
+                "use an http base URL, boot a signed uki with method: UefiHttp, or write loader: iPXE if it is signed",
+                at,
+            )
     for profile in profiles:
         templates, name = profile.spec.templates, profile.metadata.name
         is_by_loader = profile.spec.method is Method.PXE
         if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:
-            message = (
-                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE"
+            yield (
+                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE",
+                "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed",
+                (Id("BootProfile", name), ("spec", "templates")),
             )
-            hint = "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed"
-            place = (Id("BootProfile", name), ("spec", "templates"))
-            yield DecisionFinding(code, message, hint, place, Severity.WARNING)
 
 
 def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterator[DecisionFinding]:
@@ -257,10 +266,9 @@ def check_loader_signature(
     if artifacts is None or not any(each.loader_signature for _, each in artifacts.files()):
         return
     name, template = inputs.profile.metadata.name, boot.entries.get("ipxe")
-    is_by_firmware = boot.direct and boot.method is not Method.PXE
     hint = "let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image"
     place: Place
-    if is_by_firmware:
+    if boot.direct and boot.method is not Method.PXE:
         kind = "uki" if boot.http_boot is HttpBoot.UKI else "iso"
         if kind == "uki" and secure_boot:
             return
@@ -338,10 +346,9 @@ def check_policy(
             Severity.WARNING,
         )
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
-        message = f"power On is only for one-time boots, but networkBoot is {pool.network_boot}"
         yield DecisionFinding(
             Code.COMBINATION,
-            message,
+            f"power On is only for one-time boots, but networkBoot is {pool.network_boot}",
             "remove power, or set networkBoot to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
@@ -400,10 +407,12 @@ def _check_boot(
         version = image.spec.version
         if version_key(version) < version_key(skew.minimum_version):
             stream = f"ImageStream/{inputs.profile.spec.stream} requires at least {skew.minimum_version}"
-            message = f"BootImage/{image.metadata.name} is version {version}, but {stream}"
-            severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
             yield DecisionFinding(
-                Code.SKEW, message, Code.SKEW.hint, (inputs.chosen_by or own, inputs.chosen_at), severity
+                Code.SKEW,
+                f"BootImage/{image.metadata.name} is version {version}, but {stream}",
+                Code.SKEW.hint,
+                (inputs.chosen_by or own, inputs.chosen_at),
+                Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
             )
     if boot is None:
         return
@@ -442,11 +451,11 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)
-            found = " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None)
-            when = found or "at all times"
+            times = " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None)
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} have the same priority and overlap {when}",
+                f"Maintenance/{one.name} and Maintenance/{other.name} have the same priority and overlap "
+                f"{times or 'at all times'}",
                 Code.MAINTENANCE_TIE.hint,
                 (Id("Maintenance", other.name), ("spec", "window")),
                 beside=Id("Maintenance", one.name),
@@ -582,10 +591,10 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
                 *("spec", "method"),
             )
         if user_data_formats.find_volume(user_data.format) is None:
-            why = f"systems do not look for {user_data.format} on a medium"
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} has configFrom: Medium, but {why}",
+                f"BootImage/{boot.image} has configFrom: Medium, but systems do not look for {user_data.format} on a "
+                "medium",
                 "build the user data into the image, or boot a kernel with the URL in its arguments",
                 source.profile_id,
                 *("spec", "userData", "format"),
@@ -668,13 +677,15 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
     if endpoint is None and not copies.one_time_boots and is_once:
-        message = (
+        yield DecisionFinding(
+            Code.NO_ENDPOINT,
             "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet does not set "
-            "an endpoint"
+            "an endpoint",
+            Code.NO_ENDPOINT.hint,
+            (Id("Fleet", fleet.name), ("spec", "endpoint")),
+            Severity.WARNING,
+            most_named=_MOST_NAMED,
         )
-        place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
-        code = Code.NO_ENDPOINT
-        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
     if fleet.serving.late_ends is not None:
         return
     alone = harmless_boot(decision.policy)

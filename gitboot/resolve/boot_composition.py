@@ -12,8 +12,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.json import decode
 
-from gitboot.fleet.documents import parse_encrypted
-from gitboot.fleet.resources import Id, Resource
+from gitboot.fleet.documents import Id, Resource, parse_encrypted
 from gitboot.jsonio import Digest, encode_canonical, to_json_value
 from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.model.boot_policy import NetworkBoot, UserData
@@ -138,9 +137,13 @@ class Composer:
         for number, item in merged.without_effect:
             if len(item) == 2:  # only items with a dash and one letter, such as -x
                 (resource, _), index = lists[number], next(at for at, text in rendered[number] if text == item)
-                message = f"{item} removes the kernel argument {item[1:]}, but no earlier list has this argument"
-                at = ("spec", "kernelArguments", index)
-                raise Unbootable(Code.LOST_ARGUMENT, message, Code.LOST_ARGUMENT.hint, resource, *at)
+                raise Unbootable(
+                    Code.LOST_ARGUMENT,
+                    f"{item} removes the kernel argument {item[1:]}, but no earlier list has this argument",
+                    Code.LOST_ARGUMENT.hint,
+                    resource,
+                    *("spec", "kernelArguments", index),
+                )
         return merged.arguments
 
     def _render_arguments(
@@ -151,18 +154,25 @@ class Composer:
             try:
                 text = templates.render_template(text, context.mapping) if "{" in text else text
             except TemplateFault as fault:
-                at = ("spec", "kernelArguments", number)
-                raise Unbootable(fault.code, fault.message, fault.code.hint, resource, *at) from None
+                raise Unbootable(
+                    fault.code, fault.message, fault.code.hint, resource, "spec", "kernelArguments", number
+                ) from None
             if is_reserved_argument(text):
-                message = f"gitboot or the boot loader writes the argument {text.partition('=')[0]}="
-                at = ("spec", "kernelArguments", number)
-                raise Unbootable(Code.RESERVED_ARGUMENT, message, Code.RESERVED_ARGUMENT.hint, resource, *at)
-            if names_changed_boot_nic(text):
-                message, hint = (
-                    ("a filter in the template changed a value of boot_nic"),
-                    "write the values of boot_nic without a filter",
+                raise Unbootable(
+                    Code.RESERVED_ARGUMENT,
+                    f"gitboot or the boot loader writes the argument {text.partition('=')[0]}=",
+                    Code.RESERVED_ARGUMENT.hint,
+                    resource,
+                    *("spec", "kernelArguments", number),
                 )
-                raise Unbootable(Code.TEMPLATE_FAILED, message, hint, resource, "spec", "kernelArguments", number)
+            if names_changed_boot_nic(text):
+                raise Unbootable(
+                    Code.TEMPLATE_FAILED,
+                    "a filter in the template changed a value of boot_nic",
+                    "write the values of boot_nic without a filter",
+                    resource,
+                    *("spec", "kernelArguments", number),
+                )
             if text:
                 rendered.append((number, text))
         return rendered
@@ -207,12 +217,13 @@ class Composer:
     def _render_user_data(self, spec: UserData, context: TemplateContext, source: BootSource) -> UserDataFiles:
         at_most = source.image.spec.user_data
         if not user_data_formats.is_understood(spec.format, at_most):
-            message = f"the user data is {spec.format}, but BootImage/{source.image.metadata.name} supports {at_most}"
-            hint, at = (
+            raise Unbootable(
+                Code.USER_DATA_FORMAT,
+                f"the user data is {spec.format}, but BootImage/{source.image.metadata.name} supports {at_most}",
                 "change the format, or correct the image's userData",
-                ("spec", "userData", "format"),
+                source.profile_id,
+                *("spec", "userData", "format"),
             )
-            raise Unbootable(Code.USER_DATA_FORMAT, message, hint, source.profile_id, *at)
         secrets = read_secret_texts(source)
         text = self._render_checked_file(spec.template, partial(user_data_formats.check, spec.format), context, source)
         beside = {}
@@ -232,27 +243,23 @@ class Composer:
         try:
             check(text)
         except Malformed as error:
-            line = next((each for each in error.at if isinstance(each, int)), None)
-            source_line = (
-                1
-                if line is None
-                else templates.find_source_line(
-                    templates.decode_template(source.files[path]), context.mapping, text, line
-                )
-            )
-            raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), source_line) from None
+            template, line = templates.decode_template(source.files[path]), 1
+            if (rendered_line := next((each for each in error.at if isinstance(each, int)), None)) is not None:
+                line = templates.find_source_line(template, context.mapping, text, rendered_line)
+            raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), line) from None
         return text
 
     def _render_entry(self, loader: str, path: str, context: TemplateContext, source: BootSource) -> str:
         text = self._render_file(path, context, source)
         if names_boot_nic(text):
             lines = templates.decode_template(source.files[path]).splitlines()
-            line = next(
-                (number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1
+            raise Unbootable(
+                Code.TEMPLATE_FAILED,
+                f"{loader} cannot read a value of boot_nic without the filter {loader}",
+                f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}",
+                Id(FILE, path),
+                next((number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1),
             )
-            message = f"{loader} cannot read a value of boot_nic without the filter {loader}"
-            hint = f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}"
-            raise Unbootable(Code.TEMPLATE_FAILED, message, hint, Id(FILE, path), line)
         return text
 
     def _render_file(self, path: str, context: TemplateContext, source: BootSource) -> str:
@@ -370,15 +377,12 @@ def _make_urls(source: BootSource) -> dict[str, Any]:
     return urls
 
 
-_FINITE_NETWORK_BOOTS: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER)
-
-
 def find_secret_files(source: BootSource) -> dict[str, str]:
     """Return the paths of a server's secret files, by secret name. The server's secrets override the profile's."""
     user_data = source.profile.spec.user_data
     if user_data is None or source.server is None or source.pool is None:
         return {}
-    if source.pool.network_boot not in _FINITE_NETWORK_BOOTS:
+    if source.pool.network_boot not in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER):
         return {}
     return dict(sorted({**user_data.secrets, **source.server.spec.secrets}.items()))
 
@@ -397,8 +401,13 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
             why = f"Maintenance/{source.maintenance.metadata.name} boots the profile without an installation"
         elif source.pool is not None:
             why = f"BootPolicy/{source.pool.name} boots the profile with networkBoot {source.pool.network_boot}"
-        message, at = f"the user data names secrets, but {why}", ("spec", "userData", "secrets")
-        raise Unbootable(Code.SECRET_KEPT_OPEN, message, Code.SECRET_KEPT_OPEN.hint, source.profile_id, *at)
+        raise Unbootable(
+            Code.SECRET_KEPT_OPEN,
+            f"the user data names secrets, but {why}",
+            Code.SECRET_KEPT_OPEN.hint,
+            source.profile_id,
+            *("spec", "userData", "secrets"),
+        )
     return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
 
 
@@ -420,10 +429,15 @@ def boot_files(
             url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
         if artifact.loader_signature is not None and has_ipxe_scripts:
             signatures[url] = choose_download_url(artifact.loader_signature, base_url)
-        proof = None
-        if requires_signature:
-            proof = FileProof(url=artifact.url, signature=artifact.signature, checksums=artifacts.checksums)
-        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source, proof=proof)
+        return BootFile(
+            url=url,
+            sha256=artifact.sha256,
+            size=artifact.size,
+            source=source,
+            proof=FileProof(url=artifact.url, signature=artifact.signature, checksums=artifacts.checksums)
+            if requires_signature
+            else None,
+        )
 
     return BootFiles(
         kernel=file(artifacts.kernel, _KERNEL),

@@ -59,10 +59,6 @@ _TYPE_BY_HEADER: Final = {
 }
 _INCLUDES: Final = frozenset({"text/x-include-url", "text/x-include-once-url"})
 _UNCHECKED: Final = frozenset({_SCRIPT, _BOOTHOOK, *(f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once"))})
-# the types of the text that a Jinja template may produce
-_FROM_TEMPLATES: Final = frozenset({_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK})
-# for these types, the content of the part decides the type
-_DETECTED: Final = frozenset({"text/plain", "text/x-not-multipart", _SCRIPT})
 _GZIP: Final = frozenset(
     f"application/{name}"
     for name in (
@@ -78,8 +74,6 @@ _HEADER_HINT: Final = (
 
 
 class _Part(NamedTuple):
-    """A part of the user data, for example of a MIME multipart message."""
-
     name: str  # the name in error messages
     type: str
     payload: str | bytes
@@ -107,10 +101,15 @@ def _split_parts(text: str) -> Iterator[_Part]:
         name, kind, payload = f"part {number}", leaf.get_content_type(), _decode_payload(leaf)
         if kind in _GZIP:
             kind, payload = "text/plain", _decompress(payload, name)
-        if kind in _DETECTED:
+        if kind in ("text/plain", "text/x-not-multipart", _SCRIPT):  # the content decides the type
             kind = _detect_type(payload, kind)
+        at = text.find(payload) if isinstance(payload, str) and payload else -1
         yield _Part(
-            name, kind, payload, _find_line(text, payload), {key.lower(): str(value) for key, value in leaf.items()}
+            name,
+            kind,
+            payload,
+            text.count("\n", 0, at) + 1 if at >= 0 else 0,
+            {key.lower(): str(value) for key, value in leaf.items()},
         )
 
 
@@ -119,11 +118,6 @@ def _decode_payload(part: Message) -> str | bytes:
     if isinstance(payload, bytes) and part.get_content_maintype() == "text":
         return payload.decode("utf-8", "surrogateescape")
     return b"" if payload is None else payload
-
-
-def _find_line(text: str, payload: str | bytes) -> int:
-    at = text.find(payload) if isinstance(payload, str) and payload else -1
-    return text.count("\n", 0, at) + 1 if at >= 0 else 0
 
 
 # the maximum size of a decompressed part, which is also the maximum size of a rendered template
@@ -146,8 +140,10 @@ def _decompress(payload: str | bytes, name: str) -> str:
             data = member.unused_data
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        message = f"{name} of the rendered user data is not gzip that contains text: {error}"
-        raise make_user_data_fault(message, "encode the part as base64 of a gzip file, or do not compress it") from None
+        raise make_user_data_fault(
+            f"{name} of the rendered user data is not gzip that contains text: {error}",
+            "encode the part as base64 of a gzip file, or do not compress it",
+        ) from None
 
 
 class _Reader:
@@ -191,7 +187,21 @@ class _Reader:
                 "write keys and values below #cloud-config",
                 part.first_line,
             )
-        _check_merging(part, config)
+        how = config.get("merge_how")
+        if how is None:
+            how = config.get("merge_type")
+        for wanted in (how, part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""):
+            if wanted is None:
+                continue
+            names = _parse_merger_names(wanted)
+            wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
+            if names is None or wrong is not None:
+                what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
+                raise make_user_data_fault(
+                    f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
+                    "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
+                    part.first_line,
+                )
         self.configs.append(config)
 
     def _read_template(self, part: _Part) -> None:
@@ -209,7 +219,7 @@ class _Reader:
             self.is_complete = False
             return
         kind = _detect_type(body, "")
-        if kind not in _FROM_TEMPLATES:
+        if kind not in (_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK):
             raise make_user_data_fault(
                 f"the template of {part.name} begins with {quote_value(_first_line(body))}, which cloud-init ignores",
                 "begin the second line with #cloud-config, #! or #cloud-boothook",
@@ -330,14 +340,12 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
 def describe_yaml_error(error: Exception) -> tuple[str, int]:
     """Return the message and the 1-based line of a YAML error. The line is 0 if gitboot does not know it."""
     if not isinstance(error, yaml.MarkedYAMLError):
-        reason = getattr(error, "reason", None)
-        return str(reason or error).partition("\n")[0], 0
+        return str(getattr(error, "reason", None) or error).partition("\n")[0], 0
     mark, began = error.problem_mark, error.context_mark
     # The parser reports an unclosed bracket or quote at the end of the text, but the author must fix the beginning.
     if began is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
         mark = began
-    problem = (error.problem or error.context or "").replace("\t", "\\t")
-    return problem, mark.line + 1 if mark is not None else 0
+    return (error.problem or error.context or "").replace("\t", "\\t"), mark.line + 1 if mark is not None else 0
 
 
 def exceeds_depth(text: str) -> bool:
@@ -356,25 +364,6 @@ def exceeds_depth(text: str) -> bool:
 # Merging. Sources: cloudinit/mergers/__init__.py; cloud-init, "Merging user data sections".
 _MERGER: Final = re.compile(r"[a-z_][a-z0-9_]*\(.*?\)")
 _MERGERS: Final = frozenset({"dict", "list", "str"})
-
-
-def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
-    how = config.get("merge_how")
-    if how is None:
-        how = config.get("merge_type")
-    header = part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""
-    for wanted in (how, header):
-        if wanted is None:
-            continue
-        names = _parse_merger_names(wanted)
-        wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
-        if names is None or wrong is not None:
-            what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
-            raise make_user_data_fault(
-                f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
-                "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
-                part.first_line,
-            )
 
 
 def _parse_merger_names(wanted: object) -> list[str] | None:
@@ -469,5 +458,4 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
             )
         if not kind:
             kind = _detect_type(content, _CONFIG if isinstance(content, str) else "application/octet-stream")
-        lower = {str(key).lower(): str(value) for key, value in headers.items()}
-        yield _Part(name, kind.lower(), content, 0, lower)
+        yield _Part(name, kind.lower(), content, 0, {str(key).lower(): str(value) for key, value in headers.items()})

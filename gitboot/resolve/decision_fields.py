@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import to_camel
 from gitboot.model.boot_policy import BootPolicySpec, Maintenance, MaintenancePower
 from gitboot.model.fleet import LateEnds, OneTimeBoots
@@ -144,7 +144,6 @@ def _server_or_default(field: str, value: object, own: Id, *path: Step) -> Reaso
 
 
 def _find_fleet(repository: FleetRepository) -> Id | None:
-    """Return the Fleet document, or None if the commit has none."""
     fleet = Id("Fleet", repository.fleet.metadata.name)
     return fleet if fleet in repository.origins else None
 
@@ -202,13 +201,12 @@ _MAINTENANCE_DEFAULTS: Final[Mapping[str, object]] = {
     "max_unavailable_per": None,
     "priority": 0,
 }
-_POLICY_SETTINGS: Final = ("override", "disk_boot", "power", "wait_for")
 
 
 def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision) -> Iterator[Reason]:
     policy = decision.policy
     assert policy is not None  # noqa: S101 - the caller checks it
-    for name in _POLICY_SETTINGS:
+    for name in ("override", "disk_boot", "power", "wait_for"):
         field, value = to_camel(name), getattr(policy, name)
         if (owner := _find_owner(repository, pool, name)) is None:
             why = f"the default for networkBoot {policy.network_boot}" if name == "override" else _DEFAULT
@@ -216,8 +214,7 @@ def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision)
         else:
             why = "the policy sets it" if owner == pool.name else "the policy inherits it"
             yield make_reason(field, value, "R3", why, Id("BootPolicy", owner), "spec", field)
-    is_set = policy.attempts != 1
-    why, setter = ("the Fleet sets it", _find_fleet(repository)) if is_set else (_DEFAULT, None)
+    why, setter = ("the Fleet sets it", _find_fleet(repository)) if policy.attempts != 1 else (_DEFAULT, None)
     yield make_reason("attempts", policy.attempts, "R5", why, setter, "spec", "provisioning", "attempts")
 
 
@@ -244,8 +241,7 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
     if spec.override is not None:
         yield make_reason("override", decided.override, "R2", by_it, key, "spec", "override")
     else:
-        why = f"the default for networkBoot {spec.network_boot}"
-        yield make_reason("override", decided.override, "R2", why)
+        yield make_reason("override", decided.override, "R2", f"the default for networkBoot {spec.network_boot}")
     if decided.before is None:
         yield make_reason("before", None, "R2", "the maintenance needs no approval and no drain")
     for name, default in _MAINTENANCE_DEFAULTS.items():
@@ -254,14 +250,12 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
         yield make_reason(field, value, "R2", by_it if is_set else _DEFAULT, key if is_set else None, "spec", field)
 
 
-_IMAGE_FIELDS: Final = ("version", "writes_disk", "config_from", "boots")
 _FILES_BY_NAME: Final = frozenset({"initrds", "loader_signatures"})  # fields of `BootFiles` that are not a single file
 
 
 def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterator[Reason]:
-    """Explain the fields of a boot that its image and its profile set."""
     of_image, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
-    for name in _IMAGE_FIELDS:
+    for name in ("version", "writes_disk", "config_from", "boots"):
         field = to_camel(name)
         yield make_reason(field, getattr(boot, name), "R4", "the image sets it", of_image, "spec", field)
     if boot.http_boot is None:
@@ -280,8 +274,7 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
             yield make_reason(f"files.{name}", None, "R6", why)
         else:
             why = "the image names it" if file.source is None else f"the mirror serves a copy of {file.source}"
-            value = f"{file.url} sha256:{file.sha256}"
-            yield make_reason(f"files.{name}", value, "R6", why, of_image, *at, *path)
+            yield make_reason(f"files.{name}", f"{file.url} sha256:{file.sha256}", "R6", why, of_image, *at, *path)
             if (signature := files.loader_signatures.get(file.url)) is not None:
                 why, steps = "the image names it", (*at, *path, "loaderSignature")
                 yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, of_image, *steps)

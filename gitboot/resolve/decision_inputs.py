@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 
-from gitboot.fleet.resources import FleetRepository, Id, Origin
+from gitboot.fleet.documents import FleetRepository, Id, Origin
 from gitboot.fleet.yaml import Place
 from gitboot.model.boot_image import BootImage, ImageStream, RequiredProvenance, Skew
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
@@ -290,8 +290,11 @@ class FleetView:
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # values by profile
 
     def server_inputs(self, server: Server) -> ServerInputs:
-        files = {path: self._repository.files[path] for path in list_own_files(server)}
-        return ServerInputs(server=server, files=files, shared=self.shared_inputs(server))
+        return ServerInputs(
+            server=server,
+            files={path: self._repository.files[path] for path in list_own_files(server)},
+            shared=self.shared_inputs(server),
+        )
 
     def shared_inputs(self, server: Server) -> SharedInputs:
         """Return the inputs of a server's decision, except the Server document and the files of the server."""
@@ -368,8 +371,9 @@ class FleetView:
     def _make_maintenance_inputs(self, maintenance: Maintenance) -> MaintenanceInputs:
         name = maintenance.metadata.name
         if (found := self._maintenances.get(name)) is None:
-            profile = self._repository.profiles[maintenance.spec.profile]
-            boot = self._make_default_boot_inputs(profile, Id("Maintenance", name), ("spec", "profile"))
+            boot = self._make_default_boot_inputs(
+                self._repository.profiles[maintenance.spec.profile], Id("Maintenance", name), ("spec", "profile")
+            )
             before = maintenance.spec.before
             file = before.approval.file if before is not None and before.approval is not None else None
             approved, malformed = parse_approvals(self._repository.files[file], name) if file is not None else ((), ())

@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
-from gitboot.fleet.layered_dict import find_differing_keys
-from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.fleet.revision import BlobId
+from gitboot.fleet.documents import FleetRepository, Id
+from gitboot.fleet.revision import BlobId, find_differing_keys
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance
@@ -134,8 +133,11 @@ class _Explainer:
                 why = f"not active now, or its priority {each.priority} is below {winner.priority}"
             self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
-            policy = f"BootPolicy/{decision.policy.policy}"
-            self.lost.append(LosingCandidate(policy, "R2", "an active maintenance replaces the policy"))
+            self.lost.append(
+                LosingCandidate(
+                    f"BootPolicy/{decision.policy.policy}", "R2", "an active maintenance replaces the policy"
+                )
+            )
         if (made := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
             yield make_reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
@@ -232,8 +234,10 @@ class _Explainer:
     def select_policy(self) -> Choice[Pool] | None:
         (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
         policies = self._repository.policies
-        found = [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
-        chosen = choose_policy(found, self._pools[named] if named is not None else None)
+        chosen = choose_policy(
+            [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)],
+            self._pools[named] if named is not None else None,
+        )
         if not isinstance(chosen, Choice):
             return None
         self.lost += chosen.losing
@@ -248,13 +252,13 @@ class _Explainer:
             # The last policy in the chain of policies that sets the field.
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
             whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
-            value = getattr(pool, name)
-            yield make_reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
+            yield make_reason(spelling, getattr(pool, name), "R3", whose, Id("BootPolicy", owner), "spec", spelling)
         yield make_reason("provision", server.spec.provision, "R5", "the server sets it", self._id, "spec", "provision")
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
-            method = Id("BootProfile", pool.profile)
-            yield make_reason("method", Method.DISK, "R5", "the profile sets it", method, "spec", "method")
+            yield make_reason(
+                "method", Method.DISK, "R5", "the profile sets it", Id("BootProfile", pool.profile), "spec", "method"
+            )
             return
         image = choose_image(server, profile, self._repository.streams)
         self.lost += image.losing
@@ -411,9 +415,9 @@ class SourceTexts:
         return ServerLocation(self._repository.origins[resource].path, lines_above(*self._file(resource)))
 
     def locate_document(self, resource: Id) -> DocumentLocation:
-        lines = value_lines(*self._file(resource))
         return DocumentLocation(
-            self._repository.origins[resource].path, {json_pointer(path): line for path, line in lines.items()}
+            self._repository.origins[resource].path,
+            {json_pointer(path): line for path, line in value_lines(*self._file(resource)).items()},
         )
 
     def _file(self, resource: Id) -> tuple[bytes, int]:
@@ -469,8 +473,7 @@ class Explanations:
         for each in _Explainer(self._view, repository, decision).timeless_reasons():
             at: int | str | None = None
             if each.resource is not None:
-                is_own = each.resource == str(own)
-                at = texts.line_within(own, each.steps) if is_own else json_pointer(each.steps)
+                at = texts.line_within(own, each.steps) if each.resource == str(own) else json_pointer(each.steps)
             lines.append([each.field, each.value, each.rule, each.why, each.under, each.resource, at])
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from gitboot.errors import InvalidRepository
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.validation import InvalidRevision, LoadedRevision
 from gitboot.fleet.yaml import MAX_SHOWN, select_first
 from gitboot.jsonio import compute_digest, to_json_value
@@ -283,11 +283,10 @@ def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditio
     if (before := spec.before) is None:
         return None
     values = ((each, getattr(spec, each.name)) for each in dataclasses.fields(spec) if each.name not in _NOT_APPROVED)
-    written = {each.name: to_yaml_value(value) for each, value in values if value != _find_default(each)}
     digest = compute_digest(
         {
             "maintenance": of.maintenance.metadata.name,
-            "spec": written,
+            "spec": {each.name: to_yaml_value(value) for each, value in values if value != _find_default(each)},
             "boot": to_json_value(boot) if boot is not None else None,
         }
     )
@@ -368,12 +367,14 @@ def decide_unknown_machines(
     profile, image = inputs.profile, inputs.image
     place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
     if image is None or profile.spec.method is not Method.PXE:
-        wanted = "a profile for unknown machines needs method Pxe"
-        message, hint = (
-            f"{wanted}, found {profile.spec.method}",
+        finding = DecisionFinding(
+            Code.COMBINATION,
+            f"a profile for unknown machines needs method Pxe, found {profile.spec.method}",
             "choose a profile with method Pxe, or set unknownServers: LocalDisk",
+            place,
+            is_shared=False,
         )
-        return None, [("", DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False))]
+        return None, [("", finding)]
     if image.spec.writes_disk:
         message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes disks"
         code = Code.UNKNOWN_WRITES_DISK
@@ -460,18 +461,13 @@ def decide_loaded(
         problems, dated = decisions.warnings, decisions.dated
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
-    doubtful = _POLICY_CODES if loaded.incomplete_kinds & _POLICY_KINDS else frozenset()
+    # without one of these documents, gitboot cannot choose policies reliably
+    doubtful = {Code.NO_POLICY, Code.POLICY_TIE} if loaded.incomplete_kinds & {"BootPolicy", "Fleet"} else set()
     if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is invalid
         doubtful |= {Code.SELECTS_NO_SERVER}
     besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
-    is_there = any(key.kind == "Fleet" for key in loaded.well_formed.origins)
-    spec = loaded.well_formed.fleet.spec if is_there else None
+    spec = loaded.well_formed.fleet.spec if any(key.kind == "Fleet" for key in loaded.well_formed.origins) else None
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
-
-
-# if one of these documents is missing, gitboot cannot choose policies reliably
-_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})
-_POLICY_CODES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
 def find_server_sites(repository: FleetRepository) -> dict[str, Site]:

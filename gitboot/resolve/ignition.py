@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from gitboot.model.scalars import make_user_data_fault, quote_value
@@ -116,24 +117,11 @@ def check_ignition(format: str, text: str) -> None:
     try:
         config = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         raise make_user_data_fault(
             f"the rendered Ignition document is not JSON: {error}",
             "an Ignition document is JSON; if this is a Butane file, convert it with `butane` and commit the result",
-            line,
+            error.lineno if isinstance(error, json.JSONDecodeError) else 0,
         ) from None
-    _check_version(config, format, minor)
-    for problem in _find_wrong_types(config, _FIELDS, minor, ""):
-        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
-    for problem in _find_wrong_values(config, minor):
-        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _check_version(config: Any, format: str, minor: int) -> None:
     section = config.get("ignition") if isinstance(config, dict) else None
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):
@@ -151,6 +139,12 @@ def _check_version(config: Any, format: str, minor: int) -> None:
             f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
             f"write ignition.version 3.{minor}.0, or correct the profile's userData.format",
         )
+    for problem in chain(_find_wrong_types(config, _FIELDS, minor, ""), _find_wrong_values(config, minor)):
+        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _find_wrong_types(value: Any, wanted: Any, minor: int, path: str) -> Iterator[str]:
@@ -202,7 +196,6 @@ _SOURCE: Final = re.compile(r"(?:https?|tftp|s3|gs|data|arn):", re.IGNORECASE)
 _DATA_URL: Final = re.compile(
     r"data:(?:[^,;/]+/[^,;/]+)?(?:;[^,;]+)*,[^%]*+(?:%[0-9a-f]{2}[^%]*+)*+", re.IGNORECASE | re.DOTALL
 )
-_HASH: Final = re.compile(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}")
 
 
 def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
@@ -283,5 +276,5 @@ def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_need
         yield f"{path} has the source {_describe(source)}, which is not a data URL (RFC 2397)"
     if compression not in (None, "", "gzip"):
         yield f"{path} has the compression {_describe(compression)}, not gzip"
-    if checksum is not None and not _HASH.fullmatch(checksum):
+    if checksum is not None and not re.fullmatch(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}", checksum):
         yield f"{path} has the hash {_describe(checksum)}, not sha256- or sha512- and hexadecimal digits"

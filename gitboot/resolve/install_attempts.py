@@ -208,7 +208,11 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
     Return None if there is no such attempt. The policy may no longer require the installation of this attempt.
     """
-    if record is None or decision.policy is None or install_step(decision, record) not in _OPEN_STEPS:
+    if (
+        record is None
+        or decision.policy is None
+        or install_step(decision, record) not in (InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED)
+    ):
         return None
     if is_provisioned(decision.policy, record):
         return unfinished_later_attempt(record)
@@ -217,9 +221,7 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
 def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
     """Return whether fetches prove that all boots of an attempt were served and that its system started."""
-    if attempt.failed is not None or len(attempt.boots) < boots:
-        return False
-    return attempt.started is not None or not shows_start
+    return attempt.failed is None and len(attempt.boots) >= boots and (attempt.started is not None or not shows_start)
 
 
 def describe_evidence(decision: Decision, record: Record | None) -> str | None:
@@ -246,9 +248,6 @@ def describe_run_evidence(decision: Decision, name: str | None, record: Record |
         made.run,
         f"{'served' if find_unstarted_run(decision, name, record) is not None else 'consumed'}: {made.given}",
     )
-
-
-_OPEN_STEPS: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})
 
 
 def make_first_records(
@@ -387,10 +386,11 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
         last = None  # an operator made the server pending with `gitboot records set` after this attempt
     if last is not None:
         return _progress_of_attempt(InstallState.INSTALLING, last, None)
-    served = [
-        each for each in _find_served_installations(record) if each.until is not None and each.at <= at < each.until
-    ]
-    return max(served, key=lambda each: each.at, default=None)
+    return max(
+        [each for each in _find_served_installations(record) if each.until is not None and each.at <= at < each.until],
+        key=lambda each: each.at,
+        default=None,
+    )
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.documents import Id
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.policy_selection import BootSource
 from gitboot.resolve.server_decision import Boot, UserDataFiles

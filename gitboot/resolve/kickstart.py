@@ -190,7 +190,6 @@ def _find_first_word(line: str) -> str:
 
 
 def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> None:
-    """Read the lines of a section up to its `%end`, and check the lines."""
     has_appended, has_body = False, False
     for number, line in lines:
         word = _find_first_word(line)
@@ -286,7 +285,14 @@ def _find_line_fault(line: str) -> tuple[str, str] | None:
 def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | None:
     try:
         found, others = _make_parser(options).parse_known_args(words)
-        _check_section_options(name, found)
+        if name == "%certificate" and not (found.dir or found.type):
+            raise _OptionFault("the option --dir or --type is missing")
+        if name == "%packages":
+            if found.default and found.nocore:
+                raise _OptionFault("--default and --nocore exclude each other")
+            for option, value in (("timeout", found.timeout), ("retries", found.retries)):
+                if value is not None and not value.strip().lstrip("+-").isdecimal():
+                    raise _OptionFault(f"--{option} needs a number")
     except _OptionFault as fault:
         return str(fault)
     unknown = next((each for each in others if each.startswith("-") and each.strip("-")), None)
@@ -297,17 +303,6 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
     if most and len(others) > int(most):
         return f"{quote_value(others[int(most)])} is an extra argument"
     return "an argument is missing" if len(others) < int(least) else None
-
-
-def _check_section_options(name: str, found: argparse.Namespace) -> None:
-    if name == "%certificate" and not (found.dir or found.type):
-        raise _OptionFault("the option --dir or --type is missing")
-    if name == "%packages":
-        if found.default and found.nocore:
-            raise _OptionFault("--default and --nocore exclude each other")
-        for option, value in (("timeout", found.timeout), ("retries", found.retries)):
-            if value is not None and not value.strip().lstrip("+-").isdecimal():
-                raise _OptionFault(f"--{option} needs a number")
 
 
 class _OptionFault(Exception):

@@ -65,8 +65,7 @@ def make_plan(
         return None
     told, common, boot, data, offered = attempt_token(decision, record), decision.token, state.boot, state.data, 0
     if data is None and common is not None and state.user_data is not None:
-        is_installed = state.maintenance is None and (state.key is not None or boot is None)
-        data = told if is_installed else None
+        data = told if state.maintenance is None and (state.key is not None or boot is None) else None
     if boot is not None and state.key is not None and record is not None:
         offered = max(record.offered, record.taken_back)  # a higher number identifies a new offer
     if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
@@ -162,9 +161,9 @@ def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
 
 def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
     """Return whether a run is consumed, given the last consumed run of its maintenance and the start of its window."""
-    if last_run is None or last_run.run < run:
-        return False
-    return last_run.end is None or start is None or start < last_run.end
+    return (
+        last_run is not None and last_run.run >= run and (last_run.end is None or start is None or start < last_run.end)
+    )
 
 
 def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
@@ -201,9 +200,8 @@ def find_missing_precondition(maintenance: MaintenanceDecision, record: Record |
     if (before := maintenance.before) is None:
         return None
     found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
-    if before.approval_file is not None and not before.is_approved:
-        return Cause.WAITING_FOR_APPROVAL
-    if before.approval_url is not None and found.approved != before.approval_key:
+    is_approved_by_url = before.approval_url is None or found.approved == before.approval_key
+    if not is_approved_by_url or (before.approval_file is not None and not before.is_approved):
         return Cause.WAITING_FOR_APPROVAL
     is_drained = found.drain == maintenance.drain_key and found.drained_at is not None
     return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None
@@ -269,8 +267,11 @@ def _find_boot_state(
         return _substitute_state(policy, Cause.FILE_MISSING, absent)
     if waiting is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
         return waiting
-    is_withheld_from_ipxe = not state.is_served_again and boot.lacks_for_ipxe(absent)
-    return replace(state, medium_boot=_select_medium_boot(boot), is_withheld_from_ipxe=is_withheld_from_ipxe)
+    return replace(
+        state,
+        medium_boot=_select_medium_boot(boot),
+        is_withheld_from_ipxe=not state.is_served_again and boot.lacks_for_ipxe(absent),
+    )
 
 
 def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
@@ -321,9 +322,12 @@ def _find_running_boot(decision: Decision, at: datetime, record: Record | None, 
 
 def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _BootState:
     if policy is not None and (boot := harmless_boot(policy, absent)) is not None:
-        medium_boot, is_withheld_from_ipxe = _select_medium_boot(boot), boot.lacks_for_ipxe(absent)
-        state = replace(_always_state(policy, boot), cause=cause, medium_boot=medium_boot)
-        return replace(state, is_withheld_from_ipxe=is_withheld_from_ipxe)
+        return replace(
+            _always_state(policy, boot),
+            cause=cause,
+            medium_boot=_select_medium_boot(boot),
+            is_withheld_from_ipxe=boot.lacks_for_ipxe(absent),
+        )
     return _disk_state(policy, cause)
 
 
@@ -350,8 +354,7 @@ def _maintenance_state(
             asks_still = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
             cause = Cause.MAINTENANCE_DONE
             if boot.shows_its_start and record.runs[name].given is not None:
-                is_given = record.runs[name].started is None
-                cause = Cause.MAINTENANCE_SERVED if is_given else Cause.MAINTENANCE_STARTED
+                cause = Cause.MAINTENANCE_SERVED if record.runs[name].started is None else Cause.MAINTENANCE_STARTED
             if not asks_still:
                 return _BootState(Phase.DISK, cause, name)
             return _BootState(Phase.DISK, cause, name, user_data=boot.user_data, data=data)

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import BootImage, ImageStream, SkewMode
 from gitboot.model.boot_policy import (
@@ -79,8 +79,15 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
         while (parent := repository.policies[chain[-1]].spec.inherits) is not None and parent not in chain:
             chain.append(parent)
         if parent is not None:
-            message, hint = f"BootPolicy/{name} inherits from itself", "remove inherits from one of the policies"
-            problems.append(repository.build_problem(Code.CYCLE, message, policy, "spec", "inherits", hint=hint))
+            problems.append(
+                repository.build_problem(
+                    Code.CYCLE,
+                    f"BootPolicy/{name} inherits from itself",
+                    policy,
+                    *("spec", "inherits"),
+                    hint="remove inherits from one of the policies",
+                )
+            )
             continue
         chain.reverse()
         specs = [repository.policies[each].spec for each in chain]
@@ -104,11 +111,15 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
             )
         elif not any(_find_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
-            message, hint = (
-                f"BootPolicy/{name} does not set or inherit {what}",
-                f"set {what}, or inherit {what} from another policy",
+            problems.append(
+                repository.build_problem(
+                    Code.NOT_INHERITED,
+                    f"BootPolicy/{name} does not set or inherit {what}",
+                    policy,
+                    "spec",
+                    hint=f"set {what}, or inherit {what} from another policy",
+                )
             )
-            problems.append(repository.build_problem(Code.NOT_INHERITED, message, policy, "spec", hint=hint))
     return found, problems
 
 

@@ -388,9 +388,7 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
     def is_served_again(self, at: datetime) -> bool:
         """Return whether gitboot still serves the last boot, for example to a second NIC or after a failed transfer."""
         given = self.boots[-1].at
-        if self.failed is not None or self.is_running:
-            return False
-        return given <= at < given + FETCH_GRACE
+        return self.failed is None and not self.is_running and given <= at < given + FETCH_GRACE
 
 
 def boot_key(key: str, attempt: int, boot: int) -> str:
@@ -436,8 +434,11 @@ class Record:
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
         """Return the first intent to serve the boot with this key whose outcome is unknown, or None."""
-        found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
-        return min(found, key=lambda each: each.seen.at, default=None)
+        return min(
+            [each for each in self.unknown_serves if each.key == key and not each.is_withheld],
+            key=lambda each: each.seen.at,
+            default=None,
+        )
 
 
 class StopScope(StrEnum):

@@ -427,8 +427,6 @@ _Match = tuple[LeakRule, SecretSpan, str]
 
 
 class _LeakLine(NamedTuple):
-    """The result of scanning one line."""
-
     length: int
     rules: tuple[int, ...]  # numbers of the multi-line rules that may match here
     matches: tuple[tuple[int, SecretSpan, str], ...]  # matches of the single-line rules
@@ -480,7 +478,6 @@ def _rules_for(part: str) -> frozenset[int]:
 
 
 def _apply_rules(text: str, lines: list[_LeakLine]) -> list[_Match]:
-    """Return the matches of all rules, in the order of the rules."""
     found, numbers, offset = [], set[int](), 0
     for line in lines:
         if line.matches:

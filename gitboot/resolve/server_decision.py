@@ -164,14 +164,6 @@ class UserDataFiles:
         return {name: value for name, value in to_json_value(self).items() if name != "url"}
 
 
-def _write_texts(values: Iterable[object]) -> list[str]:
-    return [str(each) for each in values]
-
-
-def _digest_entries(entries: Mapping[str, str]) -> dict[str, Digest]:
-    return {loader: compute_digest(text) for loader, text in entries.items()}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
     """A network boot with all its files, arguments and texts."""
@@ -187,9 +179,11 @@ class Boot:
     kernel_arguments: tuple[str, ...]
     user_data: UserDataFiles | None
     node_labels: Mapping[str, str]
-    node_taints: tuple[Taint, ...] = field(metadata=json_writer(_write_texts))
+    node_taints: tuple[Taint, ...] = field(metadata=json_writer(lambda taints: list(map(str, taints))))
     # Boot scripts from templates, which replace the built-in ones, by boot loader.
-    entries: Mapping[str, str] = field(metadata=json_writer(_digest_entries))
+    entries: Mapping[str, str] = field(
+        metadata=json_writer(lambda entries: {loader: compute_digest(text) for loader, text in entries.items()})
+    )
     templates: Mapping[str, Digest]  # the digests of this boot's template files, by path
     # How many times the installer boots from the network.
     boots: int = field(default=1, metadata=UNLESS_DEFAULT)
@@ -200,9 +194,7 @@ class Boot:
     @property
     def direct(self) -> bool:
         """Return whether the machine boots a UKI or an ISO, to which gitboot cannot pass kernel arguments."""
-        if self.method is Method.PXE:
-            return self.files.kernel is None
-        return self.http_boot is not HttpBoot.LOADER
+        return self.files.kernel is None if self.method is Method.PXE else self.http_boot is not HttpBoot.LOADER
 
     @property
     def medium(self) -> str | None:

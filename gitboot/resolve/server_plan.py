@@ -193,9 +193,9 @@ class BootPlan:
     @property
     def is_evidence(self) -> bool:
         """Return whether a fetch of the boot is evidence, as for one-time boots and install boots of maintenances."""
-        if self.boot is None:
-            return False
-        return self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
+        return self.boot is not None and (
+            self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
+        )
 
     @property
     def offer(self) -> Digest | None:

@@ -447,8 +447,7 @@ def _list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
     function = JINJA_FILTERS[name]
 
     def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
-        given = context.environment if environment else context
-        return list(function(given, get_elements(value), *args, **kwargs))
+        return list(function(context.environment if environment else context, get_elements(value), *args, **kwargs))
 
     return with_cost_in_context(of_elements)
 
@@ -643,8 +642,9 @@ def decode_template(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")  # a byte order mark must not precede "#!ipxe"
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise TemplateFault(Code.TEMPLATE_SYNTAX, "the template is not UTF-8", line) from error
+        raise TemplateFault(
+            Code.TEMPLATE_SYNTAX, "the template is not UTF-8", data.count(b"\n", 0, error.start) + 1
+        ) from error
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
@@ -683,7 +683,6 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
 
 
 _MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which user data does not contain
-_LEADING_MARKS: Final = re.compile(r"\s*(?:\ue000[0-9]+\ue001\s*)*")
 
 
 class _LineMarkingEnvironment(_Environment):
@@ -700,8 +699,9 @@ class _LineMarkingEnvironment(_Environment):
 
 def _mark_lines(node: nodes.Expr) -> Iterator[nodes.Expr]:
     lines = node.data.split("\n") if isinstance(node, nodes.TemplateData) else [""]
-    marked = "\n".join(f"\ue000{node.lineno + number}\ue001{line}" for number, line in enumerate(lines))
-    yield nodes.TemplateData(marked, lineno=node.lineno)
+    yield nodes.TemplateData(
+        "\n".join(f"\ue000{node.lineno + number}\ue001{line}" for number, line in enumerate(lines)), lineno=node.lineno
+    )
     if not isinstance(node, nodes.TemplateData):
         yield node
 
@@ -711,18 +711,16 @@ _LINE_MARKING: Final = _LineMarkingEnvironment()
 
 def find_source_line(source: str, context: Mapping[str, object], text: str, line: int) -> int:
     """Return the line of a template that produced a line of the rendered text, or 1 if the line cannot be found."""
-    template = compile_template(source)
-    if isinstance(template, str):
+    if isinstance(compile_template(source), str):
         return line
     try:
-        marked_template = _LINE_MARKING.from_string(source)
-        marked = render_compiled(marked_template, context)
+        marked = render_compiled(_LINE_MARKING.from_string(source), context)
     except FAILURES:  # for example, the marks make the output longer than the limit
         return 1
     if _MARK.sub("", marked) != text:  # a filter changed a mark
         return 1
     lines = marked.split("\n")
-    leading = _LEADING_MARKS.match(lines[line - 1])
+    leading = re.match(r"\s*(?:\ue000[0-9]+\ue001\s*)*", lines[line - 1])
     before = "".join(lines[: line - 1]) + (leading[0] if leading else "")
     return int((_MARK.findall(before) or [1])[-1])
 
@@ -772,7 +770,6 @@ def find_line(failure: BaseException, template: Template) -> int | None:
 
 
 def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    """Describe the use of an undefined name, and suggest a similar name."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)

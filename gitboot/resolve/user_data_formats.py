@@ -54,7 +54,6 @@ _ARGUMENTS: Final = {
 # The kernel arguments that make Ignition run. Sources: `dracut/30ignition/ignition-generator` of coreos/ignition and of
 # flatcar/bootengine.
 _FIRST_BOOT: Final = ("ignition.firstboot", "flatcar.first_boot", "coreos.first_boot")
-_FALSE: Final = frozenset({"", "0", "no", "off"})
 
 
 def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
@@ -62,7 +61,7 @@ def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
     if parse_family(format) is not UserDataFormat.IGNITION:
         return False
     given = {name: value if equals else name for name, equals, value in (each.partition("=") for each in arguments)}
-    return all(given.get(name, "") in _FALSE for name in _FIRST_BOOT)
+    return all(given.get(name, "") in {"", "0", "no", "off"} for name in _FIRST_BOOT)
 
 
 # The label of the volume on which systems look for user data, and the folder, by format. Sources: cloud-init,
@@ -153,8 +152,12 @@ def check_beside(format: str, name: str, text: str) -> None:
         elif text.strip():
             cloud_init.read_user_data(text)
     except Malformed as fault:
-        message = str(fault).replace("the rendered user data", f"the rendered {name}").replace("the user data", name)
-        raise Malformed(Code.BESIDE_USER_DATA, message, fault.hint, fault.at) from None
+        raise Malformed(
+            Code.BESIDE_USER_DATA,
+            str(fault).replace("the rendered user data", f"the rendered {name}").replace("the user data", name),
+            fault.hint,
+            fault.at,
+        ) from None
 
 
 def _check_network_config(text: str) -> None:
@@ -169,12 +172,11 @@ def _check_network_config(text: str) -> None:
             "the rendered network-config is not a mapping, so cloud-init ignores it",
             "begin it with `version: 2` (netplan) or `version: 1`",
         )
-    if config.get("config") == "disabled" or config.get("version") in (1, 2):
-        return
-    raise make_user_data_fault(
-        "the rendered network-config has no version, so cloud-init cannot read it",
-        "begin it with `version: 2` (netplan) or `version: 1`",
-    )
+    if config.get("config") != "disabled" and config.get("version") not in (1, 2):
+        raise make_user_data_fault(
+            "the rendered network-config has no version, so cloud-init cannot read it",
+            "begin it with `version: 2` (netplan) or `version: 1`",
+        )
 
 
 # The types of the keys below `autoinstall:`. Source: Subiquity, `autoinstall-schema.json`. The installer only warns
@@ -231,15 +233,17 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
         if types is not None and not isinstance(value, types):
-            needed = _TYPE_NAMES[types[0]]
             raise make_user_data_fault(
-                f"autoinstall.{key} of the rendered user data must be {needed}, found {_describe(value)}",
+                f"autoinstall.{key} of the rendered user data must be {_TYPE_NAMES[types[0]]}, found "
+                f"{_describe(value)}",
                 "correct the template",
             )
         if key in _CHOICES and value not in _CHOICES[key]:
-            choices = " or ".join(_CHOICES[key])
-            message = f"autoinstall.{key} of the rendered user data must be {choices}, found {_describe(value)}"
-            raise make_user_data_fault(message, "correct the template")
+            raise make_user_data_fault(
+                f"autoinstall.{key} of the rendered user data must be {' or '.join(_CHOICES[key])}, found "
+                f"{_describe(value)}",
+                "correct the template",
+            )
         for command in value if key in _COMMANDS else ():
             words = command if isinstance(command, list) else [command]
             if not all(isinstance(word, str) for word in words):
@@ -283,9 +287,6 @@ def _check_preseed(text: str) -> None:
             )
 
 
-_TALOS_TYPES: Final = ("controlplane", "init", "worker")
-
-
 def _check_talos(text: str) -> None:
     """Check each document: the machine configuration needs `version`, all others need `apiVersion` and `kind`."""
     try:
@@ -293,8 +294,12 @@ def _check_talos(text: str) -> None:
     except (yaml.YAMLError, RecursionError) as error:
         message, line = cloud_init.describe_yaml_error(error)
         where = f"line {line} of the rendered Talos configuration" if line else "the rendered Talos configuration"
-        hint = "correct the template, and check its indentation and brackets"
-        raise make_user_data_fault(f"{where} is not YAML: {message}", hint, line, Code.TALOS_DOCUMENT) from None
+        raise make_user_data_fault(
+            f"{where} is not YAML: {message}",
+            "correct the template, and check its indentation and brackets",
+            line,
+            Code.TALOS_DOCUMENT,
+        ) from None
     if text.startswith("#cloud-config"):
         raise _make_talos_fault("the rendered text begins with #cloud-config, which is not for Talos", 1)
     if not documents:
@@ -306,9 +311,11 @@ def _check_talos(text: str) -> None:
             raise _make_talos_fault(f"line {line} of the rendered text begins a document that is not a mapping", line)
         if "apiVersion" in document or "kind" in document:
             if not (document.get("kind") and str(document.get("apiVersion", "")).endswith("v1alpha1")):
-                message = f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind"
                 raise make_user_data_fault(
-                    message, "write apiVersion: v1alpha1 and its kind", line, Code.TALOS_DOCUMENT
+                    f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind",
+                    "write apiVersion: v1alpha1 and its kind",
+                    line,
+                    Code.TALOS_DOCUMENT,
                 )
             continue
         if document.get("version") != "v1alpha1":
@@ -324,7 +331,9 @@ def _check_talos(text: str) -> None:
                 Code.TALOS_DOCUMENT,
             )
         machine = document.get("machine")
-        if "machine" in document and (not isinstance(machine, dict) or machine.get("type") not in _TALOS_TYPES):
+        if "machine" in document and (
+            not isinstance(machine, dict) or machine.get("type") not in ("controlplane", "init", "worker")
+        ):
             raise make_user_data_fault(
                 "the rendered Talos configuration has no machine.type",
                 "write type: controlplane or type: worker below machine:",
@@ -334,8 +343,9 @@ def _check_talos(text: str) -> None:
 
 
 def _make_talos_fault(message: str, line: int) -> Malformed:
-    hint = "commit what `talosctl gen config` or `talosctl machineconfig patch` writes"
-    return make_user_data_fault(message, hint, line, Code.TALOS_DOCUMENT)
+    return make_user_data_fault(
+        message, "commit what `talosctl gen config` or `talosctl machineconfig patch` writes", line, Code.TALOS_DOCUMENT
+    )
 
 
 def _compose_all(text: str) -> list[yaml.Node]:

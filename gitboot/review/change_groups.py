@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import Digest, to_json_value
 from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, build_pools

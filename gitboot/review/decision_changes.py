@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, list_machines
-from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, compute_digest, to_json_value
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from gitboot.fleet.resources import FleetRepository, Id, Resource
+from gitboot.fleet.documents import FleetRepository, Id, Resource
 from gitboot.jsonio import Digest, compute_digest, to_json_value
 from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Output

@@ -12,8 +12,8 @@ from typing import ClassVar, Final
 
 from msgspec import Struct, structs
 
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import BmcAccess, LostIdentity, build_machine
-from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.fleet import Guards

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from gitboot.errors import UsageError
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, build_json_decoder, format_instant
 from gitboot.model.boot_image import Artifact, BootImage, Follow, ImageStream, Provenance, RequiredProvenance, Rollout

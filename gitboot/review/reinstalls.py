@@ -9,8 +9,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import IdentityKey, LostIdentity, Machine
-from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, compute_digest, format_instant
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import RESETS, NetworkBoot, OverrideMode, PolicyWait

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.documents import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Problem, Severity
 from gitboot.review.change_groups import CauseFinder, ChangeCause, Group, build_groups, describe_causes

@@ -27,7 +27,7 @@ from gitboot.bmc.identity import (
     update_pin,
 )
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.layered_dict import apply_changes
+from gitboot.fleet.revision import apply_changes
 from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swap_byte_order
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, uuid_of

@@ -22,7 +22,7 @@ from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
-from gitboot.fleet.resources import Id
+from gitboot.fleet.documents import Id
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import BranchMismatch, Source
 from gitboot.jsonio import Digest

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import compute_decision_keys
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.identities import build_machine
-from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import FleetView

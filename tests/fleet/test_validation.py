@@ -12,8 +12,7 @@ from msgspec import structs
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet import validation
-from gitboot.fleet.documents import ParseCache, parse_blob
-from gitboot.fleet.resources import KINDS, Id
+from gitboot.fleet.documents import KINDS, Id, ParseCache, parse_blob
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
 from gitboot.fleet.validation import InvalidRevision, LoadedRevision, list_references, load, load_revision
 from gitboot.model.fields import to_yaml_value as plain

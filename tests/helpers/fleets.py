@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkstemp
 from typing import Final
 
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.resolve.fleet_decisions import decide

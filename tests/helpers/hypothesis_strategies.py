@@ -18,8 +18,7 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from gitboot.fleet.documents import ParseCache
-from gitboot.fleet.resources import KINDS
+from gitboot.fleet.documents import KINDS, ParseCache
 from gitboot.fleet.validation import load
 from gitboot.jsonio import format_instant
 from gitboot.model import image_source, scalars

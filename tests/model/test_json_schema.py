@@ -14,8 +14,7 @@ import yaml
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from gitboot.fleet.documents import parse_blob
-from gitboot.fleet.resources import KINDS
+from gitboot.fleet.documents import KINDS, parse_blob
 from gitboot.fleet.yaml import parse
 from gitboot.review.formats.json import main
 from tests.helpers.cases import examples, for_each

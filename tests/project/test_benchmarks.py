@@ -37,7 +37,7 @@ from benchmarks.row import Figure
 from benchmarks.rows import ROWS
 from benchmarks.run import LARGEST, Result, Run, read_run, write_run
 from benchmarks.take_over import LEASE_S
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.ledger.leader_lease import LEASE_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.documents import Id
 from gitboot.fleet.yaml import locate, parse, value_lines
 from gitboot.jsonio import to_camel, to_json_value
 from gitboot.model.scalars import Path

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.cli.evaluated_fleet import describe_servers
 from gitboot.evaluator.protocol import build_commit
-from gitboot.fleet.resources import KINDS
+from gitboot.fleet.documents import KINDS
 from gitboot.model.fields import Select, Selector, read, selects
 from gitboot.model.fleet import Site
 from gitboot.problems import Code, Severity

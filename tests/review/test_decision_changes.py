@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.validation import load
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.endpoint_files import state_path

@@ -84,9 +84,6 @@ ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
 _BUSY = frozenset({409, 423, 429, 503})
-# Some BMCs return 428 for an If-Match that they cannot parse (community.general pull request 6434).
-_PRECONDITION_FAILURES = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
-_NOT_SUPPORTED = frozenset({501, 505})
 
 
 class BmcConnection:
@@ -208,10 +205,9 @@ class BmcConnection:
 
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
         """Request ComputerSystem.Reset once. Some BMCs accept the request without resetting the machine."""
-        path = observed.reset_action
-        if path is None:
+        if observed.reset_action is None:
             raise BmcRejected(f"{self._address}{observed.system} has no action ComputerSystem.Reset")
-        self.post(path, {"ResetType": type})
+        self.post(observed.reset_action, {"ResetType": type})
 
     def is_redfish(self) -> bool:
         """Return whether a Redfish service exists at an address. gitboot sends a request that needs no credentials."""
@@ -227,8 +223,7 @@ class BmcConnection:
 
     def read(self, path: str) -> Resource:
         with self._translate_errors("GET", path) as own:
-            response = self.login.request(own, lambda: self._connector.get(own))
-            return _parse_resource(response)
+            return _parse_resource(self.login.request(own, lambda: self._connector.get(own)))
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
         with self._translate_errors("POST", path) as own:
@@ -256,7 +251,8 @@ class BmcConnection:
                 try:
                     self.login.request(own, send)
                 except exceptions.HTTPError as error:
-                    if error.status_code not in _PRECONDITION_FAILURES:
+                    # Some BMCs return 428 for an If-Match that they cannot parse (community.general pull request 6434).
+                    if error.status_code not in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED):
                         raise
                     refused_forms.append(f"If-Match {if_match}" if if_match is not None else "no If-Match")
                     answer = f"{error.status_code} {_format_reason(error)}"
@@ -318,7 +314,7 @@ class BmcConnection:
             return BmcChanged(message, retry_after_s=_parse_retry_after(self._retry_after))
         if status in _BUSY or any(f'{reason}"' in body for reason in TEMPORARY_REFUSALS):
             return BmcBusy(message, retry_after_s=_parse_retry_after(self._retry_after))
-        return BmcRejected(message) if status in _NOT_SUPPORTED else ERROR_TYPES[type(error)](message)
+        return BmcRejected(message) if status in {501, 505} else ERROR_TYPES[type(error)](message)
 
 
 def _translate_error(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
@@ -352,7 +348,6 @@ def _format_reason(error: exceptions.HTTPError) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return a BMC's text on one line, cut to a maximum length."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
@@ -361,9 +356,7 @@ def _parse_retry_after(retry_after: str | None) -> int | None:
 
     RFC 9110 allows dates, but BMCs do not send them.
     """
-    if retry_after is None or not retry_after.isdecimal():
-        return None
-    return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
+    return min(int(retry_after), _LONGEST_RETRY_AFTER_S) if retry_after and retry_after.isdecimal() else None
 
 
 _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}

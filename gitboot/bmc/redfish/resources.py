@@ -138,8 +138,9 @@ def parse_reset_types(info: Resource) -> frozenset[str]:
     """Return the allowed ResetType values in an ActionInfo (DSP0266, 7.8.4)."""
     parameters = info.body.get("Parameters")
     found = map(_as_mapping, parameters if isinstance(parameters, list) else [])
-    allowed = (_as_text_set(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")
-    return next(allowed, frozenset())
+    return next(
+        (_as_text_set(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType"), frozenset()
+    )
 
 
 _PROTOCOLS = frozenset({"HTTP", "HTTPS"})  # the protocols of the URLs in BootImages
@@ -179,9 +180,12 @@ def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
     bmc_time = shown if is_zoned else shown + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
     if (instant := parse_time(bmc_time)) is None:
         return marks
-    ahead_s = round((as_utc(instant) - at).total_seconds())
-    reset = _as_text(manager.body.get("LastResetTime"))
-    return structs.replace(marks, bmc_time=bmc_time, bmc_ahead_s=ahead_s, manager_reset_time=reset)
+    return structs.replace(
+        marks,
+        bmc_time=bmc_time,
+        bmc_ahead_s=round((as_utc(instant) - at).total_seconds()),
+        manager_reset_time=_as_text(manager.body.get("LastResetTime")),
+    )
 
 
 def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:

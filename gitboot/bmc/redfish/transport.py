@@ -95,8 +95,9 @@ class ConnectionPolicy(Struct):
         allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
         if not allowed:
             resolved = f" resolves to {', '.join(found)}, which" if [host] != found else ""
-            message = f"{host}{resolved} is not an allowed address for these credentials (access.toml)"
-            raise RequestAborted(BmcNotTrusted, message)
+            raise RequestAborted(
+                BmcNotTrusted, f"{host}{resolved} is not an allowed address for these credentials (access.toml)"
+            )
         return allowed
 
     @contextmanager
@@ -258,8 +259,10 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
         is_own = False
     if not is_own or (request.method not in _READ_METHODS and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
-        message = f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect"
-        raise RequestAborted(BmcRejected, message)
+        raise RequestAborted(
+            BmcRejected,
+            f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect",
+        )
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
@@ -283,8 +286,7 @@ def _is_strange_error(status: int, body: bytes) -> bool:
     if status not in _JUDGED_BY_STATUS:
         return False
     try:
-        error = json.loads(body).get("error", {})
-        info = error.get("@Message.ExtendedInfo") or [{}]
+        info = json.loads(body).get("error", {}).get("@Message.ExtendedInfo") or [{}]
         return not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
     except (AttributeError, TypeError, RecursionError):
         return True
@@ -315,8 +317,10 @@ class _TlsConnection(_Connection, LimitedTlsConnection):
     def connect(self) -> None:
         super().connect()
         if isinstance(self.sock, ssl.SSLSocket):
-            is_verified = self.sock.context.verify_mode is not ssl.CERT_NONE
-            self._policy.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
+            self._policy.check_certificate(
+                self.sock.getpeercert(binary_form=True) or b"",
+                is_verified=self.sock.context.verify_mode is not ssl.CERT_NONE,
+            )
 
 
 def _build_pool(
@@ -375,7 +379,6 @@ _SESSION_RETRY_S: Final = 3600
 _LOGOUT_S: Final = 2
 # All clients may read these paths, so a response does not prove that the password is correct (DSP0266, 13.3.1).
 _PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
-ErrorTranslator: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
 _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 
@@ -387,7 +390,12 @@ class _Session(Struct):
 class Login:
     """Authenticates the requests of one connection. Use it from one thread at a time."""
 
-    def __init__(self, connector: Connector, credentials: Credentials, translate_errors: ErrorTranslator) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        credentials: Credentials,
+        translate_errors: Callable[[str, str], AbstractContextManager[object]],
+    ) -> None:
         """Create a login.
 
         ``translate_errors`` is a context manager that converts errors in its block to gitboot's errors.

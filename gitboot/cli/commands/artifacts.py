@@ -45,7 +45,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import AssetError, InvalidRepository, UsageError
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import Digest, format_document, to_json_value
 from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import Output

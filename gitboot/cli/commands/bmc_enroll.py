@@ -59,8 +59,8 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_trust import Beginning
 from gitboot.errors import OperatorError, TryAgain, UsageError
 from gitboot.files import create_output_file, read_text, write_output_file
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import BmcAccess, Machine, list_machines
-from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.yaml import insert_field
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger import instance_tables

@@ -35,7 +35,7 @@ from gitboot.evaluator.decision_history import (
     InvalidCommit,
     list_document_changes,
 )
-from gitboot.fleet.resources import KINDS, Id
+from gitboot.fleet.documents import KINDS, Id
 from gitboot.fleet.validation import load
 from gitboot.git.fetch import CLONE
 from gitboot.git.history import History, open_history

@@ -44,7 +44,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import format_table, show_downloads, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.yaml import replace_scalar
 from gitboot.git.branch_writer import check_branch, is_proposed, propose, write_bundle

@@ -32,7 +32,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import format_table, show_downloads, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.image_sources.find_releases import (
     describe_local_files,
     describe_oci_image,

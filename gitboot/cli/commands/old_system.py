@@ -57,7 +57,7 @@ from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.text import format_count
 
 if TYPE_CHECKING:
-    from gitboot.fleet.resources import FleetRepository
+    from gitboot.fleet.documents import FleetRepository
 
 _MAX_SCRIPT_BYTES: Final = 1 << 20  # maximum size of one response
 _MAX_FILE_BYTES: Final = 1 << 32  # maximum size of one file that machines boot

@@ -71,7 +71,7 @@ from gitboot.evaluator.protocol import Commit, build_commit
 from gitboot.fetchlog.one_time_boots import read_claims
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.files import check_fetch_log_folder, check_output_directory, check_state_directory
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.revision import FileChanges, Revision
 from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant

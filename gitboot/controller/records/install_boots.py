@@ -13,8 +13,7 @@ from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.protocol import Commit
-from gitboot.fleet.layered_dict import merge_changes
-from gitboot.fleet.revision import Revision
+from gitboot.fleet.revision import Revision, merge_changes
 from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.model.boot_image import ConfigFrom

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.documents import Id
 from gitboot.problems import Code, Problem, Severity
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
