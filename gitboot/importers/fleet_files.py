@@ -44,7 +44,11 @@ from gitboot.problems import Code
 from gitboot.quoting import Unquotable, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
-_NO_UUID: Final = remark_missing("the UUID, from `dmidecode -s system-uuid` or its BMC")
+_NO_UUID: Final = remark_missing(
+    "the source does not contain the UUID: add the UUID that `dmidecode -s system-uuid` or the BMC shows"
+)
+_GUESSED_ARCHITECTURE: Final = remark_guessed("the source does not contain the architecture: check the value x86_64")
+_GUESSED_FIRMWARE: Final = remark_guessed("the source does not contain the firmware: check the value UEFI")
 PENDING: Final = "pending"  # the folder for documents that a person must complete
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
 
@@ -119,7 +123,7 @@ def _complete_architectures(inventory: ImportedInventory) -> Iterator[ImportedMa
     architectures = {boot.name: boot.architecture for boot in inventory.boots}
     for machine in inventory.machines:
         if machine.architecture is None and (found := architectures.get(machine.boot or "")) is not None:
-            remark = remark_guessed(f"architecture: {found}, taken from its boot {machine.boot}")
+            remark = remark_guessed(f"the import took the architecture {found} from the boot {machine.boot}: check it")
             yield structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
         else:
             yield machine
@@ -132,7 +136,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         uuid = supplement.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
-            remarks.append(remark_guessed(f"the UUID {uuid}, taken from the --uuids file"))
+            remarks.append(remark_guessed(f"the import took the UUID {uuid} from the --uuids file"))
         nics = []
         for nic in _merge_nics(machine.nics, remarks):
             if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
@@ -147,7 +151,9 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
             uuid = None
         serial, bmc = machine.serial, machine.bmc
         if serial is not None and is_placeholder_serial(serial):
-            remarks.append(remark_lost(f"the serial number {serial}, which does not identify a machine"))
+            remarks.append(
+                remark_lost(f"the serial number {serial} was left out, because it does not identify a machine")
+            )
             serial = None
         elif serial is not None and _is_claimed(f"serial number {serial}", name, owners, remarks):
             serial = None
@@ -173,11 +179,15 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
         kept = list(first.addresses)
         for each in nic.addresses:
             if parse_address(each) is None:
-                remarks.append(remark_rejected(f"the address {each[:80]}, which is not an IP address"))
+                remarks.append(
+                    remark_rejected(f"the address {each[:80]} was left out, because it is not an IP address")
+                )
                 continue
             address = ip_interface(each).ip
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
-                remarks.append(remark_rejected(f"the address {each}, which does not identify a machine"))
+                remarks.append(
+                    remark_rejected(f"the address {each} was left out, because it does not identify a machine")
+                )
             elif not any(ip_interface(one).ip == address for one in kept):
                 kept.append(each)
         found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
@@ -187,7 +197,9 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
 def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
-        remarks.append(remark_lost(f"the {identity}, which {owner} also has"))
+        remarks.append(
+            remark_lost(f"the {identity} was left out, because {owner} also has it: correct one of the machines")
+        )
     return owner != name
 
 
@@ -205,13 +217,18 @@ def _render_server(
     remarks = [
         *machine.remarks,
         *remark_if(machine.uuid is None, _NO_UUID),
-        *remark_if(not machine.nics and not has_reason, remark_missing("a MAC address")),
+        *remark_if(
+            not machine.nics and not has_reason,
+            remark_missing("the source does not contain a MAC address: add an interface"),
+        ),
         *unsupported,
-        *remark_if(machine.architecture is None, remark_guessed("architecture: x86_64")),
-        *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),
+        *remark_if(machine.architecture is None, _GUESSED_ARCHITECTURE),
+        *remark_if(machine.firmware is None, _GUESSED_FIRMWARE),
         *remark_if(
             machine.boot is not None and policy is None,
-            remark_missing(f"the boot {machine.boot}, which is incomplete or not in the source"),
+            remark_missing(
+                f"the boot {machine.boot} is incomplete or not in the source: add it, or select another boot"
+            ),
         ),
         *more,
         *bmc_remarks,
@@ -221,7 +238,7 @@ def _render_server(
         try:
             labels[parse_label_key(key)] = parse_label_value(value)
         except Malformed as error:
-            remarks.append(remark_lost(f"label {key}: {error.message}"))
+            remarks.append(remark_lost(f"the label {key} was left out: {error.message}"))
     spec: dict[str, Any] = {
         "uuid": machine.uuid,
         "serial": machine.serial,
@@ -259,7 +276,8 @@ def _list_unsupported(architecture: str | None) -> list[ImportRemark]:
         return []
     return [
         remark_missing(
-            f"support for its architecture {architecture}, because gitboot boots only {' and '.join(Architecture)}"
+            f"gitboot does not support the architecture {architecture}, and boots only "
+            f"{' and '.join(Architecture)}: leave the machine out of the fleet"
         )
     ]
 
@@ -271,7 +289,12 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     try:
         parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [remark_lost(f"the BMC's address {bmc.address}, which is not an address for Redfish or IPMI")]
+        return None, [
+            remark_lost(
+                f"the BMC's address {bmc.address} was left out, because it is not an address for Redfish or IPMI: "
+                "add the BMC by hand"
+            )
+        ]
     return _drop_empty(
         {
             "address": bmc.address,
@@ -280,7 +303,9 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
             "tls": {} if bmc.verify else {"verify": False},
         }
     ), [
-        remark_missing(f"user and password of its BMC: store them in the directory of credentials as {bmc.credentials}")
+        remark_missing(
+            f"store the user and the password of the BMC in the directory of credentials, as {bmc.credentials}"
+        )
     ]
 
 
@@ -297,12 +322,16 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *missing_parts,
         *more,
         remark_guessed(
-            "writesDisk: true and networkBoot: Once, for an installer; a diskless system needs false and Always"
+            "the import wrote writesDisk: true and networkBoot: Once, as for an installer: for a diskless system, "
+            "write false and Always"
         ),
-        *remark_if(boot.architecture is None, remark_guessed("architecture: x86_64")),
+        *remark_if(boot.architecture is None, _GUESSED_ARCHITECTURE),
         *remark_if(
             uki and arguments,
-            remark_lost(f"the arguments, which firmware does not pass to a uki: {' '.join(arguments)}"),
+            remark_lost(
+                "these arguments were left out, because firmware does not pass arguments to a uki: "
+                f"{' '.join(arguments)}"
+            ),
         ),
     )
     item = ImportedDocument(kind="BootProfile", name=name, pending=pending, remarks=_sort_remarks(remarks))
@@ -342,21 +371,27 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
 def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
     missing_parts: list[ImportRemark] = []
     if not boot.kernel and not boot.uki:
-        missing_parts.append(remark_missing("a kernel that machines can fetch"))
+        missing_parts.append(remark_missing("the boot has no kernel that machines can fetch: add its URL"))
 
     def artifact(url: str | None) -> dict[str, Any] | None:
         if url is None:
             return None
         if is_secret(url):
-            missing_parts.append(remark_missing("a URL without a user, a password or a token"))
+            missing_parts.append(
+                remark_missing("a URL contains a user, a password or a token: store the file at a URL without them")
+            )
             return None
         try:
             parse_artifact_url(url)
         except Malformed as error:
-            missing_parts.append(remark_missing(f"the URL {url}: {error.message}"))
+            missing_parts.append(remark_missing(f"gitboot does not accept the URL {url}: {error.message}"))
         digest = supplement.digest(url)
         if digest is None:
-            missing_parts.append(remark_missing(f"the sha256 of {url}: pass the output of `sha256sum` with --sums"))
+            missing_parts.append(
+                remark_missing(
+                    f"the source does not contain the sha256 of {url}: pass the output of `sha256sum` with --sums"
+                )
+            )
         return _drop_empty({"url": url, "sha256": digest})
 
     return _drop_empty(
@@ -385,7 +420,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
             if "{{" not in argument:
                 quote_ipxe_arguments([argument])
         except (Malformed, Unquotable) as error:
-            remarks.append(remark_lost(f"kernel argument {argument}: {error.message}"))
+            remarks.append(remark_lost(f"the kernel argument {argument} was left out: {error.message}"))
         else:
             accepted.append(argument)
     return tuple(accepted), remarks

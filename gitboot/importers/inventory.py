@@ -149,7 +149,7 @@ def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tu
         reason = next(
             (text for word, text in reasons.items() if word in error.message), "the value does not identify a machine"
         )
-        return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]}: {reason}"),)
+        return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]} was left out, because {reason}"),)
 
 
 def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...]]:
@@ -159,7 +159,9 @@ def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...
     try:
         return parse_lookup_uuid(str(value).strip()), ()
     except Malformed:
-        return None, (remark_rejected(f"the UUID {str(value)[:80]}, which is not the UUID of a board"),)
+        return None, (
+            remark_rejected(f"the UUID {str(value)[:80]} was left out, because it is not the UUID of a board"),
+        )
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
@@ -224,7 +226,7 @@ def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[Imp
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
     return tuple(each for each in all_arguments if each not in secret), tuple(
-        remark_lost(f"kernel argument {name} is a secret and was left out: move it to the secrets of the user data")
+        remark_lost(f"the kernel argument {name} is a secret and was left out: move it to the secrets of the user data")
         for name in names
     )
 
@@ -275,7 +277,10 @@ def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tupl
     for argument in safe_arguments:
         if (template := translate_ipxe_argument(argument)) is None:
             remarks += (
-                remark_lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),
+                remark_lost(
+                    f"the kernel argument {argument.partition('=')[0]} was left out, because it uses a variable of "
+                    f"iPXE: {argument}"
+                ),
             )
         elif template.strip() and not argument.startswith("initrd="):  # gitboot adds ``initrd=`` itself
             templates.append(template)
@@ -313,7 +318,13 @@ def parse_bmc(
         system=system or (parts.path if parts.path.startswith("/redfish/") else None),
         verify=verify,
     ), (
-        *remark_if("@" in parts.netloc, remark_lost("user and password in the BMC's address were left out")),
+        *remark_if(
+            "@" in parts.netloc,
+            remark_lost(
+                "the user and the password in the BMC's address were left out: store them in the directory of "
+                "credentials"
+            ),
+        ),
         *remark_if(
             credentials is None,
             remark_guessed("bmc.credentials: the source does not contain a name, so the import chose bmc"),

@@ -615,7 +615,9 @@ def test_all_facts_of_a_machine_are_imported_except_secrets(system: str, fleets:
     (nic,) = (each for each in spec["interfaces"] if each["mac"] == MAC)
     assert nic.get("addresses", []) == ([ADDRESSES[system]] if system in ADDRESSES else [])
     assert (spec.get("bmc"), spec["firmware"]) == (BMCS.get(system), FIRMWARES.get(system, "UEFI"))
-    assert ("guessed**: firmware" in (fleet / "import-report.md").read_text()) is (system not in FIRMWARES)
+    assert ("guessed**: the source does not contain the firmware" in (fleet / "import-report.md").read_text()) is (
+        system not in FIRMWARES
+    )
     assert [name for name, content in written(fleet).items() if PASSWORD.encode() in content] == []
 
 
@@ -723,7 +725,7 @@ def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Pat
 def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "ironic")
     assert not (fleet / "servers").exists()
-    assert "missing: the UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
+    assert "missing: the source does not contain the UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
 
 
 def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: Path) -> None:
@@ -815,7 +817,7 @@ def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
     assert typed("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
-    assert "the MAC address 52-54-00-12-34-56, which web01 also has" in report
+    assert "the MAC address 52-54-00-12-34-56 was left out, because web01 also has it" in report
     assert "### web01-2 (pending)" in report
 
 
@@ -891,7 +893,7 @@ def test_finding_i3_the_output_of_both_commands_fills_the_uuids(tmp_path: Path, 
     (tmp_path / "found.json").write_text(json.dumps({"items": [{"macs": [], "uuid": None}, item]}))
     fleet = imported(tmp_path, "isc", "--uuids", tmp_path / "found.json")
     assert server_of(fleet, "isc")["uuid"] == UUID
-    assert f"the UUID {UUID}, taken from the --uuids file" in (fleet / "import-report.md").read_text()
+    assert f"the import took the UUID {UUID} from the --uuids file" in (fleet / "import-report.md").read_text()
 
 
 ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})

@@ -71,7 +71,10 @@ def read_netbox(files: Texts) -> ImportedInventory:
     return ImportedInventory(
         machines=tuple(sorted(machines, key=lambda machine: machine.name)),
         remarks=tuple(
-            remark_lost(f"device {as_text(device.get('display')) or as_text(device.get('id'))}, which has no name")
+            remark_lost(
+                f"device {as_text(device.get('display')) or as_text(device.get('id'))} was left out, because it "
+                "has no name: name it in the source"
+            )
             for device in devices
             if not as_text(device.get("name"))
         ),
@@ -115,7 +118,9 @@ def _read_device(
             *of_uuid,
             *remark_if(
                 not reader.nics and not reader.remarks,
-                remark_missing("the MAC addresses: export the interfaces together with the devices"),
+                remark_missing(
+                    "the source does not contain the MAC addresses: export the interfaces together with the devices"
+                ),
             ),
         ),
     )
@@ -192,7 +197,11 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
                 if system
                 else "the boot was not imported, because MAAS has not deployed a system, and boots only its own images"
             ),
-            *(remark_lost(f"tag {each}") for each in as_list(row.get("tag_names")) if as_text(each)),
+            *(
+                remark_lost(f"the tag {each} was left out: add a label if a policy must select by it")
+                for each in as_list(row.get("tag_names"))
+                if as_text(each)
+            ),
         ),
     )
 
@@ -218,11 +227,20 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
         parents = (str(parent) for parent in as_list(each.get("parents")) if str(parent) in names)
         targets = list(dict.fromkeys((*parents, *of_same_mac))) if kind in ("bond", "bridge") else []
         if not targets:
-            remarks.append(remark_lost(f"{kind} {as_text(each.get('name'))} with {', '.join(own)}"))
+            remarks.append(
+                remark_lost(
+                    f"the {kind} {as_text(each.get('name'))} with {', '.join(own)} was left out: configure it in "
+                    "the user data"
+                )
+            )
             continue
         for target in targets:
             names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *own))
-        remarks.append(remark_guessed(f"addresses of {kind} {as_text(each.get('name'))} are on {', '.join(targets)}"))
+        remarks.append(
+            remark_guessed(
+                f"the import wrote the addresses of the {kind} {as_text(each.get('name'))} to {', '.join(targets)}"
+            )
+        )
     nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
     if not any(nic.boot for nic in nics):
         nics = tuple(structs.replace(nic, boot=True) for nic in nics)
@@ -245,12 +263,14 @@ def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBm
         return None, (remark_lost("the BMC was not imported, because the power type is manual"),)
     if kind not in ("ipmi", "redfish"):
         about = f" at {address.rpartition('@')[2]}" if address else ""
-        return None, (remark_lost(f"the BMC{about}, whose power type is {kind}: add the BMC by hand"),)
+        return None, (
+            remark_lost(f"the BMC{about} was left out, because its power type is {kind}: add the BMC by hand"),
+        )
     if address is None:
         return None, (
             remark_missing(
-                f"the address of its BMC ({kind}): put the output of `maas PROFILE machines power-parameters` into the "
-                "same directory as the machines"
+                f"the source does not contain the address of the BMC ({kind}): put the output of "
+                "`maas PROFILE machines power-parameters` into the same directory as the machines"
             ),
         )
     host = address.rpartition("@")[2]
@@ -355,11 +375,11 @@ def _read_foreman_interfaces(
             devices = row.get("attached_devices")
             for device in devices.split(",") if isinstance(devices, str) else as_list(devices):
                 of_bonds[str(device).strip()] = found
-            remarks.append(remark_lost(f"interface {shown} is of type {kind}"))
+            remarks.append(remark_lost(f"interface {shown} was left out, because it is of type {kind}"))
             continue
         if row.get("virtual"):
             about = f" with {', '.join(found)}" if found else ""
-            remarks.append(remark_lost(f"interface {shown} is virtual{about}"))
+            remarks.append(remark_lost(f"interface {shown}{about} was left out, because it is virtual"))
             continue
         reader.add(
             as_text(row.get("mac")),
@@ -370,7 +390,7 @@ def _read_foreman_interfaces(
         )
     if not as_mappings(host.get("interfaces")):
         remarks.append(
-            remark_lost("the other interfaces and its BMC, which a list does not contain: export /api/v2/hosts/NAME")
+            remark_lost("a list does not contain the other interfaces and the BMC: export /api/v2/hosts/NAME")
         )
     if not any(nic.boot for nic in reader.nics):
         reader.nics = [structs.replace(nic, boot=True) for nic in reader.nics]
@@ -380,9 +400,11 @@ def _read_foreman_interfaces(
 def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     host, provider = as_text(row.get("ip")) or as_text(row.get("ip6")), as_text(row.get("provider")) or "IPMI"
     if host is None:
-        return None, (remark_missing(f"the address of its BMC ({provider})"),)
+        return None, (
+            remark_missing(f"the source does not contain the address of the BMC ({provider}): add the BMC by hand"),
+        )
     if provider.lower() not in ("ipmi", "redfish"):
-        return None, (remark_lost(f"the BMC {host} ({provider}): add the BMC by hand"),)
+        return None, (remark_lost(f"the BMC {host} ({provider}) was left out: add the BMC by hand"),)
     host = f"[{host}]" if ":" in host else host
     return parse_bmc(f"{provider.lower()}://{host}", f"{build_document_name(name)}-bmc")
 
@@ -405,8 +427,8 @@ def _read_foreman_boot(
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
         return None, [
             remark_missing(
-                f"the boot, {system_name} from medium {medium_name}: put the responses of /api/v2/{what} into the same "
-                "directory as the hosts"
+                f"the boot, {system_name} from medium {medium_name}, is incomplete: put the responses of "
+                f"/api/v2/{what} into the same directory as the hosts"
             )
         ]
     architecture = parse_architecture(host.get("architecture_name"))
@@ -424,7 +446,10 @@ def _read_foreman_boot(
         architecture=architecture,
         remarks=(
             remark_kept(f"{system_name} from medium {medium_name}"),
-            remark_lost("the arguments and the user data of its provisioning template"),
+            remark_lost(
+                "the arguments and the user data of the provisioning template were left out: write them in the "
+                "BootProfile"
+            ),
         ),
     ), []
 

@@ -141,7 +141,10 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
             ),
             *remark_if(
                 len(defaults) > 1,
-                remark_lost("matchbox uses one of several groups without a selector, and does not define which one"),
+                remark_lost(
+                    "matchbox uses one of several groups without a selector, and does not define which one: select "
+                    "one boot"
+                ),
             ),
             *(
                 remark_lost(
@@ -152,7 +155,8 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
             ),
             *(
                 remark_missing(
-                    f"profile {group.get('profile')} of group {_get_name(group)}, which is not in the source"
+                    f"profile {group.get('profile')} of group {_get_name(group)} is not in the source: export the "
+                    "profile"
                 )
                 for group in (*defaults, *others)
                 if as_text(group.get("profile")) not in names
@@ -230,14 +234,16 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
     for key, value in sorted(metadata.items()):
         text = as_text(value)
         if text is None or "\n" in text:
-            remarks.append(remark_lost(f"metadata {key} is not text"))
+            remarks.append(remark_lost(f"metadata {key} was left out, because it is not text: write it as vars"))
         elif is_secret(f"{key}={text}"):
             remarks.append(remark_lost(f"metadata {key} is a secret and was left out: move it to secrets"))
         else:
             try:
                 variables[parse_variable_name(key)] = text
             except Malformed:
-                remarks.append(remark_lost(f"metadata {key}: this is not a valid variable name"))
+                remarks.append(
+                    remark_lost(f"metadata {key} was left out, because its name is not valid for a variable: rename it")
+                )
             if key in ("role", "rack", "site", "pool"):
                 try:
                     labels[parse_label_key(key)] = parse_label_value(text)
@@ -381,7 +387,10 @@ def _read_ironic_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
         architecture=parse_architecture(_parse_mapping(node.get("properties")).get("cpu_arch")),
         remarks=(
             *remarks,
-            *remark_if(not is_url, remark_missing(f"a URL of its kernel {kernel}, which is an image in Glance")),
+            *remark_if(
+                not is_url,
+                remark_missing(f"the kernel {kernel} is an image in Glance: store it at a URL, and add the URL"),
+            ),
         ),
     )
 
@@ -437,11 +446,14 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
             ),
             *remark_if(
                 not reader.nics and not reader.remarks,
-                remark_missing("the ports: export them with `openstack baremetal port list --long -f json`"),
+                remark_missing(
+                    "the source does not contain the ports: export them with `openstack baremetal port list --long "
+                    "-f json`"
+                ),
             ),
             *remark_if(
                 address is None and "driver" not in node,
-                remark_missing("the driver and its BMC: export the nodes with --long"),
+                remark_missing("the source does not contain the driver and the BMC: export the nodes with --long"),
             ),
             *remark_if(
                 address is None and "driver" in node,
@@ -599,7 +611,7 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
         remarks=(
             remark_kept(f"distro {distro['name']}")
             if distro
-            else remark_missing("the distro, which is not in the source"),
+            else remark_missing("the distro is not in the source: export it, or complete the boot"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
                 remark_lost(
@@ -671,7 +683,7 @@ def _read_cobbler_machine(
             *ignored,
             *remark_if(boot is None, remark_missing(why)),
             *(
-                remark_lost(f"{key} of its own")
+                remark_lost(f"the {key} of the system was left out: write it in the documents")
                 for key in ("autoinstall", "autoinstall_meta")
                 if system.get(key) not in (None, "", {}, _INHERIT)
             ),
@@ -711,7 +723,7 @@ def _read_nics(
             if kind != "bmc":
                 masters[name] = addresses
             if kind != "bond":  # the members of a bond get the addresses of the bond
-                remarks.append(remark_lost(f"interface {name} is of type {kind}"))
+                remarks.append(remark_lost(f"interface {name} was left out, because it is of type {kind}"))
             continue
         addresses = tuple(dict.fromkeys((*addresses, *masters.get(as_text(each.get("interface_master")) or "", ()))))
         mac, rejected = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
@@ -719,7 +731,7 @@ def _read_nics(
         if mac:
             nics.append(ImportedNic(mac=mac, name=name, addresses=addresses))
         elif not rejected:
-            remarks.append(remark_missing(f"interface {name} has no MAC address"))
+            remarks.append(remark_missing(f"interface {name} has no MAC address: add it in Cobbler, and import again"))
     remarks += [
         remark_lost(f"address {address} of {name} was not imported, because its interfaces have no MAC address")
         for name, addresses in masters.items()

@@ -86,7 +86,9 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             shown = row.identifier or "no MAC address"
             reasons.append(remark_missing(f"the MAC address is unknown, because the reservation has {shown}"))
         if not macs:
-            reasons += (remark_lost(f"the address {each}, because no interface is known") for each in row.addresses)
+            reasons += (
+                remark_lost(f"the address {each} was left out, because no interface is known") for each in row.addresses
+            )
         remarks.setdefault(name, []).extend(reasons)
     return ImportedInventory(
         machines=tuple(
@@ -126,9 +128,7 @@ def _remark_include(path: str, files: Collection[str], option: str = "include") 
     parts = path.strip("\"' ").rstrip("/")
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
-        yield remark_missing(
-            f"the hosts of {option} {parts}, which is not in the source: pass a directory with all files"
-        )
+        yield remark_missing(f"the file of {option} {parts} is not in the source: pass a directory with all files")
 
 
 # dnsmasq
@@ -182,11 +182,13 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
-            remarks.append(remark_lost(f"the address {part}, which is not a complete address"))
+            remarks.append(remark_lost(f"the address {part} was left out, because it is not complete"))
         elif _NAME.fullmatch(part):
             names.append(part)
         else:
-            remarks.append(remark_lost(f"{part}, which is not a MAC address, an IP address or a name"))
+            remarks.append(
+                remark_lost(f"{part} was left out, because it is not a MAC address, an IP address or a name")
+            )
     if macs or remarks or identifiers or addresses:
         yield _Host(
             name=next(iter(names), None),
@@ -238,17 +240,28 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
             mac, about = read_mac(rest[1])
             macs += [mac] if mac and rest[0].lower() == "ethernet" else []
             remarks += about
-            remarks += remark_if(rest[0].lower() != "ethernet" and mac, remark_lost(f"hardware {' '.join(rest)}"))
+            remarks += remark_if(
+                rest[0].lower() != "ethernet" and mac,
+                remark_lost(f"hardware {' '.join(rest)} was left out, because it is not Ethernet"),
+            )
         elif key in ("fixed-address", "fixed-address6"):
             for each in filter(None, " ".join(rest).replace(",", " ").split()):
                 address = parse_address(each)
                 addresses += [address] if address else []
-                remarks += remark_if(address is None, remark_lost(f"the address {each}, which is a DNS name"))
+                remarks += remark_if(
+                    address is None,
+                    remark_lost(f"the address {each} was left out, because it is a DNS name: add the IP address"),
+                )
         elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
             shown = " ".join(words[2:] if key == "option" else rest)
             identifiers.append(f"client id {shown}" if key != "host-identifier" else shown)
         elif key in ("filename", "next-server"):
-            remarks.append(remark_lost(f"{key} {' '.join(rest)}, which its firmware uses to boot"))
+            remarks.append(
+                remark_lost(
+                    f"{key} {' '.join(rest)} was left out, although the firmware uses it: select a boot with a "
+                    "BootPolicy"
+                )
+            )
     return _Host(
         name=name,
         macs=tuple(macs),
@@ -334,10 +347,12 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
         remarks=(
             *remarks,
             *(
-                remark_lost(f"{key} {row[key]}, which its firmware uses to boot")
+                remark_lost(
+                    f"{key} {row[key]} was left out, although the firmware uses it: select a boot with a BootPolicy"
+                )
                 for key in ("next-server", "boot-file-name")
                 if as_text(row.get(key))
             ),
-            *remark_if(as_mapping(row.get("user-context")), remark_lost("the user-context")),
+            *remark_if(as_mapping(row.get("user-context")), remark_lost("the user-context was left out")),
         ),
     )

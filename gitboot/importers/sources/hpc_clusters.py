@@ -93,11 +93,18 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
             *of_uuid,
             *more,
             *remark_if(
-                host and not by_ipmi, remark_lost(f"the BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
+                host and not by_ipmi,
+                remark_lost(f"the BMC {host} ({node.get('mgt', 'unknown')}) was left out: add the BMC by hand"),
             ),
-            *(remark_lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
+            *(
+                remark_lost(f"{key}={node[key]} was left out: select a boot with a BootPolicy")
+                for key in ("provmethod", "osimage", "netboot", "os")
+                if node.get(key)
+            ),
             *secret,
-            *remark_if(arguments, remark_lost(f"addkcmdline {' '.join(arguments)}")),
+            *remark_if(
+                arguments, remark_lost(f"addkcmdline {' '.join(arguments)} was left out: write it as kernelArguments")
+            ),
         ),
     )
 
@@ -117,7 +124,7 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
                 remark_kept(f"interface {text} has no fixed address" if host == "*NOIP*" else f"{text} is {host}")
             )
     if address and not any(nic.addresses for nic in reader.nics):
-        reader.remarks.append(remark_lost(f"the address {address}, because no interface with it is known"))
+        reader.remarks.append(remark_lost(f"the address {address} was left out, because no interface with it is known"))
     return tuple(reader.nics), reader.remarks
 
 
@@ -386,7 +393,10 @@ def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]
                     f"host pattern {host} does not select a node, because boot-service compares names exactly"
                 )
             elif host != "Default" and not _is_node_name(host) and host != "*":
-                yield remark_lost(f"the parameters of {host}, which are not for a single node: their boot is {boot}")
+                yield remark_lost(
+                    f"the parameters of {host} are not for a single node: select nodes for their boot {boot} with "
+                    "a BootPolicy"
+                )
         if boot is not None and boot not in used and (config.is_default or config.name):
             yield remark_guessed(f"{name}: their boot {boot} is in the fleet, but no server uses it")
 
@@ -396,9 +406,11 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
     for row in rows:
         owner = as_text(row.get("ComponentID")) or "no component"
         if "MACAddress" in row and owner not in names:
-            yield remark_lost(f"EthernetInterface {row['MACAddress']} of {owner}, which is not a node in the source")
+            yield remark_lost(
+                f"EthernetInterface {row['MACAddress']} was left out, because {owner} is not a node in the source"
+            )
         elif (xname := as_text(row.get("xname"))) and xname not in names:
-            yield remark_lost(f"{xname} of type {as_text(row.get('type'))}, which is not a node")
+            yield remark_lost(f"{xname} was left out, because it is not a node: its type is {as_text(row.get('type'))}")
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
@@ -416,7 +428,9 @@ def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
         remarks=(
             *remarks,
-            *remark_if(has_data, remark_lost("the cloud-init data: write them as user data, without secrets")),
+            *remark_if(
+                has_data, remark_lost("the cloud-init data were left out: write them as user data, without secrets")
+            ),
         ),
     )
 
@@ -463,7 +477,8 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
             *remark_if(
                 not nics and not remarks,
                 remark_missing(
-                    "the MAC addresses: export EthernetInterfaces of State Management together with the parameters"
+                    "the source does not contain the MAC addresses: export EthernetInterfaces of State Management "
+                    "together with the parameters"
                 ),
             ),
             *remark_if(

@@ -204,7 +204,7 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
     return structs.replace(
         machine,
         nics=tuple(structs.replace(nic, boot=True) for nic in machine.nics),
-        remarks=(*remarks, remark_lost(f"{setting} on all its interfaces, {because}")),
+        remarks=(*remarks, remark_lost(f"{setting} on all interfaces was left out, {because}")),
     )
 
 
@@ -246,7 +246,7 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
                     if instance.get(key)
                 ),
                 *(
-                    remark_lost(f"the variable {key}: write it as vars, unless it is a secret")
+                    remark_lost(f"the variable {key} was left out: write it as vars, unless it is a secret")
                     for key in sorted(as_mapping(instance.get("vars")))
                 ),
             ),
@@ -367,7 +367,10 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
             *of_bmc,
             *remark_if(
                 not nics and not remarks,
-                remark_missing("the MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
+                remark_missing(
+                    "the source does not contain the MAC addresses: set bootMACAddress, or export the HardwareData "
+                    "or the status"
+                ),
             ),
             remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
             *(

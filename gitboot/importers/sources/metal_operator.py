@@ -148,16 +148,23 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
         uki=None if kernel else uki,
         remarks=(
             remark_kept(str(config)),
-            *remark_if(spec.get("ignitionSecretRef"), remark_lost("the Ignition is in a Secret")),
+            *remark_if(
+                spec.get("ignitionSecretRef"),
+                remark_lost("the Ignition is in a Secret: write it as user data, without secrets"),
+            ),
             *remark_if(
                 spec.get("ipxeScriptSecretRef"),
                 remark_lost("the iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
             ),
             *remark_if(
                 kernel,
-                remark_lost("the arguments of boot-operator's template: `gitboot compare-old-system` shows them"),
+                remark_lost(
+                    "the arguments of boot-operator's template were left out: `gitboot compare-old-system` shows them"
+                ),
             ),
-            *remark_if(image, remark_lost(f"image {image}: name its layers with `gitboot artifacts resolve`")),
+            *remark_if(
+                image, remark_lost(f"image {image} was left out: write its layers with `gitboot artifacts resolve`")
+            ),
         ),
     )
 
@@ -262,11 +269,11 @@ def _choose_boot(
         if is_same_key(each.owner, maintenance):
             profile = f": its profile is {each.boot}" if each.boot else ""
             remarks.append(
-                remark_lost(f"{each}, the boot of its maintenance{profile}. Write a Maintenance with a window")
+                remark_lost(f"{each} is the boot of a maintenance{profile}: write a Maintenance with a window")
             )
         elif each not in chosen:
             why = f"owner {_spell(each.owner)}" if each.owner else "no owner"
-            remarks.append(remark_lost(f"{each} with {why}, to which the Server does not refer"))
+            remarks.append(remark_lost(f"{each} with {why} was left out, because the Server does not refer to it"))
     if maintenance and not any(is_same_key(each.owner, maintenance) for each in own):
         remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
@@ -321,7 +328,7 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
             if not each.boot
         ),
         *(
-            remark_lost(f"{each}, another way to boot the same system: its profile is {each.boot}")
+            remark_lost(f"{each} is another way to boot the same system: to use it, select the profile {each.boot}")
             for each in configs
             if each.boot and each is not first
         ),
@@ -341,7 +348,9 @@ def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> 
             yield _describe_maintenance(key, each)
     referred = _read_ref(spec.get("serverMaintenanceRef"))
     if referred and objects.find("ServerMaintenance", referred) is None:
-        yield remark_lost(f"ServerMaintenance {_spell(referred)}, which is not in the source")
+        yield remark_lost(
+            f"ServerMaintenance {_spell(referred)} is not in the source: write a Maintenance with a window"
+        )
 
 
 def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
@@ -353,7 +362,7 @@ def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
     }
     facts = [f"{field} {text}" for field, value in values.items() if (text := as_text(value))]
     about = f" ({', '.join(facts)})" if facts else ""
-    return remark_lost(f"ServerMaintenance {_spell(key)}{about}: write a Maintenance with a window")
+    return remark_lost(f"ServerMaintenance {_spell(key)}{about} was left out: write a Maintenance with a window")
 
 
 # BMCs
@@ -416,7 +425,7 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
             boot=boot,
             remarks=(
                 *(remark_kept(str(each)) for each in same),
-                remark_missing("the Server, which is not in the source"),
+                remark_missing("the Server is not in the source: export it"),
                 *remarks,
                 *of_uuid,
                 *more,
@@ -439,7 +448,9 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
             reader.add(each)
     macs = sorted({nic.mac for nic in reader.nics})
     if not macs and addresses:
-        reader.remarks.append(remark_lost(f"the addresses {', '.join(addresses)}, because no interface is known"))
+        reader.remarks.append(
+            remark_lost(f"the addresses {', '.join(addresses)} were left out, because no interface is known")
+        )
     nics = (ImportedNic(mac=mac, addresses=addresses if mac == macs[0] else ()) for mac in macs)
     return tuple(nics), reader.remarks
 
@@ -453,7 +464,7 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
             elif server is None and not any(
                 is_same_key(_read_ref(get_nested(one, "spec", "serverClaimRef")), key) for one in servers.values()
             ):
-                yield remark_lost(f"{kind} {_spell(key)}, which does not belong to a Server")
+                yield remark_lost(f"{kind} {_spell(key)} was left out, because it does not belong to a Server")
     used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}
     endpoints = set()
     for key, each in objects.list_kind("BMC"):

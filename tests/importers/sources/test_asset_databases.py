@@ -56,7 +56,7 @@ def test_finding_i4_each_interface_of_a_bond_of_maas_has_its_address_and_a_vlan_
     [
         (machine(), "MAAS has not deployed a system"),
         (machine(osystem="ubuntu", distro_series="noble"), "because MAAS deploys ubuntu/noble with curtin"),
-        (machine(power_type="ipmi"), "the address of its BMC (ipmi): put the output of `maas PROFILE machines power"),
+        (machine(power_type="ipmi"), "the address of the BMC (ipmi): put the output of `maas PROFILE machines power"),
         (machine(hardware_uuid="00000000-0000-0000-0000-000000000000"), "the UUID 00000000-"),
         (machine(node_type=1, node_type_name="Device"), "web01 is not a machine: Device"),
         (machine(tag_names=["rack-a"]), "tag rack-a"),
@@ -117,10 +117,10 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
     [
         (host(managed=False), {}, "the boot was not imported, because Foreman does not manage the host"),
         (host(provision_method="image"), {}, "because the provision method is image"),
-        (host(medium_id=9), {}, "the boot, OS from medium M: put the responses of /api/v2/media into"),
+        (host(medium_id=9), {}, "the boot, OS from medium M, is incomplete: put the responses of /api/v2/media into"),
         (host(operatingsystem_name=None), {}, "the boot was not imported, because the host has no operating system"),
         (host(), {"family": "Windows"}, "because the family of OS is Windows"),
-        (host(), {}, "which a list does not contain: export /api/v2/hosts/NAME"),
+        (host(), {}, "the other interfaces and the BMC: export /api/v2/hosts/NAME"),
     ],
 )
 def test_finding_i4_a_host_of_foreman_without_a_boot_has_its_reason(
@@ -145,7 +145,7 @@ def test_finding_i4_each_interface_of_a_bond_of_foreman_has_its_address() -> Non
         ("eno2", ("10.0.0.13",), False),
     ]
     texts = texts_of(inventory)
-    assert any("interface bond0.5 is virtual with 10.5.0.13" in text for text in texts)
+    assert any("interface bond0.5 with 10.5.0.13 was left out, because it is virtual" in text for text in texts)
     assert any("the BMC 10.9.0.13 (SSH)" in text for text in texts)
 
 
@@ -173,4 +173,4 @@ def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac
     (found,) = inventory.machines
     shared = ("10.0.0.13/24",)
     assert [(each.name, each.addresses) for each in found.nics] == [("eno1", shared), ("eno2", shared)]
-    assert texts_of(inventory)[0] == "device Dell, which has no name"
+    assert texts_of(inventory)[0] == "device Dell was left out, because it has no name: name it in the source"

@@ -72,11 +72,11 @@ def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
         ({"id": "os", "profile": "disk", "selector": {"os": "installed"}}, "it boots profile disk if os=installed"),
         (
             {"id": "gone", "profile": "gone", "selector": {"os": "x"}},
-            "profile gone of group gone, which is not in the source",
+            "profile gone of group gone is not in the source",
         ),
         (
             {"id": "a", "profile": "disk", "selector": {"mac": "01:00:5e:00:00:01"}},
-            "the MAC address 01:00:5e:00:00:01: the value is a multicast address",
+            "the MAC address 01:00:5e:00:00:01 was left out, because the value is a multicast address",
         ),
     ],
 )

@@ -72,21 +72,25 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         (
             read_dnsmasq,
             "dhcp-host=52:54:00:*:*:*,web01",
-            "the MAC address 52:54:00:*:*:*: the value is not the address",
+            "the MAC address 52:54:00:*:*:* was left out, because the value is not the address",
         ),
         (read_dnsmasq, "dhcp-host=01:00:5e:00:00:01,web01", "the value is a multicast address"),
         (read_dnsmasq, f"dhcp-host={A},ignore", "dnsmasq ignores this host"),
-        (read_dnsmasq, "conf-file=/etc/more.conf", "the hosts of conf-file /etc/more.conf, which is not in the source"),
-        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "the hosts of dhcp-hostsdir /etc/hosts.d, which is not"),
-        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "the hosts of include /etc/dhcp/more.conf, which is not"),
+        (read_dnsmasq, "conf-file=/etc/more.conf", "the file of conf-file /etc/more.conf is not in the source"),
+        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "the file of dhcp-hostsdir /etc/hosts.d is not"),
+        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "the file of include /etc/dhcp/more.conf is not"),
         (read_isc_dhcpd, 'host a { uid "abc"; fixed-address 10.0.0.13; }', "the reservation has client id abc"),
-        (read_isc_dhcpd, "host a { fixed-address 10.0.0.13; }", "the address 10.0.0.13, because no interface is known"),
-        (read_isc_dhcpd, f"host a {{ hardware ethernet {A}; fixed-address a.example; }}", "which is a DNS name"),
+        (
+            read_isc_dhcpd,
+            "host a { fixed-address 10.0.0.13; }",
+            "10.0.0.13 was left out, because no interface is known",
+        ),
+        (read_isc_dhcpd, f"host a {{ hardware ethernet {A}; fixed-address a.example; }}", "because it is a DNS name"),
         (read_isc_dhcpd, f'host a {{ hardware ethernet {A}; filename "pxelinux.0"; }}', 'filename "pxelinux.0"'),
         (read_kea, kea({"duid": "01:02:03:04:05"}), "the reservation has duid 01:02:03:04:05"),
         (read_kea, kea({"flex-id": "'a'", "hostname": "web01"}), "the reservation has flex-id 'a'"),
         (read_kea, kea({"circuit-id": "'a'"}), "the reservation has circuit-id 'a'"),
-        (read_kea, '{"Dhcp4": {"subnet4": <?include "/etc/kea/s.json"?>}}', "the hosts of <?include /etc/kea/s.json"),
+        (read_kea, '{"Dhcp4": {"subnet4": <?include "/etc/kea/s.json"?>}}', "the file of <?include /etc/kea/s.json"),
         (read_kea, '{"Dhcp4": {"hosts-database": {"type": "mysql"}}}', "the import does not read databases"),
     ],
 )
@@ -165,5 +169,5 @@ def test_finding_p11_interfaces_of_a_bond_share_their_address_and_another_machin
     done = typed("validate", fleet)
     assert done.code == 0 and "GB2003" not in done.out, done
     report = (fleet / "import-report.md").read_text()
-    assert "the address 10.0.0.13, which web01 also has" in report
+    assert "the address 10.0.0.13 was left out, because web01 also has it" in report
     assert (fleet / "servers" / "web01.yaml").read_text().count("10.0.0.13") == 2

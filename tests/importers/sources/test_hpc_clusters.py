@@ -33,7 +33,7 @@ def test_finding_p11_the_address_of_a_node_is_that_of_its_own_name(
     (machine,) = read_xcat({"x": xcat(mac)}).machines
     assert tuple(nic.addresses for nic in machine.nics) == addresses
     texts = [each.text for each in machine.remarks]
-    assert any(addresses) or any("the address 10.0.0.13, because no interface" in text for text in texts)
+    assert any(addresses) or any("the address 10.0.0.13 was left out, because no interface" in text for text in texts)
 
 
 @pytest.mark.parametrize("arch", ["ppc64le", "s390x", "ppc64"])
@@ -42,7 +42,7 @@ def test_finding_p11_another_architecture_never_becomes_x86_64(arch: str) -> Non
     (text,) = fleet.files.values()
     assert set(fleet.files) == {"pending/servers/web01.yaml"}
     assert f"architecture: {arch}" in text and "architecture: x86_64" not in text
-    assert f"missing: support for its architecture {arch}" in text
+    assert f"missing: gitboot does not support the architecture {arch}" in text
 
 
 def test_finding_p11_a_device_of_warewulf_with_a_multicast_address_is_named() -> None:

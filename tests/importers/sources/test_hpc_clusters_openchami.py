@@ -52,7 +52,10 @@ def test_finding_i2_boot_service_yields_the_boot_that_it_serves(
     found = tuple(by_name[each.boot].rpartition("-")[2] if each.boot else None for each in (first, second))
     assert found == kernels
     assert all(each.boot or any("the boot" in one.text for one in each.remarks) for each in inventory.machines)
-    assert any("01:00:5e:00:00:03: the value is a multicast address" in each.text for each in third.remarks)
+    assert any(
+        "01:00:5e:00:00:03 was left out, because the value is a multicast address" in each.text
+        for each in third.remarks
+    )
     assert not any(machine.name == "x0c0s*" for machine in inventory.machines)
 
 
@@ -79,7 +82,10 @@ def test_finding_i2_each_node_of_state_management_is_imported_also_without_param
     assert {machine.name: machine.boot for machine in inventory.machines} == dict.fromkeys(
         "ab", inventory.boots[0].name
     )
-    assert any("EthernetInterface 52:54:00:00:00:02 of no component" in each.text for each in inventory.remarks)
+    assert any(
+        "EthernetInterface 52:54:00:00:00:02 was left out, because no component" in each.text
+        for each in inventory.remarks
+    )
     inventory = read_openchami(rows | {"p.json": "[]"})
     assert all(any("the boot" in each.text for each in machine.remarks) for machine in inventory.machines)
 

@@ -71,7 +71,8 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
         ),
         (
             V2.format(mac="01:00:5e:00:00:01", netboot="{}", osie="{}"),
-            "the MAC address 01:00:5e:00:00:01: the value is a multicast address, which cannot belong to an interface",
+            "01:00:5e:00:00:01 was left out, because the value is a multicast address, which cannot belong to an "
+            "interface",
         ),
         ("kind: Workflow\nmetadata: {name: w}\n", "Workflow w: the import does not read this kind"),
         (
@@ -89,7 +90,7 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
         ),
         (
             "kind: BareMetalHost\nmetadata: {name: a}\nspec: {bootMACAddress: 'ff:ff:ff:ff:ff:ff'}\n",
-            "the boot MAC address ff:ff:ff:ff:ff:ff: the value is a multicast address",
+            "the boot MAC address ff:ff:ff:ff:ff:ff was left out, because the value is a multicast address",
         ),
         ("kind: HostClaim\nmetadata: {name: c}\n", "HostClaim c: the import does not read this kind"),
     ],

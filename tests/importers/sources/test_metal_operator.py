@@ -178,10 +178,10 @@ def test_finding_i1_addresses_arrive_and_each_object_is_named() -> None:
     ]
     texts = [each.text for each in (*machine.remarks, *inventory.remarks)]
     for word in (
-        "interface eno2: MAC address 01:00:5e:00:00:01: the value is a multicast address",
+        "interface eno2: MAC address 01:00:5e:00:00:01 was left out, because the value is a multicast address",
         "ServerMaintenance ops/bios (policy Enforced, priority 100, state InMaintenance)",
         "ServerClaim prod/web with image ghcr.io/example/os:1",
-        "ServerClaim prod/waits, which does not belong to a Server",
+        "ServerClaim prod/waits was left out, because it does not belong to a Server",
         "BIOSSettings bios-1: the import does not read this kind",
         "because the Server does not refer to a boot configuration",
     ):
