@@ -166,18 +166,19 @@ _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is 
 }
 _FETCHES: Final = (
     "gitboot secret fetches SERVERS --state STATE  # shows each fetch. If all fetches are legitimate, run this again "
-    "with --confirm '…'. If not, change the secret in the system that uses it, then encrypt the new secret for the "
-    "fleet"
+    "with --confirm '…'. If not, change the secret in the system that uses it, then "
+    "replace it in the fleet with gitboot secret encrypt"
 )
 _ACT: Final = (
     "ledger: LEDGER  # do this only if this instance is to become active. Stop the other instance, then replace the "
-    "ledger ID in the Fleet document with this one"
+    "ledger ID in the Fleet document with the ID above"
 )
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
-_ADOPTED: Final = "every server already has the installation that Git describes"
+_ADOPTED: Final = "Git describes what is already installed on every server"
 _TAKE_OVER: Final = (
-    f"If this instance replaces another instance, stop the other instance, then run this to load its last records. "
-    f"If OUTPUT/ops/records has no records and {_ADOPTED}, run gitboot records begin adopt --state STATE instead"
+    "If this instance replaces another instance, stop the other instance, then run this to load the records that it "
+    f"published last. If OUTPUT/ops/records has no records and {_ADOPTED}, run gitboot records begin adopt --state "
+    "STATE instead"
 )
 _FOREIGN_OUTPUT: Final = (
     f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
@@ -191,9 +192,9 @@ _ANY_BRANCH: Final = (
     "use --rev FOLLOWED. gitboot remembers the choice"
 )
 _KEYGEN: Final = (
-    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key. FOLDER is the folder of "
-    "root.key. The command renews the metadata and keeps root.key. Then copy all other files of FOLDER to the "
-    "list-keys folder of the instance"
+    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key. FOLDER is the directory "
+    "that contains root.key. The command renews the metadata and does not change root.key. Then copy all files except "
+    "root.key from FOLDER to the list-keys directory of the instance"
 )
 _ENDPOINT: Final = (
     "endpoint: URL  # add this to the spec of the Fleet, with the URL at which machines reach gitboot run --listen or "
@@ -367,9 +368,9 @@ _TYPES: Final = (
         "HistoryComplete",
         {
             "CommitMissing": (
-                "gitboot run … --allow-rewind  # do not run this to undo a mistake: merge commit REMOVED into the "
-                "branch again instead. Restart gitboot run with this option, once, only if gitboot is to erase and "
-                "install these servers"
+                "gitboot run … --allow-rewind  # if the branch was changed by mistake, merge REMOVED into the branch "
+                "and push it instead. If gitboot is to erase and install these servers, restart gitboot run once with "
+                "this option"
             )
         },
         (Alert("GitbootCommitMissing", "warning", "10m"),),
@@ -411,8 +412,8 @@ _TYPES: Final = (
             ),
             "KeyNotInRoot": _KEYGEN,
             "KeyUnreadable": (
-                "ls -l KEYFOLDER  # if a file is missing, copy it from the host that has root.key. Otherwise, correct "
-                "the owner and the mode of the file in the message, so that only the account of gitboot can read it"
+                "ls -l KEYFOLDER  # if the file that the message names is missing, copy it from the host that has "
+                "root.key. Otherwise, correct its owner and mode, so that only the user that runs gitboot can read it"
             ),
             "RootExpires": _KEYGEN,
             ANY: _EVENTS,
@@ -578,8 +579,8 @@ _TYPES: Final = (
             "BranchMissing": _BRANCH,
             "BranchNotNamed": _BRANCH,
             "SourceTooLarge": (
-                "fetch-memory = MIB  # in the file that you pass with --config, raise the limit in the message "
-                "(fetch-memory or fetch-disk), then restart gitboot run. You can also remove large files from the "
+                "fetch-memory = MIB  # in the file that you pass with --config, raise the limit that the message names "
+                "(fetch-memory or fetch-disk). Then restart gitboot run. You can also remove large files from the "
                 "history"
             ),
             "CorruptClone": (
@@ -600,8 +601,8 @@ _TYPES: Final = (
         "StatusCurrent",
         {
             "Stale": (
-                "df -h STATE OUTPUT  # run this on the host of the instance. Also check there that gitboot run is "
-                "active"
+                "df -h STATE OUTPUT  # run this on the host of the instance. On the same host, check that gitboot "
+                "run is active"
             )
         },
         (Alert("GitbootStatusStale", "critical", "10m"),),
