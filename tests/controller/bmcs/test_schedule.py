@@ -548,13 +548,18 @@ def test_the_reported_identity_is_pinned_and_a_change_holds_the_server(site: Sit
     assert "provision/1" not in site.states
 
 
-def test_e25_a_board_without_a_uuid_and_serial_number_is_allowed_with_a_warning(site: Site) -> None:
+def test_e25_a_board_without_a_uuid_and_serial_number_is_installed_with_a_warning(site: Site) -> None:
     site.machine.uuid, site.machine.serial = "", "To be filled by O.E.M."
     site.decide()
     for _ in range(2):
         site.bench.reconcile()
         site.wait(60)
     assert site.shown == "Once Pxe"
+    site.boot()
+    site.bench.fetch(site.bench.plan())
+    site.bench.reconcile()
+    site.bench.reconcile()
+    assert site.bench.told("Provisioned") == ["Provisioned"]
     assert [event.warning for event in site.bench.events if event.type == "MachineUnverified"] == [True]
 
 
