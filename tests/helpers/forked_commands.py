@@ -30,6 +30,7 @@ from uuid import uuid4
 from gitboot.ledger import sqlite
 from gitboot.ledger.schema import VERSION
 from gitboot.resolve import templates
+from tests.helpers.cases import present
 from tests.helpers.forked_commands_client import LONGEST, NETWORK, ask, umask
 
 # gitboot's commands, each in a process of its own that is forked from one which has imported all of gitboot.
@@ -250,10 +251,10 @@ def shorten_pauses() -> None:
     from gitboot.controller.instance import standby
     from gitboot.publish.targets.follower import Follower
 
-    Follower.__init__.__kwdefaults__["first_retry_s"] = 0.3
-    BackgroundThread.__init__.__kwdefaults__["first_pause_s"] = 0.5
-    notifications.FIRST_RETRY_S = 0.3  # type: ignore[misc]
-    standby.LOOK_S = 0.2  # type: ignore[misc]
+    present(Follower.__init__.__kwdefaults__)["first_retry_s"] = 0.3
+    present(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"] = 0.5
+    vars(notifications)["FIRST_RETRY_S"] = 0.3
+    vars(standby)["LOOK_S"] = 0.2
 
 
 def main(fd: int) -> None:
