@@ -200,12 +200,6 @@ def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_its_postgr
 # Reconcile by reconcile
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with Bench(tmp_path) as made:
-        yield made
-
-
 def decide(bench: Bench, *more: str, often: str = "Never", spec: str = "", names: tuple[str, ...] = ("web01",)) -> None:
     bench.decide(
         fleet(),
