@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +25,7 @@ from tests.helpers import cases, forked_commands
 from tests.helpers.forked_commands_client import umask
 
 if TYPE_CHECKING:
+    from tests.helpers.instance_in_process import Bench
     from tests.helpers.instance_with_bmcs import Rack
     from tests.helpers.postgresql import PostgresServer
 
@@ -192,6 +193,20 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
     from tests.helpers.instance_with_bmcs import Rack
 
     with Rack(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    from tests.helpers.instance_in_process import Bench
+
+    with Bench(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
         yield made
 
 

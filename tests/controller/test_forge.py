@@ -38,20 +38,17 @@ def forge(host: ForgeHost, token: Path, name: str = "gitboot", link: str | None 
     return Forge(Project.parse(host.project), token, name=name, link=link)
 
 
-def test_a_judgement_is_the_status_of_its_commit(host: ForgeHost, token: Path) -> None:
-    forge(host, token, link="https://boards.test/boot").write(HELD)
-    (posted,) = host.statuses
-    assert (posted["sha"], posted["context"], posted["target_url"]) == (ONE, "gitboot", "https://boards.test/boot")
-    assert posted["description"] == f"held by maxReinstalls (ledger {LEDGER}, change 8)"
-
-
-@pytest.mark.parametrize("verdict", [ACCEPTED, HELD, INVALID], ids=lambda verdict: str(verdict.judgement))
-def test_each_judgement_has_a_color_and_can_be_read_back(host: ForgeHost, token: Path, verdict: CommitVerdict) -> None:
-    forge(host, token).write(verdict)
-    is_green = host.statuses[0]["state"] == "success"
-    assert is_green == (verdict is ACCEPTED)
-    assert host.statuses[0]["state"] != "pending"
-    assert forge(host, token).find_latest([ONE]) == verdict
+def test_each_judgement_is_the_status_of_its_commit_has_a_color_and_can_be_read_back(
+    host: ForgeHost, token: Path
+) -> None:
+    told = forge(host, token, link="https://boards.test/boot")
+    for verdict in (ACCEPTED, HELD, INVALID):
+        told.write(verdict)
+        status = host.statuses[-1]
+        assert (status["sha"], status["context"], status["target_url"]) == (ONE, "gitboot", "https://boards.test/boot")
+        assert status["description"] == f"{verdict.says} (ledger {LEDGER}, change {verdict.change})"
+        assert (status["state"] == "success", status["state"] == "pending") == (verdict is ACCEPTED, False)
+        assert told.find_latest([ONE]) == verdict
 
 
 def test_the_newest_judgement_of_the_newest_commit_that_has_one_counts(host: ForgeHost, token: Path) -> None:
@@ -90,7 +87,7 @@ def test_only_the_key_of_the_ledger_proves_the_change_in_a_status(host: ForgeHos
     assert told.find_known_changes([ONE], "another", KEY) == KnownChanges()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "other", [{"commit": TWO}, {"change": 8}, {"ledger": "another"}, {"judgement": Judgement.HELD, "says": "held"}]
 )
 def test_a_proof_is_valid_for_one_status_only(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
@@ -137,7 +134,7 @@ def test_a_rejection_needs_an_operator_and_reveals_no_secret(host: ForgeHost, to
         forge(host, token).write(ACCEPTED)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "line", "history"),
     [
         ("github=https://github.com/o/n", "https://github.com/o/n/blob/{0}#L3", "https://github.com/o/n/commits/{0}"),
@@ -152,7 +149,7 @@ def test_the_line_of_a_commit_has_a_link(text: str, line: str, history: str) -> 
     assert links["blame"].format(**facts).count("/blame/") == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "headers", "wait"),
     [(503, {}, None), (502, {}, None), (429, {"Retry-After": "61"}, 61), (403, {"Retry-After": "5"}, 5)],
 )
@@ -165,22 +162,18 @@ def test_a_temporary_error_is_not_a_rejection(
     assert unreachable.value.retry_after_s == wait
 
 
-def test_the_token_is_sent_to_no_other_host(host: ForgeHost, token: Path) -> None:
+def test_the_token_is_sent_to_no_other_host_and_an_unreachable_forge_is_reported(host: ForgeHost, token: Path) -> None:
     with forge_host(host.kind) as other:
         for status in (301, 302, 307, 308):
             host.faults.append((status, {"Location": f"{other.url}/api/v1/repos/acme/fleet/statuses/{ONE}"}))
             with pytest.raises(ForgeRefused, match=f"answered {status}"):
                 forge(host, token).write(ACCEPTED)
         assert (len(host.requests), other.requests) == (4, [])
-
-
-def test_an_unreachable_forge_is_reported(host: ForgeHost, token: Path) -> None:
-    told = forge(ForgeHost(host.kind, url="http://127.0.0.1:9"), token)
     with pytest.raises(HostUnreachable, match=r"127\.0\.0\.1:9: .*refused"):
-        told.write(ACCEPTED)
+        forge(ForgeHost(host.kind, url="http://127.0.0.1:9"), token).write(ACCEPTED)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "said"),
     [
         (None, "cannot read the token"),
@@ -199,7 +192,7 @@ def test_an_invalid_token_is_not_sent(host: ForgeHost, token: Path, content: str
     assert host.requests == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "api", "path"),
     [
         ("github=https://github.com/acme/fleet.git", "https://api.github.com", "acme/fleet"),
@@ -213,7 +206,7 @@ def test_the_api_url_of_a_project_follows_from_its_url(text: str, api: str, path
     assert (project.api, project.path) == (api, path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "api", "path", "commit"),
     [
         (

@@ -90,7 +90,7 @@ def test_a_ledger_that_cannot_be_written_does_not_end_the_instance(tmp_path: Pat
     with in_process(tmp_path, repository.bare) as parts:
         loop(parts, events.append).run_once()
         next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
-        with locked_ledger(tmp_path / "state"):
+        with locked_ledger(tmp_path / "state", parts.ledger):
             loop(parts, events.append).run_once()
         assert [event.type for event in events] == ["Fetched", "Fetched"]
         assert [event.type for event in parts.events].count("LedgerFailed") == 1

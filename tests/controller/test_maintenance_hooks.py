@@ -44,12 +44,6 @@ APPROVAL_FILE = "before: {approval: {file: approvals.txt}}"
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def system() -> Iterator[HookSystem]:
     with hook_system() as found:
         yield found
@@ -739,7 +733,7 @@ _CHANGES = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 2), st.lists(st.tuples(_CHANGES, st.sampled_from(NAMES)), min_size=5, max_size=20))
 def test_never_are_more_servers_out_of_service_than_the_maintenance_allows(
     most: int, changes: list[tuple[str, str]]

@@ -38,6 +38,7 @@ from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.status.conditions import Event
 from tests.helpers import endpoints
+from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, configured, fleet, server
 from tests.helpers.http_peers import Hook, StrangeClient, hook, notify_file, strange_server, write_private
 from tests.helpers.instance_with_bmcs import typed
@@ -231,15 +232,15 @@ def test_a_webhook_is_signed_and_has_the_whole_message(tmp_path: Path) -> None:
     assert taken.deliveries == ["abc-7-31"] * 2
 
 
-@pytest.mark.parametrize("status", [301, 401, 404, 500])
-def test_a_message_that_is_not_accepted_is_an_error_without_the_url(tmp_path: Path, status: int) -> None:
+def test_a_message_that_is_not_accepted_is_an_error_without_the_url(tmp_path: Path) -> None:
     with hook() as taken:
-        taken.status = status
-        with pytest.raises(HostUnreachable, match=f"answered with HTTP status {status}") as raised:
-            build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
-    assert "very-secret" not in str(raised.value)
+        send = build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)
+        for taken.status in (301, 401, 404, 500):
+            with pytest.raises(HostUnreachable, match=f"answered with HTTP status {taken.status}") as raised:
+                send(NOTICE, NOON)
+            assert "very-secret" not in str(raised.value)
     with pytest.raises(HostUnreachable) as raised:
-        build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+        send(NOTICE, NOON)
     assert "very-secret" not in str(raised.value)
 
 
@@ -327,7 +328,7 @@ def test_the_receivers_file_names_receivers_and_their_events(tmp_path: Path) -> 
     assert "secret" not in repr(chat).replace("secret=", "") and "correct" not in repr(oncall)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("said", "error"),
     [
         (f'webhok = "{URL}"', "did you mean webhook"),
@@ -352,16 +353,13 @@ def test_an_error_in_the_receivers_file_is_shown_without_a_secret(tmp_path: Path
     assert "very-secret" not in str(raised.value) and raised.value.__cause__ is None
 
 
-@pytest.mark.parametrize("name", ["notify.toml", "hook.secret"])
-def test_files_with_secrets_must_not_be_readable_by_others(tmp_path: Path, name: str) -> None:
+def test_files_with_secrets_must_not_be_readable_by_others_or_guessable(tmp_path: Path) -> None:
     file = notify_file(tmp_path, oncall=f'webhook = "{URL}"')
-    (tmp_path / name).chmod(0o644)
-    with pytest.raises(UsageError, match=f"chmod 600 {tmp_path / name}"):
-        read_receivers(file)
-
-
-def test_a_webhook_needs_a_secret_that_cannot_be_guessed(tmp_path: Path) -> None:
-    file = notify_file(tmp_path, oncall=f'webhook = "{URL}"')
+    for name in ("notify.toml", "hook.secret"):
+        (tmp_path / name).chmod(0o644)
+        with pytest.raises(UsageError, match=f"chmod 600 {tmp_path / name}"):
+            read_receivers(file)
+        (tmp_path / name).chmod(0o600)
     write_private(tmp_path / "hook.secret", "short")
     with pytest.raises(UsageError, match="16 characters"):
         read_receivers(file)

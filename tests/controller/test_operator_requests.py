@@ -13,6 +13,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, last_provisioning_facts, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
+from tests.helpers.cases import for_each
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
 from tests.helpers.redfish_double.server import Drop
@@ -181,13 +182,11 @@ def resolve(site: Site, *, consumed: bool) -> int:
     )
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
-def test_an_override_that_the_operator_reports_as_not_set_is_set(make_site: MakeSite, again: bool) -> None:
+def test_an_override_that_the_operator_reports_as_not_set_is_set_after_a_restart(make_site: MakeSite) -> None:
     site = make_site(profile=SUPERMICRO_X10)
     unsure(site)
     number = resolve(site, consumed=False)
-    if again:
-        site.restart()
+    site.restart()
     site.bench.reconcile()
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": OverrideState.CONFIRMED})
     assert "recorded the override as not set" in site.bench.outcome(number)
@@ -208,9 +207,12 @@ def test_an_override_that_the_operator_reports_as_consumed_is_never_set_again(ma
     assert (site.shown, site.patches) == ("Once Pxe", 2)
 
 
-def test_an_identity_that_an_operator_accepts_stays_accepted(site: Site) -> None:
+def test_an_identity_that_an_operator_has_seen_and_accepts_stays_accepted(site: Site) -> None:
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
     begin(site)
+    number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
+    assert outcome(site, number).startswith("refused: the BMC of web01 shows UUID")
+    assert site.patches == 0
     shown = [uuid_of("another"), "CZ29200XYZ"]
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
     assert outcome(site, number) == (
@@ -221,14 +223,6 @@ def test_an_identity_that_an_operator_accepts_stays_accepted(site: Site) -> None
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.bench.reconcile()
     assert site.shown == "Disabled Pxe"
-
-
-def test_an_identity_that_the_operator_has_not_seen_is_not_accepted(site: Site) -> None:
-    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
-    begin(site)
-    number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
-    assert outcome(site, number).startswith("refused: the BMC of web01 shows UUID")
-    assert site.patches == 0
 
 
 def test_the_operator_can_resolve_an_override_on_a_machine_that_is_gone(site: Site) -> None:
@@ -253,11 +247,11 @@ def test_a_foreign_override_is_replaced_at_the_request_of_an_operator(site: Site
     assert (site.shown, site.states) == ("Once Pxe", {"provision/1": OverrideState.CONFIRMED})
 
 
-@pytest.mark.parametrize("consumed", [True, False])
-def test_without_an_open_question_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
+def test_without_an_open_question_there_is_nothing_to_resolve(site: Site) -> None:
     begin(site)
-    number = resolve(site, consumed=consumed)
-    assert outcome(site, number) == "web01: no override or power request is unresolved"
+    for consumed in (True, False):
+        number = resolve(site, consumed=consumed)
+        assert outcome(site, number) == "web01: no override or power request is unresolved"
     number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="x")
     assert outcome(site, number) == "web01: there is no override to replace"
     assert (site.shown, site.patches) == ("Once Pxe", 1)
@@ -285,7 +279,7 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
 # Invalid requests
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "facts"),
     [
         ("dance", {}),

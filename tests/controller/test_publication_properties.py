@@ -25,7 +25,7 @@ from tests.helpers.fleets import snapshot
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, in_blocks
 from tests.helpers.instance_in_process import Bench
 
-RUNS = settings(LAWS, max_examples=examples(30))
+RUNS = settings(LAWS, max_examples=examples(15))
 STEPS: Final = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between
 RETIRED: Final = "ops/.gitboot/retired/"
 SIGNED: Final = "boot/signed/"

@@ -206,6 +206,10 @@ def test_a_commit_becomes_an_index_an_output_tree_and_a_status(repository: Repos
     for type in ("CommitAccepted", "Published", "RecordsVerified", "SourceReady"):
         assert status.condition(type), type
     assert instance.told() == ["Accepted", "Published"]
+    commit = repository.push({"note.txt": "nothing that boots"})
+    instance.reconcile(BEFORE)
+    assert instance.reconciler.status.applied == commit
+    assert instance.target.stamp is not None and instance.target.stamp.commit == commit
 
 
 def test_a_reconcile_without_changes_does_nothing(instance: Instance) -> None:
@@ -240,14 +244,6 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     assert "boot/" not in event.message and event.facts["withdrawn"] == 0
 
 
-def test_a_commit_that_changes_no_server_becomes_the_applied_one(repository: Repository, instance: Instance) -> None:
-    instance.reconcile(BEFORE)
-    commit = repository.push({"note.txt": "nothing that boots"})
-    instance.reconcile(BEFORE)
-    assert instance.reconciler.status.applied == commit
-    assert instance.target.stamp is not None and instance.target.stamp.commit == commit
-
-
 def test_no_bmc_gets_a_request_before_the_boot_files_are_published(tmp_path: Path, repository: Repository) -> None:
     bmc = server("web01", "role: web", "provision: 1, bmc: {address: 'http://192.0.2.1', credentials: rack}")
     with Instance(tmp_path) as instance:
@@ -264,8 +260,8 @@ def test_no_bmc_gets_a_request_before_the_boot_files_are_published(tmp_path: Pat
 # Bad commits
 
 
-def test_a_bad_commit_changes_nothing_and_its_problems_are_reported_once(
-    repository: Repository, instance: Instance
+def test_a_bad_commit_changes_nothing_and_its_problems_are_reported_once_with_a_remedy_that_works_anywhere(
+    repository: Repository, instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.reconcile(BEFORE)
     good, calls = instance.reconciler.status.applied, instance.target.calls
@@ -278,21 +274,14 @@ def test_a_bad_commit_changes_nothing_and_its_problems_are_reported_once(
     assert instance.target.calls == calls
     assert instance.condition("CommitAccepted") == (False, "Invalid")
     assert instance.told("Rejected") == ["Rejected"]
-    assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
-    assert instance.boots(OPEN) == "memtest-7"
-
-
-def test_the_remedy_of_a_bad_commit_works_in_any_directory(
-    repository: Repository, instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
-    instance.reconcile(BEFORE)
     line = instance.remedy("CommitAccepted")
     assert line is not None
     monkeypatch.chdir(tmp_path)
     words = shlex.split(fill_state(line, str(instance.state)), comments=True)
     result = CliRunner().invoke(cli, words[1:])
     assert (result.exit_code, "GB2011" in result.output) == (3, True), result.output
+    assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
+    assert instance.boots(OPEN) == "memtest-7"
     repository.push({"tie.yaml": policy("web2", "None")})
     instance.reconcile(OPEN)
     assert instance.condition("CommitAccepted") == (True, "Valid")
@@ -451,20 +440,19 @@ def test_a_restart_plans_the_accepted_commit_in_the_first_reconcile_and_replaces
         assert instance.told("Accepted", "Rejected") == ["Accepted", "Rejected"], "the bad one, once"
 
 
-@pytest.mark.parametrize("how", ["deleted", "emptied", "overwritten"])
 def test_a_clone_that_is_damaged_while_an_instance_runs_is_repaired_with_the_next_commit(
-    repository: Repository, instance: Instance, how: str
+    repository: Repository, instance: Instance
 ) -> None:
     instance.reconcile(BEFORE)
-    damage(instance.state, how)
-    for _ in range(2):
-        instance.reconcile(BEFORE)
-    assert instance.boots(BEFORE) == "flatcar-1"
-    commit = repository.push({"07.yaml": maintenance("repair")})
-    for _ in range(2):
-        instance.reconcile(BEFORE)
-    assert (instance.reconciler.status.applied, instance.boots(BEFORE)) == (commit, "memtest-7")
-    assert instance.source.accepted() == commit
+    for how in ("deleted", "emptied", "overwritten"):
+        damage(instance.state, how)
+        for _ in range(2):
+            instance.reconcile(BEFORE)
+        assert instance.boots(BEFORE) == "flatcar-1"
+        commit = repository.push({"note.txt": f"{how}, and repaired"})
+        for _ in range(2):
+            instance.reconcile(BEFORE)
+        assert (instance.reconciler.status.applied, instance.source.accepted()) == (commit, commit), how
 
 
 def test_without_its_clone_and_without_git_a_running_instance_continues(

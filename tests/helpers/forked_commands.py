@@ -30,6 +30,7 @@ from uuid import uuid4
 from gitboot.ledger import sqlite
 from gitboot.ledger.schema import VERSION
 from gitboot.resolve import templates
+from tests.helpers.cases import present
 from tests.helpers.forked_commands_client import LONGEST, NETWORK, ask, umask
 
 # gitboot's commands, each in a process of its own that is forked from one which has imported all of gitboot.
@@ -150,6 +151,13 @@ def for_shells() -> str:
 RUN_FIRST = "GITBOOT_TESTS_RUN_FIRST"  # in the environment of a command: Python that changes gitboot for it
 
 
+WAITS_FOR_NO_LOCK = """
+import sqlite3
+connect = sqlite3.connect
+sqlite3.connect = lambda path, timeout=0.1, **more: connect(path, timeout, **more)
+"""
+
+
 def fork_commands(listening: socket.socket) -> list[str]:
     """Fork for each requested command until standard input ends; return its arguments in the child."""
     with selectors.DefaultSelector() as selector:
@@ -236,6 +244,19 @@ def _warm_up() -> None:
         render_server_files(decisions, decision, make_plan(decision, datetime.now(UTC), None))
 
 
+def shorten_pauses() -> None:
+    """Let commands try again soon: tests wait for the next try, and the length of the pause has its own tests."""
+    from gitboot.background_threads import BackgroundThread
+    from gitboot.controller import notifications
+    from gitboot.controller.instance import standby
+    from gitboot.publish.targets.follower import Follower
+
+    present(Follower.__init__.__kwdefaults__)["first_retry_s"] = 0.3
+    present(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"] = 0.5
+    vars(notifications)["FIRST_RETRY_S"] = 0.3
+    vars(standby)["LOOK_S"] = 0.2
+
+
 def main(fd: int) -> None:
     import gc
     from importlib import import_module
@@ -251,6 +272,7 @@ def main(fd: int) -> None:
             import_module(module.name)
     make_ledgers_at_once()
     compile_templates_once()
+    shorten_pauses()
     app.DEADLINE_S = 20.0  # type: ignore[misc] # as `tests.helpers.endpoints`: a busy machine is no slow disk
     _warm_up()
     gc.freeze()

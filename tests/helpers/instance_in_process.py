@@ -65,7 +65,7 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_plan import BootPlan
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
 from gitboot.status.work_progress import ReportProgress, ignore_progress
@@ -582,3 +582,8 @@ class Bench:
             each.type: (each.status, each.reason, each.message) for each in self.instance.reconciler.status.conditions
         }
         return found.get(type)
+
+
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
+    assert plan is not None
+    return plan.phase, plan.cause

@@ -236,7 +236,7 @@ def boots(instance: Instance, blade: Blade) -> str:
 LEASE_S: Final = 10  # long enough for a slow host; a killed one is not awaited so long
 
 
-LARGE: Final = 100  # servers: so many have checkpoints and prepared trees
+LARGE: Final = 40  # servers: so many have checkpoints and prepared trees
 
 
 @dataclass

@@ -132,8 +132,13 @@ def ledger_in(state: Path, address: PostgresAddress | None = None) -> str:
 
 
 @contextmanager
-def locked_ledger(state: Path) -> Iterator[None]:
-    """A block in which another process holds the lock of the SQLite ledger in a state directory."""
+def locked_ledger(state: Path, *ledgers: Store) -> Iterator[None]:
+    """A block in which another process holds the lock of the SQLite ledger in a state directory.
+
+    These ``ledgers`` of the present process do not wait for the lock.
+    """
+    for ledger in ledgers:
+        ledger.database.execute("PRAGMA busy_timeout = 0")
     with closing(sqlite3.connect(state / LEDGER, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,18 +56,14 @@ def test_a_stray_import_breaks_a_contract(tmp_path: Path) -> None:
     assert {case for case, (_, _, complaint) in STRAY.items() if complaint not in result.stdout} == set()
 
 
-@cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
-
-
 def _is_one_sentence(docstring: str) -> bool:
     first = docstring.partition("\n")[0]
     return first.endswith(".") and not re.search(r"[.!?] ", first)
 
 
 def test_each_module_has_a_docstring_of_one_sentence() -> None:
-    said = {str(path): ast.get_docstring(_parsed(path)) or "" for path in MODULES}
+    found = {str(path): re.match(r'(?:#.*\n|\s)*r?"""(.*)', (ROOT / path).read_text()) for path in MODULES}
+    said = {path: match[1].removesuffix('"""') if match is not None else "" for path, match in found.items()}
     assert {path: text for path, text in said.items() if not _is_one_sentence(text)} == {}
 
 

@@ -67,7 +67,7 @@ def follow(fetch: Callable[[str], str | None]) -> str | None:
 
 def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> None:
     repository = Repository.create(tmp_path / "git")
-    commits = history(repository.bare, 20 * lives)
+    commits = history(repository.bare, 10 * lives)
     done, seen = threading.Event(), {"endpoint": Counter[str | None](), "tree": Counter[str | None]()}
     at = datetime.now(UTC)  # all along: an endpoint doubts its clock where a busy machine takes long for a commit
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pygit2
 import pytest
@@ -76,9 +76,18 @@ def following(forge: HttpsServer, token: Path) -> tuple[str, ...]:
     return ("--git-credentials", str(token), "--ca-bundle", str(forge.certificate), "--poll", "1")
 
 
-def test_finding_p1_a_rotated_git_token_is_used_at_the_next_fetch(
+UNREADABLE: Final[dict[bytes | None, str]] = {
+    None: "No such file or directory",
+    b"": "password is empty",
+    b"one\ntwo\n": "password has several lines",
+    b"\xff\xfe\n": "password is not UTF-8 text",
+}
+
+
+def test_finding_p1_a_git_token_is_read_at_each_fetch_and_a_restart_without_it_keeps_the_accepted_commit(
     repository: Repository, forge: HttpsServer, tmp_path: Path
 ) -> None:
+    """A token that cannot be read is a condition, and gitboot does not send the old one."""
     token, url = tmp_path / "token", f"{forge.url}/private/fleet.git"
     write_pair(token, HttpsServer.PASSWORD)
     with running(url, tmp_path, *following(forge, token), records="fresh") as instance:
@@ -86,51 +95,26 @@ def test_finding_p1_a_rotated_git_token_is_used_at_the_next_fetch(
         found = until(instance, "SourceReady", status=False)
         assert found["reason"] == "SourceRefused" and "refuses the credentials" in found["message"]
         commit = repository.push({"README.md": "A later commit.\n"})
-        write_pair(token, "the next token")
+        write_pair(token, forge.password)
         until(instance, "SourceReady", status=True)
-        eventually(lambda: instance.status()["accepted"]["commit"] == commit)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(None, "No such file or directory", id="missing"),
-        pytest.param(b"", "password is empty", id="empty"),
-        pytest.param(b"one\ntwo\n", "password has several lines", id="several lines"),
-        pytest.param(b"\xff\xfe\n", "password is not UTF-8 text", id="no text"),
-    ],
-)
-def test_finding_p1_a_git_token_that_cannot_be_read_is_a_condition_and_the_old_one_is_not_sent(
-    repository: Repository, forge: HttpsServer, tmp_path: Path, content: bytes | None, message: str
-) -> None:
-    token, url = tmp_path / "token", f"{forge.url}/private/fleet.git"
-    write_pair(token, HttpsServer.PASSWORD)
-    with running(url, tmp_path, *following(forge, token), records="fresh") as instance:
-        (token / "password").unlink()
-        if content is not None:
-            (token / "password").write_bytes(content)
-        found = until(instance, "SourceReady", status=False)
-        assert found["reason"] == "UsageError" and "--git-credentials: " in found["message"]
-        assert str(token) in found["message"] and message in found["message"]
-        requests = len(forge.requests)
-        instance.process.send_signal(1)  # SIGHUP: fetch now
-        write_pair(token, HttpsServer.PASSWORD)
-        until(instance, "SourceReady", status=True)
-        assert len(forge.requests) > requests
-
-
-def test_finding_p1_an_instance_restarts_without_its_git_token_and_keeps_the_accepted_commit(
-    forge: HttpsServer, tmp_path: Path
-) -> None:
-    token, url = tmp_path / "token", f"{forge.url}/private/fleet.git"
-    write_pair(token, HttpsServer.PASSWORD)
-    with running(url, tmp_path, *following(forge, token), records="fresh") as instance:
-        eventually(lambda: instance.status()["applied"]["commit"] is not None)
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        for content, message in UNREADABLE.items():
+            (token / "password").unlink()
+            if content is not None:
+                (token / "password").write_bytes(content)
+            found = until(instance, "SourceReady", status=False)
+            assert found["reason"] == "UsageError" and "--git-credentials: " in found["message"]
+            assert str(token) in found["message"] and message in found["message"]
+            requests = len(forge.requests)
+            instance.process.send_signal(1)  # SIGHUP: fetch now
+            write_pair(token, forge.password)
+            until(instance, "SourceReady", status=True)
+            assert len(forge.requests) > requests
     (token / "password").unlink()
     with running(url, tmp_path, *following(forge, token)) as instance:
         found = until(instance, "SourceReady", status=False)
         assert str(token) in found["message"]
-        assert eventually(lambda: instance.status()["applied"]["commit"])
+        assert eventually(lambda: instance.status()["applied"]["commit"]) == commit
 
 
 # The endpoints

@@ -25,16 +25,10 @@ from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Bench, Parts, in_process, note_fetch
+from tests.helpers.instance_in_process import Bench, Parts, in_process, note_fetch, summarize_plan
 from tests.helpers.running_instance import Repository
 
 INSTALLS = (Phase.NETWORK, Cause.PENDING)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with Bench(tmp_path) as bench:
-        yield bench
 
 
 def seed(spec: str = "provision: 1", *more: str, often: str = "Once") -> tuple[str, ...]:
@@ -55,11 +49,6 @@ def boot(bench: Bench, *documents: str) -> None:
     bench.fetch(bench.plan())
     bench.plan()
     bench.wait(minutes=2)
-
-
-def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
-    assert plan is not None
-    return plan.phase, plan.cause
 
 
 BOARD = uuid_of("a new board")

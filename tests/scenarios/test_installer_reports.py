@@ -17,6 +17,7 @@ from gitboot.render.server_files import RenderedState, build_server_state
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import http_peers
+from tests.helpers.cases import for_each
 from tests.helpers.endpoints import BEFORE, LOADER, START, Fleet, Site
 from tests.helpers.endpoints import site as new_site
 from tests.helpers.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -160,29 +161,22 @@ def client(site: Site) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_report_gets_a_204_and_is_recorded(site: Site, client: httpx.Client) -> None:
+def test_a_report_gets_a_204_and_is_recorded_each_time_by_any_method_and_notation(
+    site: Site, client: httpx.Client
+) -> None:
+    client.get(f"/v1/boot/{MAC}/boot.ipxe")
+    assert [observed.is_report for observed in site.observed()] == [False]
     found = client.get(ASKED)
     assert (found.status_code, found.content, found.headers["cache-control"]) == (204, b"", "no-store")
     assert not {"content-length", "etag", "transfer-encoding"} & set(found.headers)
     (observed,) = site.observed()
     assert (observed.server, observed.path, observed.client, observed.at) == ("web01", PATH, "127.0.0.1", BEFORE)
     assert (observed.is_report, observed.digest, observed.modified) == (True, TOKEN, None)
-
-
-def test_the_fetch_of_the_boot_script_is_not_a_report(site: Site, client: httpx.Client) -> None:
-    client.get(f"/v1/boot/{MAC}/boot.ipxe")
-    assert [observed.is_report for observed in site.observed()] == [False]
-
-
-@pytest.mark.parametrize("mac", [MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", "")])
-def test_any_notation_of_the_mac_address_is_accepted(site: Site, client: httpx.Client, mac: str) -> None:
-    assert client.get(f"/v1/boot/{mac}/provisioned/{TOKEN}").status_code == 204
-    assert [observed.path for observed in site.observed()] == [PATH]
-
-
-def test_each_report_counts_even_if_the_client_has_it_cached(site: Site, client: httpx.Client) -> None:
-    assert client.get(ASKED, headers={"if-none-match": "*"}).status_code == 204
-    assert len(site.observed()) == 1
+    notations = (MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", ""))
+    again = [client.get(f"/v1/boot/{mac}/provisioned/{TOKEN}") for mac in notations]
+    again += [client.get(ASKED, headers={"if-none-match": "*"}), client.post(ASKED, content=b"{}")]
+    assert [each.status_code for each in again] == [204] * 5
+    assert [(each.path, each.digest) for each in site.observed()] == [(PATH, TOKEN)] * 5
 
 
 def test_a_head_is_never_evidence(site: Site, client: httpx.Client) -> None:
@@ -190,7 +184,7 @@ def test_a_head_is_never_evidence(site: Site, client: httpx.Client) -> None:
     assert site.observed() == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [
         f"/v1/boot/{MAC}/provisioned/{'a' * 64}",
@@ -210,11 +204,12 @@ def test_every_other_path_gets_the_same_404(site: Site, client: httpx.Client, pa
     assert site.observed() == []
 
 
-def test_reports_are_accepted_before_during_and_after_a_maintenance(site: Site, client: httpx.Client) -> None:
+def test_reports_and_data_are_available_before_during_and_after_a_maintenance(site: Site, client: httpx.Client) -> None:
     for now in (BEFORE, START, at("20T23:00")):
         site.now = now
         assert client.get(ASKED).status_code == 204
-    assert [observed.digest for observed in site.observed()] == [TOKEN] * 3
+        assert client.get(DATA.removeprefix("boot")).status_code == 200
+    assert [observed.digest for observed in site.observed() if observed.is_report] == [TOKEN] * 3
 
 
 def test_a_fetch_of_data_is_recorded_as_the_start_of_the_installation(site: Site, client: httpx.Client) -> None:
@@ -262,17 +257,7 @@ def test_the_last_report_of_an_installation_counts_after_any_commit(site: Site, 
     assert site.observed() == []
 
 
-def test_the_start_of_a_window_leaves_the_data_available(site: Site, client: httpx.Client) -> None:
-    site.now = START
-    assert client.get(DATA.removeprefix("boot")).status_code == 200
-
-
-def test_a_success_may_be_posted_or_requested(site: Site, client: httpx.Client) -> None:
-    assert client.post(ASKED, content=b"{}").status_code == 204
-    assert [(each.path, each.digest) for each in site.observed()] == [(PATH, TOKEN)]
-
-
-@pytest.mark.parametrize("path", [ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
+@for_each("path", [ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
 def test_only_reports_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
     found = client.post(path.removeprefix("boot"), content=b"x")
     assert (found.status_code, found.content) == (405, b"")
@@ -289,14 +274,10 @@ def test_a_failure_is_posted_with_the_last_lines_of_a_log(site: Site, client: ht
     assert (len(lines), lines[-2], lines[-1]) == (20, "line 9999", "no \\u001b[31mdisk found \ufffd")
 
 
-def test_a_log_in_chunks_is_one_log(site: Site, client: httpx.Client) -> None:
+def test_a_log_in_chunks_is_one_log_and_a_failure_may_be_reported_by_get(site: Site, client: httpx.Client) -> None:
     assert client.post(FAILED.removeprefix("boot"), content=iter([b"one\n", b"two\n"])).status_code == 204
-    assert [observed.log for observed in site.observed()] == ["one\ntwo"]
-
-
-def test_a_failure_without_a_log_may_be_reported_by_get(site: Site, client: httpx.Client) -> None:
     assert client.get(FAILED.removeprefix("boot")).status_code == 204
-    assert [(observed.is_failure, observed.log) for observed in site.observed()] == [(True, None)]
+    assert [(observed.is_failure, observed.log) for observed in site.observed()] == [(True, "one\ntwo"), (True, None)]
 
 
 def test_a_log_without_an_end_is_not_read_to_its_end(site: Site, client: httpx.Client) -> None:
@@ -305,7 +286,7 @@ def test_a_log_without_an_end_is_not_read_to_its_end(site: Site, client: httpx.C
     assert site.observed() == []
 
 
-@pytest.mark.parametrize("sizes", [(1_200_000,), (1_000_000, 200_000), (600_000, 600_000, 1)])
+@for_each("sizes", [(1_200_000,), (1_000_000, 200_000), (600_000, 600_000, 1)])
 def test_a_log_is_too_large_in_any_number_of_chunks(sizes: tuple[int, ...]) -> None:
     pieces = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
     pieces[-1]["more_body"] = False
@@ -323,14 +304,14 @@ def test_a_log_is_too_large_in_any_number_of_chunks(sizes: tuple[int, ...]) -> N
         pytest.param("0" * 32, True, id="the tree's instance reads another fetch log"),
     ],
 )
-@pytest.mark.parametrize("path", [ASKED, FAILED.removeprefix("boot")])
-def test_a_report_that_no_instance_will_read_gets_a_503(giver: str | None, records: bool, path: str) -> None:
+def test_a_report_that_no_instance_will_read_gets_a_503(giver: str | None, records: bool) -> None:
     with new_site(None) as site:
         site.publish(Fleet(servers={"web01": state(decisions())}, shared={}), giver=giver)
         with site.serve(records=records) as url:
-            for answer in (http_peers.post(url + path, content=b"x"), http_peers.get(url + path)):
-                assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-            assert http_peers.head(url + path).status_code == 204, "HEAD reports nothing"
+            for path in (ASKED, FAILED.removeprefix("boot")):
+                for answer in (http_peers.post(url + path, content=b"x"), http_peers.get(url + path)):
+                    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+                assert http_peers.head(url + path).status_code == 204, "HEAD reports nothing"
         assert site.observed() == []
 
 

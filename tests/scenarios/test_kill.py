@@ -35,13 +35,13 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record
 from tests.helpers.fleets import at, fleet, give_credentials, image, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Bench, in_process
+from tests.helpers.instance_in_process import Bench, in_process, summarize_plan
 from tests.helpers.redfish_double.machine import Answer, Boot, Machine
 from tests.helpers.redfish_double.profiles import ENABLED, Json
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository, git, ran_until
 from tests.helpers.signed_lists import assert_list_is_whole, files_in
-from tests.scenarios.test_installations import INSTALLS, World, summarize_plan
+from tests.scenarios.test_installations import INSTALLS, World
 from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 
 
@@ -230,7 +230,7 @@ def test_after_a_kill_at_any_time_one_ledger_or_none_has_the_server_and_the_comm
     move.push(old)
     for site in SITES:
         move.turn(site, installs=installed and site == old)
-    for _ in range(3 * lives):
+    for _ in range(1 + lives):
         handed = move.record(old)
         assert handed is not None and handed.provision == (1 if installed else None)
         move.push(new)
@@ -248,7 +248,7 @@ def test_after_a_kill_at_any_time_one_ledger_or_none_has_the_server_and_the_comm
         assert taken is not None and taken.provision == handed.provision
         assert (move.turn(new) == INSTALLS, move.turn(old)) == (not installed, None)
         old, new = new, old
-    assert kills >= 3 * lives
+    assert kills > lives
 
 
 # Killed at any instant between record, set and confirm: no key is set twice, and the ledger stays whole

@@ -62,13 +62,13 @@ from tests.helpers.fleets import (
     uuid_of,
 )
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
-from tests.helpers.instance_in_process import in_process, note_fetch
+from tests.helpers.instance_in_process import in_process, note_fetch, summarize_plan
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository
-from tests.scenarios.test_installations import INSTALLS, World, get_held_digest, summarize_plan
+from tests.scenarios.test_installations import INSTALLS, World, get_held_digest
 
 SITES: Final = ("ams2", "fra1")
 UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)

@@ -361,21 +361,15 @@ def test_a_report_in_the_log_of_a_store_counts(tmp_path: Path) -> None:
             eventually(lambda: "Reported" in rack.said("records", "show", blade.name))
 
 
-def test_run_once_ends_when_the_targets_have_the_publication(tmp_path: Path) -> None:
+def test_run_once_ends_when_a_target_has_the_publication_and_rejects_the_followed_branch(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         rack.add("web01")
         rack.push()
+        for reference in ("main", "refs/heads/main"):
+            done = rack.once("--rev", reference, "--target", f"git+file://{rack.repository.bare}#main")
+            assert "is the branch that this instance follows; choose another branch" in done.err, reference
         boots = tmp_path / "boots.git"
         pygit2.init_repository(str(boots), bare=True).free()
         done = rack.once("--target", f"git+file://{boots}#boot")
         assert "boot/boot.ipxe" in git(boots, "ls-tree", "-r", "--name-only", "boot")
         assert done.code in (0, 8)
-
-
-@pytest.mark.parametrize("reference", ["main", "refs/heads/main"])
-def test_the_followed_branch_is_rejected_as_a_target_by_name(tmp_path: Path, reference: str) -> None:
-    with Rack(tmp_path) as rack:
-        rack.add("web01")
-        rack.push()
-        done = rack.once("--rev", reference, "--target", f"git+file://{rack.repository.bare}#main")
-    assert "is the branch that this instance follows; choose another branch" in done.err

@@ -114,7 +114,7 @@ def installs(left: Path, server: str) -> bool:
     return KERNEL in (left / "output" / ENTRIES[server]).read_text()
 
 
-def test_an_installed_server_stays_and_a_pending_one_is_offered(left: Path) -> None:
+def test_an_installed_server_stays_a_pending_one_is_offered_and_a_second_run_changes_nothing(left: Path) -> None:
     assert (installs(left, "web01"), installs(left, "web02")) == (True, True)
     done = once(left)
     assert done.code == 8, done.err  # as long as a condition names web02
@@ -123,18 +123,23 @@ def test_an_installed_server_stays_and_a_pending_one_is_offered(left: Path) -> N
     assert (installs(left, "web01"), installs(left, "web02")) == (False, False), "OUTPUT is a copy"
     shown = typed("records", "show", "--state", left / "state", "-o", "json").json["items"]
     assert {each["server"]: each["record"]["provision"] for each in shown} == {"web01": 1, "web02": None}
+    before = boot_files(left)
+    once(left)
+    assert boot_files(left) == before
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
-def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_path: Path, version: str) -> None:
+def test_finding_m2_an_upgrade_follows_the_default_branch_and_names_the_servers_whose_install_left_output(
+    tmp_path: Path, version: str
+) -> None:
     left = extracted(version, tmp_path)
 
     def condition() -> dict[str, Any] | None:
         found = json.loads((left / "state/status.json").read_bytes())["conditions"]
         return next((each for each in found if each["type"] == "OneTimeBootsServed"), None)
 
+    assert "the instance follows refs/heads/main from now on" in once(left).err
     for _ in range(2):  # a restart has it, too
-        once(left)
         found = condition()
         assert found is not None
         assert (found["status"], found["reason"]) == (False, "OutputWithoutEndpoint")
@@ -142,16 +147,11 @@ def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_p
         assert "endpoint:" in found["remedy"] and "oneTimeBoots: Copies" in found["remedy"]
         # A log in an older format does not show the clients.
         assert "the current nginx.conf or Caddyfile from " in found["remedy"] and "/ops/serve " in found["remedy"]
+        assert "branch         refs/heads/main" in typed("status", "--state", left / "state").out
+        once(left)
     name_endpoint(left)
     once(left, *NAMING)
     assert condition() is None
-
-
-def test_a_second_run_changes_nothing(left: Path) -> None:
-    once(left)
-    before = boot_files(left)
-    once(left)
-    assert boot_files(left) == before
 
 
 def modes(output: Path) -> set[int]:
@@ -189,15 +189,6 @@ def test_output_that_is_created_again_for_an_earlier_ledger_stays_readable_by_ev
     shutil.rmtree(left / "output")
     once(left)
     assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
-
-
-@pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
-def test_an_instance_follows_the_default_branch_if_it_contains_the_accepted_commit(
-    tmp_path: Path, version: str
-) -> None:
-    left = extracted(version, tmp_path)
-    assert "the instance follows refs/heads/main from now on" in once(left).err
-    assert "branch         refs/heads/main" in typed("status", "--state", left / "state").out
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
@@ -258,13 +249,15 @@ class Taken:
             found[name] = make.installs(shown.out)
         return found
 
-    def change(self, name: str, text: str) -> None:
-        """Commit another document of a server."""
+    def change(self, name: str, text: str) -> Done:
+        """Commit another document of a server, and reconcile once."""
         work = self.folder / "work"
-        git(self.folder, "clone", "--quiet", str(self.folder / "fleet.git"), str(work))
+        if not work.exists():
+            git(self.folder, "clone", "--quiet", str(self.folder / "fleet.git"), str(work))
         (work / f"{name}.yaml").write_text(text)
         git(work, "commit", "--quiet", "--all", "--message", "Change")
         git(work, "push", "--quiet", "origin", "HEAD:main")
+        return self.once()
 
 
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
@@ -321,13 +314,6 @@ def taken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
         yield taken
 
 
-def test_a_fetch_that_the_earlier_version_had_not_read_changes_the_records(taken: Taken) -> None:
-    assert taken.provisions() == {"web01": None, "web02": None, "web03": 1}
-    done = taken.once()
-    assert done.code in ENDED, done.err
-    assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
-
-
 def test_a_fetch_of_an_earlier_version_that_matches_no_offer_makes_the_ledger_unverified(tmp_path: Path) -> None:
     """0.1.0 did not log which offer it served, so only a fetch by 2fefe59 shows that the ledger is an older copy."""
     left = fetched_now(extracted("2fefe59", tmp_path))
@@ -339,40 +325,30 @@ def test_a_fetch_of_an_earlier_version_that_matches_no_offer_makes_the_ledger_un
     assert offered == []
 
 
-def test_an_override_that_the_earlier_version_set_is_not_set_again(taken: Taken) -> None:
+def test_the_machines_of_the_earlier_version_are_installed_once_each_and_no_override_is_set_again(taken: Taken) -> None:
+    """An endpoint withholds installs of the earlier tree until the instance has run and read all fetches."""
+
+    def answers(serving: Instance, *names: str) -> dict[str, tuple[int, bool]]:
+        found = {name: serving.get(make.format_script_path(name)) for name in names}
+        return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
+
+    assert taken.provisions() == {"web01": None, "web02": None, "web03": 1}
+    with endpoint(taken.folder) as serving:
+        withheld = (BEFORE_FIRST_RUN[taken.version], False)
+        assert answers(serving, *make.NAMES) == dict.fromkeys(make.NAMES, withheld)
     for _ in range(2):
         done = taken.once()
         assert done.code in ENDED, done.err
         others = [line for line in done.err.splitlines() if "web02" in line and "OneTimeBootsMissing" not in line]
         assert others == []  # not even as one that another instance set
-    assert taken.writes == {"web01": [], "web02": [], "web03": []}
+        assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
+        assert taken.offers() == {"web01": False, "web02": True, "web03": False}
     assert {name: machine.override[ENABLED] for name, machine in taken.machines.items()} == make.OVERRIDES
-
-
-def test_an_override_that_the_earlier_version_set_is_cleared_when_its_server_is_parked(taken: Taken) -> None:
-    taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
-    assert taken.once().code in ENDED
-    assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
-
-
-def test_an_endpoint_withholds_installs_of_the_earlier_tree_until_the_instance_has_run(taken: Taken) -> None:
-    def answers() -> dict[str, tuple[int, bool]]:
-        with endpoint(taken.folder) as serving:
-            found = {name: serving.get(make.format_script_path(name)) for name in make.NAMES}
-        return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
-
-    assert answers() == dict.fromkeys(make.NAMES, (BEFORE_FIRST_RUN[taken.version], False))
-    assert taken.once().code in ENDED
-    assert answers() == {"web01": (200, False), "web02": (200, True), "web03": (200, False)}
-
-
-def test_the_machines_of_the_earlier_version_are_installed_once_each(taken: Taken) -> None:
-    assert taken.once().code in ENDED
-    assert taken.offers() == {"web01": False, "web02": True, "web03": False}
     with endpoint(taken.folder) as serving:
         taken.machines["web02"].run_through()
-        assert make.installs(serving.get(make.format_script_path("web02")).text)
+        assert answers(serving, "web02") == {"web02": (200, True)}
         eventually(taken.is_served)
+        assert answers(serving, "web01", "web03") == dict.fromkeys(("web01", "web03"), (200, False))
     assert taken.once().code in ENDED
     assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
     taken.end_grace()
@@ -384,23 +360,25 @@ def test_the_machines_of_the_earlier_version_are_installed_once_each(taken: Take
 MEMORY_TEST: Final = maintenance("memory", select="{servers: [web03]}")
 
 
-def boots_memtest(taken: Taken) -> bool:
-    return "memtest-" in (taken.folder / f"output/boot{make.format_script_path('web03')}").read_text()
+def read_script_of_web03(taken: Taken) -> str:
+    return (taken.folder / f"output/boot{make.format_script_path('web03')}").read_text()
 
 
-def test_an_image_that_the_earlier_version_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:
-    taken.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
-    done = taken.once()
-    assert (done.code in ENDED, "maxReinstalls" in done.err, boots_memtest(taken)) == (True, False, True), done.err
-
-
-def test_an_image_that_comes_after_the_earlier_version_may_not(taken: Taken) -> None:
+def test_commits_after_an_upgrade_clear_the_override_of_a_parked_server_and_hold_a_new_image_that_writes_no_disk(
+    taken: Taken,
+) -> None:
+    """An image that the earlier version accepted may still claim to write no disk."""
+    done = taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
+    assert done.code in ENDED
+    assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
+    done = taken.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
+    assert (done.code in ENDED, "maxReinstalls" in done.err) == (True, False), done.err
+    assert "memtest-7" in read_script_of_web03(taken)
     image_8 = image("memtest-8", "writesDisk: false", "kernel")
     profile_8 = profile("repair-8", "memtest-8")
     after = MEMORY_TEST.replace("profile: repair", "profile: repair-8")
-    taken.change("web03", "---\n".join((make.server("web03"), image_8, profile_8, after)))
-    done = taken.once()
-    assert ("maxReinstalls" in done.err, boots_memtest(taken)) == (True, False), done.err
+    done = taken.change("web03", "---\n".join((make.server("web03"), image_8, profile_8, after)))
+    assert ("maxReinstalls" in done.err, "memtest-8" in read_script_of_web03(taken)) == (True, False), done.err
 
 
 # Servers whose installers report, and commits that the earlier version had not read
@@ -444,8 +422,22 @@ def user_data_path(left: Path, name: str) -> str:
     return str(path)
 
 
-def test_each_installation_goes_on_from_its_last_step(reporting: Path) -> None:
-    has_steps = wrote_steps(reporting)
+def find_offers(left: Path) -> set[tuple[str, str]]:
+    """Return the offer and the report token of new01, if the version wrote them."""
+    if not wrote_steps(left):
+        return set()
+    paths = json.loads((left / "output/ops/servers/new01.json").read_bytes())["paths"]
+    boots = (each["writes"] for versions in paths.values() for each in versions if "writes" in each)
+    return {(each["offer"], each["report"]) for each in boots if each is not None}
+
+
+def test_each_installation_goes_on_from_its_last_step_and_ends_after_the_upgrade(reporting: Path) -> None:
+    """The unread commit is accepted by the line that the earlier version computed, and an offer keeps its identity.
+
+    An endpoint looks up by the offer whether the boot was served, and an installer reports by its token.
+    """
+    has_steps, path, offers = wrote_steps(reporting), user_data_path(reporting, "boot01"), find_offers(reporting)
+    assert len(offers) == has_steps
     expected = {
         "boot01": Progress(None, "Attempted", False),
         "done01": Progress(1, "Started" if has_steps else None, False),
@@ -455,48 +447,24 @@ def test_each_installation_goes_on_from_its_last_step(reporting: Path) -> None:
         "once01": Progress(0, None, False),
         "start01": Progress(None, "Started", False) if has_steps else Progress(None, None, True),
     }
-    for _ in range(2):  # the second run reads no fetch again
-        assert once(reporting).code in ENDED
-        assert progress(reporting) == expected
+    done, newest = once(reporting), git(reporting / "fleet.git", "rev-parse", "main")
+    assert done.code in ENDED
+    assert f"{newest[:12]}: maxReinstalls is acknowledged" in done.err
+    accepted = json.loads((reporting / "state/status.json").read_bytes())["accepted"]
+    assert (accepted["commit"], [each["guard"] for each in accepted["acknowledged"]]) == (newest, ["maxReinstalls"])
+    assert progress(reporting) == expected
     shown = typed("records", "show", "once01", "--state", reporting / "state", "-o", "json").json["items"]
     assert {name: each["run"] for name, each in shown[0]["record"]["runs"].items()} == {"memory": 1}
-
-
-def test_an_installation_that_began_before_the_upgrade_ends_after_it(reporting: Path) -> None:
-    path = user_data_path(reporting, "boot01")
-    assert once(reporting).code in ENDED
+    assert not has_steps or find_offers(reporting) == offers
     with endpoint(reporting) as serving:
         data = serving.get(path)
         assert data.status_code == 200, path
         assert serving.get(data.json()["report"].removeprefix("http://boot.test")).is_success
         eventually(lambda: "/provisioned/" in read_spool(reporting))
-    assert once(reporting).code in ENDED
-    assert progress(reporting)["boot01"][::2] == (1, False)
-
-
-def test_an_offer_of_2fefe59_keeps_its_identity(tmp_path: Path) -> None:
-    """An endpoint looks up by it whether the boot was served, and an installer reports by it."""
-    left = fetched_now(extracted("2fefe59-reports", tmp_path))
-
-    def identities() -> set[tuple[str, str]]:
-        paths = json.loads((left / "output/ops/servers/new01.json").read_bytes())["paths"]
-        boots = (each["writes"] for versions in paths.values() for each in versions if "writes" in each)
-        return {(each["offer"], each["report"]) for each in boots if each is not None}
-
-    before = identities()
-    assert len(before) == 1
-    assert once(left).code in ENDED
-    assert identities() == before
-
-
-def test_a_commit_that_the_earlier_version_had_not_read_is_accepted_by_the_line_that_it_computed(
-    reporting: Path,
-) -> None:
-    done = once(reporting)
-    newest = git(reporting / "fleet.git", "rev-parse", "main")
-    assert f"{newest[:12]}: maxReinstalls is acknowledged" in done.err
-    accepted = json.loads((reporting / "state/status.json").read_bytes())["accepted"]
-    assert (accepted["commit"], [each["guard"] for each in accepted["acknowledged"]]) == (newest, ["maxReinstalls"])
+    assert once(reporting).code in ENDED  # reads no earlier fetch again
+    found = progress(reporting)
+    assert found.pop("boot01")[::2] == (1, False)
+    assert found.items() <= expected.items()
 
 
 def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_condition_names_it(reporting: Path) -> None:
@@ -547,42 +515,23 @@ def count_observations(left: Path, server: str) -> int:
     return int(found[0])
 
 
-def test_each_unread_fetch_is_counted_once(installing: Taken) -> None:
-    has_steps = wrote_steps(installing.folder)
+def test_an_install_in_progress_is_not_started_again_and_each_unread_fetch_is_counted_once(installing: Taken) -> None:
+    """The machine starts its loader again. Then its installer reports its completion.
+
+    The BMC of kept01 still has its override, so gitboot ignores the fetch, and the boot is still offered.
+    """
+    has_steps, path = wrote_steps(installing.folder), user_data_path(installing.folder, "start01")
     assert count_observations(installing.folder, "start01") == 0
     before = boots_by_server(installing.folder)
     for _ in range(3):
         assert installing.once().code in ENDED
-        found = boots_by_server(installing.folder)
-        assert {name: found[name] for name in ("kept01", "set01", "start01")} == {
-            "kept01": [],  # its BMC still has the override, so another client fetched the boot
-            "set01": [],
-            "start01": [1],
-        }
-        assert found["done01"] == before["done01"]
+        expected = {"done01": before["done01"], "kept01": [], "set01": [], "start01": [1]}
+        assert boots_by_server(installing.folder) == expected
         assert count_observations(installing.folder, "kept01") == 1
         assert count_observations(installing.folder, "start01") == (2 if has_steps else 1)  # with its user data
-
-
-def test_an_override_that_is_still_set_stays(installing: Taken) -> None:
-    """The BMC of kept01 still has its override, so gitboot ignores the fetch, and the boot is still offered."""
-    for _ in range(3):
-        assert installing.once().code in ENDED
-    assert installing.writes == {
-        "done01": [],
-        "kept01": [],
-        "set01": [],
-        "start01": [],
-    }
+    assert installing.writes == {name: [] for name in make.INSTALLING}
     shown = {name: machine.override[ENABLED] for name, machine in installing.machines.items()}
     assert shown == make.INSTALLING
-
-
-def test_an_install_in_progress_is_not_started_again(installing: Taken) -> None:
-    """The machine starts its loader again. Then its installer reports its completion."""
-    path = user_data_path(installing.folder, "start01")
-    for _ in range(2):
-        assert installing.once().code in ENDED
     with endpoint(installing.folder) as serving:
         installing.machines["start01"].run_through()
         again = serving.get(make.format_script_path("start01"))
@@ -593,12 +542,7 @@ def test_an_install_in_progress_is_not_started_again(installing: Taken) -> None:
     for _ in range(2):
         assert installing.once().code in ENDED
     assert installing.provisions() == {"done01": 1, "kept01": None, "set01": None, "start01": 1}
-    found = progress(installing.folder)
-    assert {name: each.is_offered for name, each in found.items()} == {
-        "done01": False,
-        "kept01": True,
-        "set01": True,
-        "start01": False,
-    }
+    offered = {name: each.is_offered for name, each in progress(installing.folder).items()}
+    assert offered == {"done01": False, "kept01": True, "set01": True, "start01": False}
     assert installing.writes["start01"] == []
     assert installing.machines["start01"].override[ENABLED] == "Disabled"

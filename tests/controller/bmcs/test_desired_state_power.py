@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +26,7 @@ from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X1
 from tests.helpers.redfish_double.server import Drop, RedfishServer, Service
 
 NAMES = ("web01", "web02", "web03")
-RACKS = {"web01": "r1", "web02": "r1", "web03": "r2"}
+RACKS = {"web01": "r1", "web02": "r1", "web03": "r2", "web04": "r2"}
 WAVES = "networkBoot: Once, power: Restart"
 
 
@@ -46,11 +46,14 @@ class Hall:
     def __post_init__(self) -> None:
         give_credentials(self.folder, password="secret")
         for name in self.names:
-            self.machines[name] = Machine(name, uuid=uuid_of(name), profile=self.profile)
+            self.machines[name] = self.make_machine(name)
             service = Service(self.machines[name], credentials={"root": "secret"})
             self.bmcs[name] = self.stack.enter_context(RedfishServer(service))
         self.bench = self.open(initial="fresh")
         self.bench.now = self.machines[self.names[0]].now
+
+    def make_machine(self, name: str) -> Machine:
+        return Machine(name, uuid=uuid_of(name), profile=self.profile)
 
     def open(self, **given: Any) -> Bench:
         return self.stack.enter_context(
@@ -130,12 +133,6 @@ class Hall:
 
     def states(self, name: str) -> dict[str, PowerRecordState]:
         return {each.reason: each.state for each in self.bench.knowledge.list_switches(SystemUuid(uuid_of(name)))}
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -20,16 +19,14 @@ import pytest
 
 from gitboot.bmc.power_steps import SHUTDOWN_TIMEOUT
 from gitboot.jsonio import format_instant
-from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Bench
+from tests.controller.bmcs.test_desired_state_power import RACKS, Hall
+from tests.helpers.fleets import maintenance, uuid_of
 from tests.helpers.redfish_double.machine import Machine
-from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
-from tests.helpers.redfish_double.server import Drop, RedfishServer, Service, Status
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10
+from tests.helpers.redfish_double.server import Drop, Status
 
 _log = logging.getLogger(__name__)
 
-NAMES = ("web01", "web02", "web03", "web04")
-RACKS = {"web01": "r1", "web02": "r1", "web03": "r2", "web04": "r2"}
 PROFILES = (GENERIC, GENERIC, GENERIC, IDRAC9, SUPERMICRO_X10)
 SECONDS = (1, 6, 31, 31, 61, 130, 301, 1801)
 STEPS = 30
@@ -63,7 +60,9 @@ class Switched:
 
 
 class Blade(Machine):
-    hall: WaveLife
+    def __init__(self, name: str, *, hall: WaveLife, **facts: Any) -> None:
+        super().__init__(name, **facts)
+        self.hall = hall
 
     def asked(self, kind: str) -> None:
         self.hall.is_asked(self, kind)
@@ -71,34 +70,28 @@ class Blade(Machine):
 
 
 @dataclass
-class WaveLife:
+class WaveLife(Hall):
     """Four machines, the instance that looks after them, and what is wrong with what it did."""
 
-    folder: Path
-    stack: ExitStack
-    draws: Random
+    names: tuple[str, ...] = tuple(RACKS)
+    draws: Random = field(kw_only=True)
     counts: Counter[str] = field(default_factory=Counter)
-    machines: dict[str, Blade] = field(default_factory=dict)
-    bmcs: dict[str, RedfishServer] = field(default_factory=dict)
-    asked: dict[str, list[Switched]] = field(default_factory=lambda: {name: [] for name in NAMES})
+    asked: dict[str, list[Switched]] = field(default_factory=lambda: {name: [] for name in RACKS})
     away: set[str] = field(default_factory=set)  # reset by gitboot, and not come up since
     suspended: bool = False
     wrong: list[str] = field(default_factory=list)
     happened: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        give_credentials(self.folder, password="secret")
-        kind: Profile = self.draws.choice(PROFILES)
-        for name in NAMES:
-            machine = self.machines[name] = Blade(name, uuid=uuid_of(name), profile=kind)
-            machine.hall = self
-            self.bmcs[name] = self.stack.enter_context(RedfishServer(Service(machine, credentials={"root": "secret"})))
-        self.bench = self.stack.enter_context(Bench(self.folder, credentials=self.folder, initial="fresh"))
-        self.bench.now = self.now
+        self.profile = self.draws.choice(PROFILES)
+        super().__post_init__()
         often = self.draws.choice(("Once", "Once", "Always"))
         self.roll = Roll(start=self.now, end=self.now + timedelta(hours=2), often=often)
         self.push()
         self.reconcile()
+
+    def make_machine(self, name: str) -> Machine:
+        return Blade(name, uuid=uuid_of(name), profile=self.profile, hall=self)
 
     @property
     def now(self) -> datetime:
@@ -106,21 +99,7 @@ class WaveLife:
 
     def push(self, **changes: Any) -> None:
         self.roll = replace(self.roll, **changes)
-        specs = {
-            name: f"provision: 0, bmc: {{address: '{self.bmcs[name].url}', system: {machine.path}, credentials: rack}}"
-            for name, machine in self.machines.items()
-        }
-        self.bench.decide(
-            fleet(),
-            *(server(name, f"role: web, rack: {RACKS[name]}", spec) for name, spec in specs.items()),
-            image("flatcar-1"),
-            image("memtest-7", "writesDisk: false"),
-            profile("web", "flatcar-1"),
-            profile("repair", "memtest-7"),
-            profile("restart", "", method="Disk"),
-            policy("web", often="Never"),
-            self.roll.document(),
-        )
+        self.decide(self.roll.document())
 
     def reconcile(self, times: int = 1) -> None:
         for _ in range(times):
@@ -182,7 +161,7 @@ class WaveLife:
             self.reconcile(2)
 
     def a_power_button_is_pressed(self) -> None:
-        name = self.draws.choice(NAMES)
+        name = self.draws.choice(self.names)
         self.machines[name].reset(self.draws.choice(("ForceRestart", "ForceOff", "On")))
 
     def git_changes(self) -> None:
@@ -209,7 +188,7 @@ class WaveLife:
 
     def its_answer_is_lost(self) -> None:
         fault = self.draws.choice((Drop(applied=True), Drop(applied=False), Status(status=500), Status(status=400)))
-        self.bmcs[self.draws.choice(NAMES)].fault(fault, on="RESET", times=1)
+        self.bmcs[self.draws.choice(self.names)].fault(fault, on="RESET", times=1)
 
     def it_is_killed(self) -> None:
         """Kill gitboot, perhaps in the middle of a request, so that it gets no response."""
@@ -217,10 +196,7 @@ class WaveLife:
             for bmc in self.bmcs.values():
                 bmc.fault(Drop(applied=self.draws.random() < 0.5), on="RESET", times=1)
             self.reconcile(self.draws.choice((1, 2)))
-        newest = self.bench.commits.newest
-        self.bench.close()
-        self.bench = self.stack.enter_context(Bench(self.folder, credentials=self.folder, initial=None))
-        self.bench.now, self.bench.commits.newest = self.now, newest
+        self.restart()
         for bmc in self.bmcs.values():
             bmc.heal()
 
@@ -236,11 +212,11 @@ class WaveLife:
         self.suspended = True
 
     def systems_hang(self) -> None:
-        machine = self.machines[self.draws.choice(NAMES)]
+        machine = self.machines[self.draws.choice(self.names)]
         machine.obeys = not machine.obeys
 
     def a_run_is_made(self) -> None:
-        name = self.draws.choice(NAMES)
+        name = self.draws.choice(self.names)
         state = self.bench.servers.get(name)
         if self.roll.often == "Once" and name not in self.away and state is not None and state.plan is not None:
             self.bench.fetch(state.plan)
@@ -249,12 +225,6 @@ class WaveLife:
 def _is_same(one: Roll, other: Roll) -> bool:
     """Return whether a machine that was switched for one reason must not be switched for the other."""
     return one.run >= other.run and other.start < one.end
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def test_no_random_life_of_a_hall_switches_a_machine_wrongly(
@@ -266,7 +236,7 @@ def test_no_random_life_of_a_hall_switches_a_machine_wrongly(
         folder = tmp_path / str(number)
         folder.mkdir()
         with ExitStack() as stack:
-            life = WaveLife(folder, stack, Random(number))
+            life = WaveLife(folder, stack, draws=Random(number))
             life.live()
             assert life.wrong == [], "\n".join([f"life {number}", *life.happened, *life.wrong])
             counts += life.counts

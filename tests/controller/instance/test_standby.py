@@ -196,20 +196,6 @@ def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, serv
         assert web.times_set == 1
 
 
-def test_a_standby_reports_that_the_database_is_down(rack: Rack) -> None:
-    with postgresql() as own, pair(rack, own, own.address()) as hosts:
-        start_both(rack, hosts)
-        own.stop()
-        eventually(lambda: hosts.two.reason == "LedgerFailed")
-        said = typed("status", "--state", hosts.two.state).out
-        assert ", standby\n" in said
-        assert "LedgerFailed" in said
-        assert "cannot be read" in said
-        assert not re.search("^(servers|planned|next) ", said, re.M), said
-        own.start()
-        eventually(lambda: hosts.two.reason == "StandbyStarted")
-
-
 def test_an_instance_reports_a_killed_ledger_copy_and_starts_once_the_copy_is_repeated(
     rack: Rack, server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,7 +578,8 @@ def test_after_a_failover_of_the_database_both_instances_continue_and_no_record_
             replica.stop(signal.SIGQUIT)
 
 
-def test_while_the_database_is_full_no_override_is_set_and_afterwards_both_continue(rack: Rack) -> None:
+def test_while_the_database_is_full_or_down_no_override_is_set_and_afterwards_both_continue(rack: Rack) -> None:
+    """The standby reports that the database is down."""
     web = rack.add("web01", provision=1)
     with (
         public_folder() as made,
@@ -612,6 +599,11 @@ def test_while_the_database_is_full_no_override_is_set_and_afterwards_both_conti
         assert not new.stands
         disk.joinpath("rest").unlink()
         server.stop(signal.SIGQUIT)
+        eventually(lambda: hosts.two.reason == "LedgerFailed")
+        said = typed("status", "--state", hosts.two.state).out
+        assert ", standby\n" in said and "LedgerFailed" in said and "cannot be read" in said
+        assert not re.search("^(servers|planned|next) ", said, re.M), said
         server.start()
         eventually(lambda: new.stands)
+        eventually(lambda: "StandbyStarted" in (hosts.one.reason, hosts.two.reason))
         assert (web.times_set, new.times_set) == (1, 1)

@@ -17,7 +17,7 @@ from gitboot.resolve.provisioning_record import Record, parse_record, record_fac
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import present
 from tests.helpers.fleets import SEED, maintenance, policy, server, uuid_of
-from tests.helpers.instance_in_process import Bench, beginning
+from tests.helpers.instance_in_process import Bench, beginning, summarize_plan
 
 INSTALL = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
 TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
@@ -42,11 +42,6 @@ def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, in
     path = "boot/v1/boot/m/boot.ipxe"
     seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, offer=plan.offer)
     bench.observe(replace(seen, intent=intent, outcome=outcome))
-
-
-def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
-    assert plan is not None
-    return plan.phase, plan.cause
 
 
 def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -603,40 +603,14 @@ def test_an_invalid_commit_withholds_nothing(parts: Parts, repository: Repositor
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
 
 
-def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_only_servers_that_fetched_it_hold_it(
+def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condition_whose_remedy_works(
     repository: Repository, tmp_path: Path
 ) -> None:
-    """The stranger approves a new image, one machine fetches it, and `git revert` follows."""
-    state = tmp_path / "state"
-    loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
+    """The stranger approves a new image, one machine fetches it, and `git revert` follows, which holds the revert.
+
+    A force-push drops the held revert, and then the clone is lost. `status` shows the remedy.
+    """
     paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
-    with running(repository.bare, tmp_path, "--poll", "1", environment=loose, records="adopt") as instance:
-
-        def attempted() -> dict[str, Any]:
-            found: dict[str, Any] = instance.status()["attempted"]
-            return found
-
-        def held_is(commit: str) -> Callable[[], Any]:
-            return lambda: attempted()["commit"] == commit and attempted()["held"]
-
-        bad = repository.push(documents(BAD))
-        held = eventually(held_is(bad))
-        request_change(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
-        eventually(lambda: instance.status()["applied"]["commit"] == bad)
-        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
-        revert = repository.push(documents())
-        eventually(lambda: (found := held_is(revert)()) and found["reinstalls"] == ["web03"])
-        assert [each["server"] for each in attempted()["withheld"]] == list(SERVERS)
-        for path in paths.values():
-            assert f"{BAD}/kernel" not in instance.get(path).text
-
-
-@pytest.mark.parametrize("loses_clone", [False, True])
-def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_its_remedy_ends_it(
-    repository: Repository, tmp_path: Path, *, loses_clone: bool
-) -> None:
-    """A stranger drops a held revert with a force-push, or the clone is lost, and `status` shows the remedy."""
-    state, path = tmp_path / "state", f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
     loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
 
     def run(*arguments: str, records: str | None = None) -> AbstractContextManager[Instance]:
@@ -649,26 +623,28 @@ def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_i
     with run(records="adopt") as instance:
         bad = repository.push(documents(BAD))
         held = eventually(lambda: held_is(instance, bad))
-        request_change(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
+        given = {"digest": held["digest"], "guards": held["guards"], "reason": "planned"}
+        request_change(tmp_path / "state", APPROVE, given)
         eventually(lambda: instance.status()["applied"]["commit"] == bad)
-        fetched = f"/v1/boot/{mac_of('web03').replace(':', '-')}/boot.ipxe"
-        assert f"{BAD}/kernel" in instance.get(fetched).text
+        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
         revert = repository.push(documents())
-        eventually(lambda: held_is(instance, revert))
-        if not loses_clone:
-            git(repository.bare, "update-ref", "refs/heads/main", bad)
-            until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
-    if loses_clone:
+        eventually(lambda: (found := held_is(instance, revert)) and found["reinstalls"] == ["web03"])
+        assert [each["server"] for each in instance.status()["attempted"]["withheld"]] == list(SERVERS)
+        for path in paths.values():
+            assert f"{BAD}/kernel" not in instance.get(path).text
         git(repository.bare, "update-ref", "refs/heads/main", bad)
-        lose(state / CLONE, repository)
-    with run() as instance:
-        found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
-        assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]
-        assert f"{BAD}/kernel" not in instance.get(path).text
+        until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
+    for loses_clone in (False, True):
+        if loses_clone:
+            lose(tmp_path / "state" / CLONE, repository)
+        with run() as instance:
+            found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
+            assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]
+            assert f"{BAD}/kernel" not in instance.get(paths["web01"]).text
     words = shlex.split(found["remedy"], comments=True)
     assert words[:3] == ["gitboot", "run", "…"]
     with run(*words[3:]) as instance:
-        eventually(lambda: f"{BAD}/kernel" in instance.get(path).text)
+        eventually(lambda: f"{BAD}/kernel" in instance.get(paths["web01"]).text)
         assert all(each["type"] != "HistoryComplete" for each in instance.status()["conditions"])
 
 

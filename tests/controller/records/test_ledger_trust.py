@@ -48,12 +48,6 @@ def fleet_of(provision: int = 1, *more: str) -> tuple[str, ...]:
     )
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with Bench(tmp_path) as bench:
-        yield bench
-
-
 def phase(bench: Bench) -> Phase | None:
     plan = bench.plan()
     return plan.phase if plan is not None else None

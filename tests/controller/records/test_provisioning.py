@@ -21,7 +21,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Ste
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import present
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import NOON, Bench, Said, Unsynced, beginning
+from tests.helpers.instance_in_process import NOON, Bench, Said, Unsynced, beginning, summarize_plan
 
 
 def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:
@@ -29,12 +29,6 @@ def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "
     wanted = server("web01", "role: web", f"provision: {provision}")
     images = () if boots == "flatcar-1" else (image(boots),)
     return (SEED[0], wanted, *SEED[2:4], *images, profile("web", boots), SEED[5], policy("web", often=often), *more)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with Bench(tmp_path) as bench:
-        yield bench
 
 
 def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = None) -> None:
@@ -48,11 +42,6 @@ def lose(bench: Bench) -> None:
     record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
     bench.request("records", items=[item], reason="as seen")
-
-
-def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
-    assert plan is not None
-    return plan.phase, plan.cause
 
 
 TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
@@ -117,21 +106,27 @@ def doubted(folder: Path, doubt: str, initial: Said | None) -> Bench:
 DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
 
 
-@pytest.mark.parametrize("doubt", ["RestoredLedger", "ForeignLedger", "DamagedLedger"])
+BEGINNINGS: dict[str, tuple[Said | None, tuple[Phase, Cause]]] = {
+    "nothing": (None, UNKNOWN),
+    "fresh": ("fresh", UNKNOWN),  # allowed for a new ledger only
+    "adopt": ("adopt", INSTALLED),
+    "a file that has it": ({SystemUuid(uuid_of("web01")): DONE}, INSTALLED),
+    "a file that has it pending": ({SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
+    "a file that has it not": ({}, UNKNOWN),
+}
+
+
 @pytest.mark.parametrize(
-    ("case", "initial", "expected"),
+    ("doubt", "case"),
     [
-        ("nothing", None, UNKNOWN),
-        ("fresh", "fresh", UNKNOWN),  # allowed for a new ledger only
-        ("adopt", "adopt", INSTALLED),
-        ("a file that has it", {SystemUuid(uuid_of("web01")): DONE}, INSTALLED),
-        ("a file that has it pending", {SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
-        ("a file that has it not", {}, UNKNOWN),
+        *(("RestoredLedger", case) for case in BEGINNINGS),
+        *((doubt, case) for doubt in ("ForeignLedger", "DamagedLedger") for case in ("nothing", "adopt")),
     ],
 )
 def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
-    tmp_path: Path, doubt: str, case: str, initial: Said | None, expected: tuple[Phase, Cause]
+    tmp_path: Path, doubt: str, case: str
 ) -> None:
+    initial, expected = BEGINNINGS[case]
     with doubted(tmp_path, doubt, initial) as bench:
         bench.decide(*fleet_of(provision=2))
         for _ in range(2):
