@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -468,7 +469,7 @@ def begins(text: str, value: Value) -> bool:
         case Quoted():
             return text[0] in "'\"|>"
         case str():
-            return text.startswith(value.split()[0])
+            return text.startswith(re.split(r"[ \t\n]", value, maxsplit=1)[0])  # split() would drop a no-break space
         case None:
             return text.startswith("null")
         case list():
