@@ -35,6 +35,7 @@ def main() -> int:
         write_page(read_run(chosen.page))
         return 0
     os.environ.pop("PYTHONPATH", None)  # with it, another Python could import the gitboot of this checkout
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each process would compile its modules again
     versions = [find_gitboot(name="now"), *map(find_gitboot, chosen.python)]
     run = Run(
         date=datetime.now(UTC).date().isoformat(),

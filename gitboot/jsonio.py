@@ -50,7 +50,7 @@ _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # encoders by type, for 
 
 def _writer(kind: type) -> Callable[[Any], Any]:
     if issubclass(kind, Enum):
-        write: Callable[[Any], Any] = attrgetter("value")
+        write: Callable[[Any], Any] = attrgetter("_value_")
     elif issubclass(kind, str | int | float):
         write = _return_unchanged
     elif issubclass(kind, datetime):

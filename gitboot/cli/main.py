@@ -157,6 +157,7 @@ class _Commands(click.Group):
         # no garbage collection here, because the objects of imported modules stay in memory
         with pause_garbage_collection():
             command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
+            gc.freeze()  # so that the collector does not examine these objects afterwards
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import watchfiles
-
 from gitboot.background_threads import BackgroundThread, SignalQueue, list_failures, notify_on_death
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile import Reconciler
@@ -265,6 +263,8 @@ def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bo
     if not (paths := [each for each in folders if each is not None]):
         yield
         return
+    import watchfiles  # gitboot imports this module here, because a single reconcile does not need it
+
     ended = threading.Event()
 
     def keep_waking() -> None:

@@ -380,6 +380,8 @@ class _OfferedFiles(Mapping[str, Files | None]):
     # Servers that are published without the boots that could not be recorded in the ledger.
     limited: dict[str, LimitedFiles] = field(default_factory=dict)
     unwritable: str | None = None  # why offers could not be recorded; None: all offers are recorded
+    # Servers that were rendered to estimate the space of a first publication, until their files are published.
+    _sampled: dict[str, RenderedState] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -389,8 +391,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
     def __getitem__(self, name: str) -> Files | None:
         """Return the files of a server without recording its offers."""
-        state = self.plans.servers.get(name)
-        return self._render(state).files if state is not None else None
+        if (state := self.plans.servers.get(name)) is None:
+            return None
+        self._sampled[name] = found = self._render(state)
+        return found.files
 
     def items(self) -> ItemsView[str, Files | None]:
         return _BatchedItems(self)
@@ -401,7 +405,11 @@ class _OfferedFiles(Mapping[str, Files | None]):
         For a server that left the fleet, the value is None.
         """
         plans = {name: self.plans.servers.get(name) for name in names}
-        states = {name: self._render(state) for name, state in plans.items() if state is not None}
+        states = {
+            name: self._sampled.pop(name) if name in self._sampled else self._render(state)
+            for name, state in plans.items()
+            if state is not None
+        }
         versions: dict[str, Mapping[str, Digest]] = {name: _offered_versions(state) for name, state in states.items()}
         dates = {name: self._date_changed_paths(name, state.files, versions[name]) for name, state in states.items()}
         halts: Collection[str] = ()

@@ -324,14 +324,14 @@ def is_placeholder_serial(serial: str) -> bool:
     digits that count up or down.
     """
     lower = serial.casefold().strip()
-    words = re.sub(r"[\s_-]+", " ", lower)
-    plain = re.sub(r"[\s._-]", "", lower)
+    words = plain = lower
+    if not lower.isalnum():
+        words, plain = re.sub(r"[\s_-]+", " ", lower), re.sub(r"[\s._-]", "", lower)
     return bool(
         len(set(plain)) < 3
         or _NO_SERIAL_AT_ALL.fullmatch(plain)
         or (" " in words and not any(character.isdigit() for character in plain))
-        or _NO_SERIAL.search(words)
-        or _NO_SERIAL.search(plain)
+        or any(map(_NO_SERIAL.search, {words, plain}))
         or _COUNTS.search(plain)
         or _ALL_THAT_COUNTS.fullmatch(plain)
     )

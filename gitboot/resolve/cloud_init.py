@@ -6,20 +6,18 @@ The rules come from cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user 
 
 from __future__ import annotations
 
-import email
 import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from email.message import Message
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
-from jinja2 import Environment, nodes, pass_context
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
-from jinja2.runtime import Context
 
 from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
+
+if TYPE_CHECKING:
+    from email.message import Message
 
 
 class CloudConfigs(NamedTuple):
@@ -95,6 +93,8 @@ def _split_parts(text: str) -> Iterator[_Part]:
     if b"mime-version:" not in text[:4096].encode("utf-8", "replace")[:4096].lower():
         yield _Part("the user data", _detect_type(text, _NOT_MULTIPART), text, 1, {})
         return
+    import email  # gitboot imports this module here, because little user data has several parts
+
     message = email.message_from_string(text)
     leaves = [each for each in message.walk() if each.get_content_maintype().lower() != "multipart"]
     for number, leaf in enumerate(leaves, 1):
@@ -214,7 +214,10 @@ class _Reader:
                 "write only ## template: jinja in the first line",
                 part.first_line,
             )
-        body = _parse_template(part, rest)
+        # gitboot imports this module here, because little user data contains templates
+        from gitboot.resolve.cloud_init_templates import parse_template
+
+        body = parse_template(rest, part.name, part.first_line)
         if body is None:
             self.is_complete = False
             return
@@ -248,57 +251,6 @@ def _make_unhandled(part: _Part) -> Malformed:
 def _first_line(payload: str | bytes) -> str:
     text = payload if isinstance(payload, str) else payload.decode("utf-8", "replace")
     return text.partition("\n")[0]
-
-
-# Jinja parts. Source: cloudinit/templater.py.
-
-
-@pass_context
-def _keep(_: Context, value: object) -> object:
-    return value
-
-
-class _JinjaOfCloudInit(Environment):
-    """A Jinja2 environment that only parses templates.
-
-    The optimizer is off, because the computation of a constant can take any time.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_keep)
-
-
-_JINJA_OF_CLOUD_INIT: Final = _JinjaOfCloudInit()
-
-
-def _parse_template(part: _Part, source: str) -> str | None:
-    """Return the text before the first expression of a Jinja part, or None if the part begins with an expression."""
-    try:
-        tree = _JINJA_OF_CLOUD_INIT.parse(source)
-        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # this raises an error for an unknown filter or test
-    except (TemplateError, RecursionError, ValueError) as error:
-        line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
-        raise make_user_data_fault(
-            f"the Jinja template of {part.name} cannot be read, so cloud-init ignores it: {error}",
-            "correct the template, and write it between {% raw %} and {% endraw %}",
-            part.first_line and part.first_line + line,
-        ) from None
-    kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
-    if (other := tree.find(kinds)) is not None:
-        raise make_user_data_fault(
-            f"the Jinja template of {part.name} uses another template, which cloud-init does not support",
-            "write the text of the other template into this one",
-            part.first_line and part.first_line + other.lineno,
-        )
-    begins = ""
-    for node in tree.body:
-        for each in node.nodes if isinstance(node, nodes.Output) else ():
-            if not isinstance(each, nodes.TemplateData):
-                return begins if begins.strip() else None
-            begins += each.data
-        if not isinstance(node, nodes.Output):
-            return begins if begins.strip() else None
-    return begins if "{" in source else source
 
 
 # cloud-init parses YAML with PyYAML's Python parser, but libyaml takes only a tenth of the time. In a test with random

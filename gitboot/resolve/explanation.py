@@ -21,7 +21,6 @@ from gitboot.model.fields import selects
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_fields import SETTINGS, Reason, Step, list_field_reasons, make_reason
 from gitboot.resolve.decision_inputs import BootInputs, FleetView, list_stream_images
 from gitboot.resolve.fleet_decisions import boot_source
@@ -299,6 +298,9 @@ class _Explainer:
         if self._plan is not None and self._plan.boot is not None:  # the server does not boot its disk
             boot = self._plan.boot
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
+        # gitboot imports this module here, because the import is slow and an instance does not need it
+        from gitboot.resolve.boot_composition import Composer
+
         composer = Composer()
         places = composer.locate_arguments(boot, source)
         self.lost += (

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_network
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
@@ -39,7 +39,6 @@ from gitboot.resolve.boot_checks import (
     find_rejected_labels,
     parse_declared_provision,
 )
-from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import (
     IPXE_OUTPUTS,
     BootInputs,
@@ -64,6 +63,9 @@ from gitboot.resolve.server_decision import (
     make_host,
 )
 from gitboot.resolve.server_plan import Phase
+
+if TYPE_CHECKING:
+    from gitboot.resolve.boot_composition import Composer
 
 
 class DecidedServer(NamedTuple):
@@ -135,6 +137,9 @@ def decide_all(
     documents. Raises `InvalidRepository` for errors that do not depend on the time, except errors with
     `TOLERATED_CODES`.
     """
+    # gitboot imports this module here, because the import is slow and an instance does not need it
+    from gitboot.resolve.boot_composition import Composer
+
     view, composer = FleetView(repository), Composer()
 
     def decide_one(name: str) -> DecidedServer:

@@ -583,11 +583,11 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
 
 def _reconcile_once(settings: Settings) -> Exit:
     """Reconcile once, and wait for the BMC tasks to finish."""
+    gc.disable()  # the process ends afterwards
     from gitboot.controller.loop import WakeSignal
 
     with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
-        with pause_garbage_collection():  # the process ends after this block
-            loop.run_once()
+        loop.run_once()
         return _find_reconcile_code(instance.reconciler.status)
 
 

@@ -159,10 +159,13 @@ def check_access_settings(access: AccessSettings) -> None:
     """Check that the settings do not contradict each other and that their files are usable. Raises `UsageError`."""
     if access.operators_tls is not None and access.operators_listen is None:
         raise UsageError("--operators-tls needs --operators-listen; for machines, use --machines-tls")
-    clients = build_clients(access, None, None)
-    if clients.tokens is not None:
-        clients.tokens.check()
-    for certificate in (clients.certificate, clients.machines_certificate):
+    _parse_networks("--operators", access.operators)
+    _parse_networks("trusted-proxies", access.trusted_proxies)
+    if access.operators_tokens is not None:
+        from gitboot.endpoint.access_control import Tokens
+
+        Tokens(access.operators_tokens).check()
+    for certificate in build_certificates(access):
         if certificate is not None:
             certificate.load()
 
@@ -176,8 +179,8 @@ def build_clients(
 
     certificate, machines_certificate = build_certificates(access)
     return ClientRules(
-        operators=tuple(_parse_networks("--operators", access.operators)) or LOOPBACK,
-        trusted_proxies=tuple(_parse_networks("trusted-proxies", access.trusted_proxies)),
+        operators=_parse_networks("--operators", access.operators) or LOOPBACK,
+        trusted_proxies=_parse_networks("trusted-proxies", access.trusted_proxies),
         names=access.operators_hosts,
         tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
         operators_socket=operators.getsockname()[:2] if operators is not None else None,
@@ -204,6 +207,8 @@ def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: 
 
 def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Certificate | None]:
     """Return the certificates for the operators' socket and for the machines' TLS socket. None: there is no TLS."""
+    if access.operators_tls is None and access.machines_tls is None:
+        return None, None
     from gitboot.endpoint.tls import Certificate, Suites
 
     operators = Certificate(*access.operators_tls) if access.operators_tls is not None else None
@@ -213,12 +218,11 @@ def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Cert
     return operators, Certificate(*access.machines_tls[1:], suites, operators)
 
 
-def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
-    for each in values:
-        try:
-            yield ip_network(each)
-        except ValueError as error:
-            raise UsageError(f"{option}: {error}") from None
+def _parse_networks(option: str, values: tuple[str, ...]) -> tuple[Any, ...]:
+    try:
+        return tuple(map(ip_network, values))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def format_access_arguments(access: AccessSettings) -> list[str]:

@@ -1,0 +1,66 @@
+"""Jinja templates in cloud-init user data: find the text that does not depend on expressions.
+
+Source: cloudinit/templater.py. Little user data contains such templates, so `cloud_init` imports this module on demand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from jinja2 import Environment, nodes, pass_context
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.runtime import Context
+
+from gitboot.model.scalars import make_user_data_fault
+
+
+@pass_context
+def _keep(_: Context, value: object) -> object:
+    return value
+
+
+class _JinjaOfCloudInit(Environment):
+    """A Jinja2 environment that only parses templates.
+
+    The optimizer is off, because the computation of a constant can take any time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_keep)
+
+
+_JINJA_OF_CLOUD_INIT: Final = _JinjaOfCloudInit()
+
+
+def parse_template(source: str, name: str, first_line: int) -> str | None:
+    """Return the text before the first expression of a Jinja part, or None if the part begins with an expression.
+
+    ``name`` is the name of the part in error messages. ``first_line`` is the line of the user data at which the part
+    starts, or 0 if the line is unknown.
+    """
+    try:
+        tree = _JINJA_OF_CLOUD_INIT.parse(source)
+        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # this raises an error for an unknown filter or test
+    except (TemplateError, RecursionError, ValueError) as error:
+        line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
+        raise make_user_data_fault(
+            f"the Jinja template of {name} cannot be read, so cloud-init ignores it: {error}",
+            "correct the template, and write it between {% raw %} and {% endraw %}",
+            first_line and first_line + line,
+        ) from None
+    kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+    if (other := tree.find(kinds)) is not None:
+        raise make_user_data_fault(
+            f"the Jinja template of {name} uses another template, which cloud-init does not support",
+            "write the text of the other template into this one",
+            first_line and first_line + other.lineno,
+        )
+    begins = ""
+    for node in tree.body:
+        for each in node.nodes if isinstance(node, nodes.Output) else ():
+            if not isinstance(each, nodes.TemplateData):
+                return begins if begins.strip() else None
+            begins += each.data
+        if not isinstance(node, nodes.Output):
+            return begins if begins.strip() else None
+    return begins if "{" in source else source
