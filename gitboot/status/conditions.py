@@ -327,14 +327,14 @@ _TYPES: Final = (
                 "gitboot validate STATE/repository.git --rev COMMIT  # shows the problems. Correct them in a new commit"
             ),
             "NotEvaluated": (
-                "commit-seconds = 600  # first remove very large files and templates from the commit. If the commit is "
-                "correct, add this to the file that you pass with --config, then restart gitboot run. If the message "
-                "names memory, raise commit-memory instead"
+                "commit-seconds = 600  # if the commit has very large files or templates, remove them in a new commit. "
+                "If its size is intended, add this to the file that you pass with --config, then restart gitboot run. "
+                "If the message is about memory, raise commit-memory instead"
             ),
             "Untrusted": (
                 "git log --show-signature -1 UNTRUSTED  # run this in a clone of the fleet repository. It shows "
                 "whether a signature is missing, or which key made it. Ask the author to sign the commit with a "
-                "trusted key and to push it again. If you trust the author of a key that gitboot does not have, add "
+                "trusted key and to push it again. If you trust the key but gitboot does not know it, add "
                 "the key to the trusted keys instead"
             ),
         },
@@ -584,7 +584,7 @@ _TYPES: Final = (
                 "history"
             ),
             "CorruptClone": (
-                "gitboot reconcile --state STATE  # check the disk of STATE and the network, then run this to clone "
+                "gitboot reconcile --state STATE  # check the network and the disk with STATE, then run this to clone "
                 "the repository again"
             ),
             ANY: _RETRY,
@@ -669,7 +669,7 @@ _TYPES: Final = (
                 "SERVER, for example after its mainboard was replaced. gitboot then accepts the new identity. If the "
                 "BMC belongs to another machine, correct bmc.address in the Server document instead"
             ),
-            "Contended": f"{_ASK}  # find and stop what else changes the boot override, then run this",
+            "Contended": f"{_ASK}  # find the tool that changes the boot override and stop it, then run this",
             "ForeignMedium": (
                 f"{_ASK}  # find out who uses the images, and eject the images at the BMC. Then run this to retry now"
             ),
@@ -680,7 +680,7 @@ _TYPES: Final = (
             "NeedsOperator": (
                 "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console of SERVER. If "
                 "SERVER has started since gitboot set the override, run this. Otherwise use --not-set instead of "
-                "--consumed. gitboot then sets the override again, and this boot can erase the disks of SERVER"
+                "--consumed. gitboot then sets the override again, and the next boot can erase the disks of SERVER"
             ),
             "Overdue": (
                 f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, correct "
