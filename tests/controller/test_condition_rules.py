@@ -597,7 +597,7 @@ def failed(*servers: str) -> dict[str, InstallAttempt]:
             'the installation of web01 failed: 10.0.0.7 reported "no disk found" at 2026-11-20T12:00:00Z. gitboot will '
             "not install it again automatically",
             "gitboot records set web01 pending --state STATE --reason '…'  # fix the cause of the failure, then run "
-            "this: gitboot then erases the disks of web01 and installs it again. If web01 is installed despite the "
+            "this. gitboot then erases the disks of web01 and installs it again. If web01 is installed despite the "
             "failure, use provisioned instead of pending",
         ),
         (
@@ -606,7 +606,7 @@ def failed(*servers: str) -> dict[str, InstallAttempt]:
             '2026-11-20T12:00:00Z), web02 (10.0.0.7 reported "no disk found" at 2026-11-20T12:00:00Z). gitboot will '
             "not install them again automatically",
             "gitboot records set web01 web02 pending --state STATE --reason '…'  # fix the cause of the failure, then "
-            "run this: gitboot then erases the disks of these servers and installs them again. For a server that is "
+            "run this. gitboot then erases the disks of these servers and installs them again. For a server that is "
             "installed despite the failure, use provisioned instead of pending",
         ),
     ],
@@ -708,9 +708,8 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
                 )
             ),
             "SignedListCurrent",
-            "ls -l /etc/gitboot/list-keys  # if a file is missing, copy it from the host that has root.key. Otherwise, "
-            "correct the owner and the mode of the file in the message, so that only the account of gitboot can read "
-            "it",
+            "ls -l /etc/gitboot/list-keys  # if the file that the message names is missing, copy it from the host that "
+            "has root.key. Otherwise, correct its owner and mode, so that only the user that runs gitboot can read it",
         ),
     ],
 )
@@ -730,4 +729,4 @@ def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: 
         structs.replace(FINE, attempt=structs.replace(accepted(COMMIT), gone=gone)), "HistoryComplete"
     )
     assert expected in found.message
-    assert found.remedy is not None and f"merge commit {'0' * 40} into the branch" in found.remedy
+    assert found.remedy is not None and f"merge {'0' * 40} into the branch" in found.remedy
