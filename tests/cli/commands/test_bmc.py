@@ -85,7 +85,7 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "    Either it was never set, or the machine has booted from it",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
         "  # look at the console of web01. If web01 has started since gitboot set the override, run this. Otherwise "
-        "use --not-set instead of --consumed: gitboot then sets the override again, and this boot can erase the "
+        "use --not-set instead of --consumed. gitboot then sets the override again, and the next boot can erase the "
         "disks of web01",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
