@@ -119,7 +119,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
             return self._is_allowed_by_name
-        if self.networks if literal is None else self._is_in_networks(literal):
+        if literal is not None and self._is_in_networks(literal):
+            return self._is_in_networks
+        if literal is None and self.networks:
             return self._is_in_networks
         # a person approved this BMC, so gitboot treats the BMC as if networks contained its address
         if not self.names_places and is_in_ledger:
@@ -160,8 +162,11 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
         """Return whether the access files contain the fingerprint or the authority of a BMC's certificate."""
-        has_authority = bmc.verify and bmc.ca is None and self._find_own_authority(bmc) is not None
-        return _is_https(bmc) and (has_authority or self.find_certificate(bmc) is not None)
+        if not _is_https(bmc):
+            return False
+        if self.find_certificate(bmc) is not None:
+            return True
+        return bmc.verify and bmc.ca is None and self._find_own_authority(bmc) is not None
 
     def _is_in_networks(self, address: Address) -> bool:
         plain = _unmap_ipv4(address)
@@ -608,18 +613,7 @@ class CredentialDirectory:
         trust = read_trust(root, name)
         if trust.password_command and versions[1] is None:
             (username,) = _read_files(folder, name, ("username",))
-            command = tuple(part.replace("{name}", name) for part in trust.password_command)
-            result = self._command_results.get(name)
-            if may_run_command and (
-                result is None or result.command != command or time.monotonic() >= result.valid_until_s
-            ):
-                result = self._command_results[name] = _run_password_command(command)
-            if result is None or result.password is None:
-                why = result.error if result is not None else "gitboot has not run the command yet"
-                raise UsageError(
-                    f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
-                )
-            password = result.password
+            password = self._get_command_password(name, trust, may_run_command=may_run_command)
         else:
             username, password = _read_files(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
@@ -633,6 +627,20 @@ class CredentialDirectory:
         found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint, share_login=login)
         self._cached[name] = _CachedCredentials(found, versions, time.monotonic())
         return found
+
+    def _get_command_password(self, name: str, trust: Trust, *, may_run_command: bool) -> str:
+        command = tuple(part.replace("{name}", name) for part in trust.password_command)
+        result = self._command_results.get(name)
+        if may_run_command and (
+            result is None or result.command != command or time.monotonic() >= result.valid_until_s
+        ):
+            result = self._command_results[name] = _run_password_command(command)
+        if result is None or result.password is None:
+            why = result.error if result is not None else "gitboot has not run the command yet"
+            raise UsageError(
+                f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
+            )
+        return result.password
 
 
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:

@@ -334,4 +334,6 @@ class SharedIdentityValues(Struct, frozen=True, kw_only=True):
         )
 
     def _get_places(self, places: dict[str, list[tuple[str, str | None]]], value: str) -> list[tuple[str, str | None]]:
-        return places.setdefault(value, list(self._places_by_value.get(value, ())))
+        if value not in places:
+            places[value] = list(self._places_by_value.get(value, ()))
+        return places[value]

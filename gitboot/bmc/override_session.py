@@ -391,7 +391,9 @@ def observe_bmc(
         observed = bmc.media.with_slots(observed)
     if bmc.firmware is not None and needs_firmware_uri(wanted, observed):
         observed = bmc.firmware.with_uri(observed)
-    return bmc.with_clock(observed, clock) if with_clock or needs_clock(records, observed, clock()) else observed
+    if with_clock or needs_clock(records, observed, clock()):
+        return bmc.with_clock(observed, clock)
+    return observed
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:

@@ -159,15 +159,16 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
     With the clock, gitboot determines how an override ended, and whether the BMC reports an implausibly long POST.
     """
-    return observed.marks.bmc_time is None and (
-        (observed.in_post and not _is_in_post(observed, now))
-        or any(
-            record.state.is_open
-            and record.override.enabled is OverrideEnabled.ONCE
-            and record.marks.bmc_time is not None
-            and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
-            for record in records
-        )
+    if observed.marks.bmc_time is not None:
+        return False
+    if observed.in_post and not _is_in_post(observed, now):
+        return True
+    return any(
+        record.state.is_open
+        and record.override.enabled is OverrideEnabled.ONCE
+        and record.marks.bmc_time is not None
+        and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
+        for record in records
     )
 
 

@@ -284,6 +284,7 @@ _ACTION_RESET_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ..
     (PowerAction.RESET, False): (ResetType.GRACEFUL_RESTART,),
     (PowerAction.RESET, True): (ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
 }
+_RESULTING_POWER: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
 class PowerChangeRefused(Struct, frozen=True, kw_only=True):
@@ -305,7 +306,7 @@ def choose_reset_type(
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")
-    if observed.power is not None and observed.power == {PowerAction.ON: "On", PowerAction.OFF: "Off"}.get(action):
+    if observed.power is not None and observed.power == _RESULTING_POWER.get(action):
         return NoChange(why=f"the machine is already {observed.power.lower()}")
     if action is PowerAction.RESET and observed.power == "Off":
         return PowerChangeRefused(why="the machine is off: use gitboot bmc power on")

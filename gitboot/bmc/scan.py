@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
+_DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -123,7 +124,7 @@ def read_certificates(addresses: Sequence[str], *, parallel: int) -> tuple[First
 
 def _read_certificate(address: str) -> FirstContact:
     parts = urlsplit(address)
-    host, port = parts.hostname or "", parts.port or {"https": 443, "http": 80, "ipmi": 623}[parts.scheme]
+    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
     limits = RequestLimits(deadline_s=_CONTACT_TIMEOUT_S)
     try:
         ips = resolve_host(host, port, limits)

@@ -349,8 +349,9 @@ class TaskRunner(Generic[Key, Value]):
                 del self._waiting[site]
 
     def _get_limit(self, site: str | None) -> ConcurrencyLimit:
-        most = self._max_parallel if site is None else self._max_per_site
-        return self._limits.setdefault(site, ConcurrencyLimit.start(most))
+        if site not in self._limits:
+            self._limits[site] = ConcurrencyLimit.start(self._max_parallel if site is None else self._max_per_site)
+        return self._limits[site]
 
     def _start_tasks(self) -> None:
         while len(self._running) < self._max_parallel:

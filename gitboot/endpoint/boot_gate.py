@@ -293,7 +293,8 @@ class BootGate:
             is_recorded = await self.record_fetch(guarded, request)
             if not self._is_own_system(guarded, request, _UNKNOWN_CLIENT):
                 self.conclude(request, None)
-            return _NOT_RECORDED if guarded.role is Role.REPORT and not is_recorded and not request.is_head else None
+            is_lost = guarded.role is Role.REPORT and not is_recorded and not request.is_head
+            return _NOT_RECORDED if is_lost else None
         refusal = self._check_conditions(guarded, request) or (
             await self._check_one_time_boot(guarded, request, disk_write) if disk_write.once else None
         )

@@ -283,15 +283,7 @@ class Connection(HttpToolsProtocol):
         self._head_since = None
         if (reply := self._find_quick_reply()) is not None:
             self._is_answered = True
-            # Writes the same bytes as uvicorn's RequestResponseCycle.
-            keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-            dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
-            end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
-            body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
-            self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.header_bytes, end, body)))
-            if not keep_alive:
-                self._client.close()
-            self.on_response_complete()
+            self._send_reply(reply)
             return
         self._is_answering = self._has_cycle = True
         self._limits.idle.remove(self)
@@ -323,6 +315,17 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
             return None
         return self._quickly(path.decode(), self.headers)
+
+    def _send_reply(self, reply: Reply) -> None:
+        # Writes the same bytes as uvicorn's RequestResponseCycle.
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
+        end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
+        body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
+        self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.header_bytes, end, body)))
+        if not keep_alive:
+            self._client.close()
+        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         self._is_answering = False

@@ -325,15 +325,17 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
             # The number of sent bytes includes the headers, so a complete response has more bytes than its body.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
+            is_whole = {result, detail} <= _SENT and start == "-" and is_within
+            at = f"{date}T{time}+00:00"
             agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
             return LoggedRequest(
-                f"{date}T{time}+00:00",
+                at,
                 client,
                 method,
                 unquote(path),
                 int(status),
                 None,
-                {result, detail} <= _SENT and start == "-" and is_within,
+                is_whole,
                 query=query if isinstance(query, str) else "",
                 agent=_decode_field(agent) if isinstance(agent, str) else None,
             )
@@ -449,6 +451,7 @@ class LogFile:
             since_ns = self._open_changed_files()
             for inode, file in sorted(self._open_files.items(), key=lambda each: each[1].stat.st_mtime_ns):
                 if file.has_changed():
+                    # The file may be a truncated log or a rotated copy, so gitboot looks for its last known position.
                     known = max((place for place in self._positions if file.matches(place)), default=None)
                     file.offset = known.offset if known else 0
                     try:

@@ -503,12 +503,13 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     valid = [words for words in status_lines if words[0] == "VALIDSIG"]
     if result.status != 0 or len(valid) != 1:
         raise UntrustedSignature("signed in a way that gpg does not accept")
-    if not takes_text and valid[0][_CLASS_FIELD] != "00":
+    if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
         raise UntrustedSignature("signed in text mode, which also covers other content: sign without gpg's textmode")
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 
 _CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
+_BINARY_CLASS: Final = "00"
 _VERDICTS: Final = {
     "GOODSIG": "",
     "EXPSIG": "signed by the key {key}, and the signature has expired",

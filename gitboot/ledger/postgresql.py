@@ -115,14 +115,7 @@ class PostgresDatabase(Database):
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         for found in _split_rows(map(replace_nul, rows)):
-            if (connection := self._get_connection()) is not self._prepared_on:
-                self._prepared_on, self._names = connection, {}
-            if (name := self._names.get(statement)) is None:
-                name = f"many_{len(self._names)}"
-                marks = (f"${number}" for number in range(1, len(found[0]) + 1))
-                connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
-                self._names[statement] = name  # a prepared statement survives a rollback
-            each = f"EXECUTE {name} ({', '.join(['%s'] * len(found[0]))});"
+            each = f"EXECUTE {self._prepare(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
             self._get_connection_for(found).execute(each * len(found), list(chain.from_iterable(found)))
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -149,6 +142,17 @@ class PostgresDatabase(Database):
         connection = self._get_connection()
         connection.allow_rows(len(rows))
         return connection
+
+    def _prepare(self, statement: str, count: int) -> str:
+        """Prepare a statement with ``count`` parameters, once per connection, and return its name."""
+        if (connection := self._get_connection()) is not self._prepared_on:
+            self._prepared_on, self._names = connection, {}
+        if (name := self._names.get(statement)) is None:
+            name = f"many_{len(self._names)}"
+            marks = (f"${number}" for number in range(1, count + 1))
+            connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
+            self._names[statement] = name  # a prepared statement survives a rollback
+        return name
 
     def begin(self, *, at_leisure: bool = False) -> None:
         connection = self._get_connection()
