@@ -355,8 +355,15 @@ class _Assembly:
             base=base.revision if base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.removed_sites}),
         )
-        # The base is already checked, so only the servers that differ from the base are. The machine of an unchanged
-        # server must not have been removed or replaced.
+        self._check_parts(commit, result)
+        return commit
+
+    def _check_parts(self, commit: Commit, result: protocol.CommitEnd) -> None:
+        """Raise ValueError if a server lacks a part, or has a part that belongs to another server.
+
+        gitboot has already checked the base, so it checks only the servers that differ from the base. The machine of an
+        unchanged server must not have been removed or replaced.
+        """
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}
         replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.removed_machines) if uuid in machines]
@@ -372,4 +379,3 @@ class _Assembly:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.new_servers):
             raise ValueError("the commit does not contain a server that is reported as new")
-        return commit

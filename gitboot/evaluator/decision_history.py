@@ -153,7 +153,8 @@ class DecisionHistory:
             return {}
         known = (self._pair.head, self._pair.base) if self._pair is not None else ()
         of_it = (each for each in known if each is not None and each.revision == step.commit.revision)
-        return (next(of_it, None) or self._evaluate_beside(step, None).head).decided.decisions.servers
+        found = next(of_it, None) or self._evaluate_beside(step, None).head
+        return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
         """Evaluate a commit with the next valid commit as the base, which avoids repeated decisions."""

@@ -515,7 +515,8 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
         end_with_parent(parent)
         limits.apply()
         for first in range(0, len(items), BATCH):
-            rest = memoryview(build_frame(encode((first, [work(item) for item in items[first : first + BATCH]]))))
+            batch = [work(item) for item in items[first : first + BATCH]]
+            rest = memoryview(build_frame(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
     os._exit(0)  # end without flushing the buffers that the worker inherited from the parent

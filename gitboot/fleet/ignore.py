@@ -169,13 +169,16 @@ class Line(NamedTuple):
 
 def list_lines(data: bytes) -> Iterator[Line]:
     """Return the lines of a file like Git, without a byte order mark, a CR before LF, and trailing spaces."""
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         text = line.rstrip(b" ")
         if (len(text) - len(text.rstrip(b"\\"))) % 2:  # a trailing space after a backslash belongs to the line
             text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield Line(number, text)
+
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class OneByte(NamedTuple):

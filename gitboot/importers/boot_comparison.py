@@ -93,7 +93,11 @@ def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) ->
     The content may be the same.
     """
     for url, file in _pair_files(old, new):
-        if url and file and _normalize_path(url, old_url) != _normalize_path(file.url, base_url):
+        if (
+            url is not None
+            and file is not None
+            and _normalize_path(url, old_url) != _normalize_path(file.url, base_url)
+        ):
             yield url
 
 
@@ -186,7 +190,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
         for mac in (self.macs or ("",)) if system in paths else ():
             values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac}
             values = {key: quote(value, safe=":-") for key, value in values.items()}
-            path = paths[system].format(**values, hexhyp=mac.replace(":", "-"))
+            path = paths[system].format(**values, hexhyp=values["mac"].replace(":", "-"))
             found.append(f"{old.rstrip('/')}/{path}")
         return tuple(dict.fromkeys(found))
 

@@ -295,14 +295,9 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
                 "add the BMC by hand"
             )
         ]
-    return _drop_empty(
-        {
-            "address": bmc.address,
-            "system": bmc.system if bmc.system and bmc.system.startswith("/") else None,
-            "credentials": bmc.credentials,
-            "tls": {} if bmc.verify else {"verify": False},
-        }
-    ), [
+    system = bmc.system if bmc.system and bmc.system.startswith("/") else None
+    tls = {} if bmc.verify else {"verify": False}
+    return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
         remark_missing(
             f"store the user and the password of the BMC in the directory of credentials, as {bmc.credentials}"
         )
@@ -394,14 +389,13 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
             )
         return _drop_empty({"url": url, "sha256": digest})
 
-    return _drop_empty(
-        {
-            "kernel": artifact(boot.kernel),
-            "initrds": [each for each in map(artifact, boot.initrds) if each],
-            "rootfs": artifact(boot.rootfs),
-            "uki": artifact(boot.uki),
-        }
-    ), missing_parts
+    artifacts = {
+        "kernel": artifact(boot.kernel),
+        "initrds": [each for each in map(artifact, boot.initrds) if each],
+        "rootfs": artifact(boot.rootfs),
+        "uki": artifact(boot.uki),
+    }
+    return _drop_empty(artifacts), missing_parts
 
 
 def _guess_version(boot: ImportedBoot) -> str:

@@ -312,12 +312,13 @@ def parse_bmc(
             remark_lost(f"the BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
         )
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
-    return ImportedBmc(
+    bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         credentials=build_document_name(credentials or "bmc"),
         system=system or (parts.path if parts.path.startswith("/redfish/") else None),
         verify=verify,
-    ), (
+    )
+    return bmc, (
         *remark_if(
             "@" in parts.netloc,
             remark_lost(

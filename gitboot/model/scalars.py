@@ -83,9 +83,8 @@ def parse_uuid(value: object) -> SystemUuid:
 
 def parse_ledger(value: object) -> str:
     """Parse the identity of a ledger, which is a UUID in any case."""
-    return require_match(
-        value, _UUID, Code.UUID, "the UUID of a ledger", "copy the UUID from `gitboot status --state STATE`"
-    ).lower()
+    hint = "copy the UUID from `gitboot status --state STATE`"
+    return require_match(value, _UUID, Code.UUID, "the UUID of a ledger", hint).lower()
 
 
 def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
@@ -744,6 +743,7 @@ Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
 _PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
 _VERSION: Final = 0xA0  # the tag [0] of the version; certificates of version 1 do not have it
 _UTC_TIME: Final = 0x17
+_RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
 
 
 def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
@@ -769,7 +769,7 @@ def has_rsa_key(public_key: bytes) -> bool:
     """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2)."""
     at = _find_content(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
     identifier = _find_content(public_key, at)
-    return public_key[identifier : _find_end(public_key, identifier)] == bytes.fromhex("06092a864886f70d010101")
+    return public_key[identifier : _find_end(public_key, identifier)] == _RSA_ENCRYPTION
 
 
 def _find_validity(der: bytes) -> int:

@@ -429,15 +429,10 @@ def boot_files(
             url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
         if artifact.loader_signature is not None and has_ipxe_scripts:
             signatures[url] = choose_download_url(artifact.loader_signature, base_url)
-        return BootFile(
-            url=url,
-            sha256=artifact.sha256,
-            size=artifact.size,
-            source=source,
-            proof=FileProof(url=artifact.url, signature=artifact.signature, checksums=artifacts.checksums)
-            if requires_signature
-            else None,
-        )
+        proof = None
+        if requires_signature:
+            proof = FileProof(url=artifact.url, signature=artifact.signature, checksums=artifacts.checksums)
+        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source, proof=proof)
 
     return BootFiles(
         kernel=file(artifacts.kernel, _KERNEL),

@@ -187,21 +187,7 @@ class _Reader:
                 "write keys and values below #cloud-config",
                 part.first_line,
             )
-        how = config.get("merge_how")
-        if how is None:
-            how = config.get("merge_type")
-        for wanted in (how, part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""):
-            if wanted is None:
-                continue
-            names = _parse_merger_names(wanted)
-            wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
-            if names is None or wrong is not None:
-                what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
-                raise make_user_data_fault(
-                    f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
-                    "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
-                    part.first_line,
-                )
+        _check_merging(part, config)
         self.configs.append(config)
 
     def _read_template(self, part: _Part) -> None:
@@ -316,6 +302,25 @@ def exceeds_depth(text: str) -> bool:
 # Merging. Sources: cloudinit/mergers/__init__.py; cloud-init, "Merging user data sections".
 _MERGER: Final = re.compile(r"[a-z_][a-z0-9_]*\(.*?\)")
 _MERGERS: Final = frozenset({"dict", "list", "str"})
+
+
+def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
+    how = config.get("merge_how")
+    if how is None:
+        how = config.get("merge_type")
+    header = part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""
+    for wanted in (how, header):
+        if wanted is None:
+            continue
+        names = _parse_merger_names(wanted)
+        wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
+        if names is None or wrong is not None:
+            what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
+            raise make_user_data_fault(
+                f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
+                "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
+                part.first_line,
+            )
 
 
 def _parse_merger_names(wanted: object) -> list[str] | None:

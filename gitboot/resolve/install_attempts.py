@@ -221,7 +221,9 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
 def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
     """Return whether fetches prove that all boots of an attempt were served and that its system started."""
-    return attempt.failed is None and len(attempt.boots) >= boots and (attempt.started is not None or not shows_start)
+    if attempt.failed is not None or len(attempt.boots) < boots:
+        return False
+    return attempt.started is not None or not shows_start
 
 
 def describe_evidence(decision: Decision, record: Record | None) -> str | None:

@@ -161,9 +161,9 @@ def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
 
 def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
     """Return whether a run is consumed, given the last consumed run of its maintenance and the start of its window."""
-    return (
-        last_run is not None and last_run.run >= run and (last_run.end is None or start is None or start < last_run.end)
-    )
+    if last_run is None or last_run.run < run:
+        return False
+    return last_run.end is None or start is None or start < last_run.end
 
 
 def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
@@ -200,8 +200,9 @@ def find_missing_precondition(maintenance: MaintenanceDecision, record: Record |
     if (before := maintenance.before) is None:
         return None
     found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
-    is_approved_by_url = before.approval_url is None or found.approved == before.approval_key
-    if not is_approved_by_url or (before.approval_file is not None and not before.is_approved):
+    if before.approval_file is not None and not before.is_approved:
+        return Cause.WAITING_FOR_APPROVAL
+    if before.approval_url is not None and found.approved != before.approval_key:
         return Cause.WAITING_FOR_APPROVAL
     is_drained = found.drain == maintenance.drain_key and found.drained_at is not None
     return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None

@@ -439,7 +439,7 @@ def _read_foreman_boot(
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
     kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)
-    return ImportedBoot(
+    boot = ImportedBoot(
         name=f"{system_name} {medium_name} {architecture or 'x86_64'}",
         kernel=kernel,
         initrds=(initrd,),
@@ -451,7 +451,8 @@ def _read_foreman_boot(
                 "BootProfile"
             ),
         ),
-    ), []
+    )
+    return boot, []
 
 
 def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:

@@ -665,7 +665,7 @@ def _read_cobbler_machine(
     )
     bmc, more = _read_bmc(system)
     if profile or not image:
-        why = f"the profile {profile}, which is not in the source"
+        why = f"the profile {profile} is not in the source: export it, or select another boot"
     else:
         file = as_text(get_nested(images, image, "file")) or image
         why = f"the boot was not imported, because the image {file} does not have a kernel"

@@ -128,7 +128,7 @@ def _remark_include(path: str, files: Collection[str], option: str = "include") 
     parts = path.strip("\"' ").rstrip("/")
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
-        yield remark_missing(f"the file of {option} {parts} is not in the source: pass a directory with all files")
+        yield remark_missing(f"{option} {parts} is not in the source: pass a directory with all files")
 
 
 # dnsmasq

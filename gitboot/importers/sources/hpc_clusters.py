@@ -153,6 +153,10 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
             addresses=list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
         )
     found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
+    images = {
+        label: next(filter(None, (as_text(each.get(key)) for each in found)), None)
+        for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
+    }
     address = next(filter(None, (as_text(get_nested(each, "ipmi", "ipaddr")) for each in found)), None)
     bmc, more = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
     return ImportedMachine(
@@ -168,8 +172,7 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
             ),
             *(
                 remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
-                for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
-                for value in [next(filter(None, (as_text(each.get(key)) for each in found)), None)]
+                for label, value in images.items()
                 if value
             ),
             *more,
@@ -404,11 +407,10 @@ def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]
 def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) -> Iterator[ImportRemark]:
     names = {node.name for node in nodes}
     for row in rows:
-        owner = as_text(row.get("ComponentID")) or "no component"
+        owner = as_text(row.get("ComponentID"))
         if "MACAddress" in row and owner not in names:
-            yield remark_lost(
-                f"EthernetInterface {row['MACAddress']} was left out, because {owner} is not a node in the source"
-            )
+            because = f"{owner} is not a node in the source" if owner else "it belongs to no component"
+            yield remark_lost(f"EthernetInterface {row['MACAddress']} was left out, because {because}")
         elif (xname := as_text(row.get("xname"))) and xname not in names:
             yield remark_lost(f"{xname} was left out, because it is not a node: its type is {as_text(row.get('type'))}")
 

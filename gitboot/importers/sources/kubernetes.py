@@ -352,7 +352,8 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         as_text(get_nested(spec, "bmc", "credentialsName")),
         verify=str(get_nested(spec, "bmc", "disableCertificateVerification")) != "true",
     )
-    return ImportedMachine(
+    data = [key for key in ("userData", "networkData", "metaData") if spec.get(key)]
+    machine = ImportedMachine(
         name=name,
         serial=as_text(get_nested(seen, "systemVendor", "serialNumber")),
         architecture=parse_architecture(spec.get("architecture") or get_nested(seen, "cpu", "arch")),
@@ -375,11 +376,11 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
             remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
             *(
                 remark_lost(f"the {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
-                for key in ("userData", "networkData", "metaData")
-                if spec.get(key)
+                for key in data
             ),
         ),
-    ), None
+    )
+    return machine, None
 
 
 def _describe_image(spec: Object) -> str:

@@ -411,11 +411,7 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
         same = list(group)
         first = next((each for each in same if each.kind == _BOOT_KINDS[0]), same[0])
         owners = {each.owner or each.key for each in same}
-        boot, remarks = _pick_config(same)
-        if len(owners) > 1:
-            names = " and ".join(map(str, same))
-            because = f"because {names} are for one machine, and only its Server shows which one is for its workload"
-            boot, remarks = None, [remark_missing(f"the boot was not imported, {because}")]
+        boot, remarks = _pick_config(same) if len(owners) == 1 else (None, [_remark_several(same)])
         uuid, of_uuid = read_uuid(as_text(first.spec.get("systemUUID")))
         nics, more = _read_network_identifiers(same)
         yield ImportedMachine(
@@ -431,6 +427,14 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
                 *more,
             ),
         )
+
+
+def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
+    names = " and ".join(map(str, configs))
+    return remark_missing(
+        f"the boot was not imported, because {names} are for one machine, and only its Server "
+        "shows which one is for its workload"
+    )
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:

@@ -220,3 +220,9 @@ def test_finding_i4_interfaces_of_cobbler_4_go_to_their_system_and_those_of_a_bo
 def test_finding_i4_a_system_with_an_image_has_its_reason() -> None:
     (machine,) = _collections([], profile="", image="memtest").machines
     assert any("because the image memtest" in each.text for each in machine.remarks)
+
+
+def test_a_system_with_an_unknown_profile_has_its_reason() -> None:
+    (machine,) = _collections([], profile="gone").machines
+    text = "the profile gone is not in the source: export it, or select another boot"
+    assert text in [each.text for each in machine.remarks]

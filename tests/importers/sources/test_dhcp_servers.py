@@ -76,9 +76,9 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         ),
         (read_dnsmasq, "dhcp-host=01:00:5e:00:00:01,web01", "the value is a multicast address"),
         (read_dnsmasq, f"dhcp-host={A},ignore", "dnsmasq ignores this host"),
-        (read_dnsmasq, "conf-file=/etc/more.conf", "the file of conf-file /etc/more.conf is not in the source"),
-        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "the file of dhcp-hostsdir /etc/hosts.d is not"),
-        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "the file of include /etc/dhcp/more.conf is not"),
+        (read_dnsmasq, "conf-file=/etc/more.conf", "conf-file /etc/more.conf is not in the source"),
+        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "dhcp-hostsdir /etc/hosts.d is not"),
+        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "include /etc/dhcp/more.conf is not"),
         (read_isc_dhcpd, 'host a { uid "abc"; fixed-address 10.0.0.13; }', "the reservation has client id abc"),
         (
             read_isc_dhcpd,
@@ -90,7 +90,7 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         (read_kea, kea({"duid": "01:02:03:04:05"}), "the reservation has duid 01:02:03:04:05"),
         (read_kea, kea({"flex-id": "'a'", "hostname": "web01"}), "the reservation has flex-id 'a'"),
         (read_kea, kea({"circuit-id": "'a'"}), "the reservation has circuit-id 'a'"),
-        (read_kea, '{"Dhcp4": {"subnet4": <?include "/etc/kea/s.json"?>}}', "the file of <?include /etc/kea/s.json"),
+        (read_kea, '{"Dhcp4": {"subnet4": <?include "/etc/kea/s.json"?>}}', "<?include /etc/kea/s.json"),
         (read_kea, '{"Dhcp4": {"hosts-database": {"type": "mysql"}}}', "the import does not read databases"),
     ],
 )
