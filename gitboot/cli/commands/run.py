@@ -581,9 +581,9 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
     return bell.is_stopped
 
 
+@pause_garbage_collection()  # the process ends afterwards
 def _reconcile_once(settings: Settings) -> Exit:
     """Reconcile once, and wait for the BMC tasks to finish."""
-    gc.disable()  # the process ends afterwards
     from gitboot.controller.loop import WakeSignal
 
     with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
