@@ -132,6 +132,16 @@ class Checkpoint:
         if kept is None or (owed := self._tree.resume(kept.tree)) is None:
             return fresh
         small, commit, plans = kept.small, kept.commit, kept.plans
+        publication = TargetState(
+            applied=commit.revision,
+            at=small.at,
+            complete=True,
+            plans=plans,
+            terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
+            owed=owed - {ALL, PARTS},
+            in_doubt=PARTS in owed,
+            versions={name: each for name, each in kept.tables["versions"].items() if name not in owed},
+        )
         self._stored_at = plans.planned_at
         if self._patrol is not None:
             self._patrol.start()
@@ -145,16 +155,7 @@ class Checkpoint:
                 sets_bmcs=None if small.unseen else True,
             ),
             plans=plans,
-            publication=TargetState(
-                applied=commit.revision,
-                at=small.at,
-                complete=True,
-                plans=plans,
-                terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
-                owed=owed - {ALL, PARTS},
-                in_doubt=PARTS in owed,
-                versions={name: each for name, each in kept.tables["versions"].items() if name not in owed},
-            ),
+            publication=publication,
             unplanned=_find_changed_machines(kept, fresh.knowledge),
         )
 

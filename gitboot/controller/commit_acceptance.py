@@ -291,16 +291,7 @@ class CommitAcceptor:
             keys != attempt.keys
             or (held is not None and not held.heeds_lines and not knowledge.facts.gap)
             or (held is not None and not list_approvals(knowledge).keys() <= held.approvals.keys())
-            or (reads_records and attempt.awaits_records)
-            or (
-                reads_records
-                and held is not None
-                and held.by_records
-                and (
-                    held is not self._judged_by_records  # or its result could not be stored in the ledger
-                    or any(map(is_not, self._records_read, _list_records_read(knowledge)))
-                )
-            )
+            or (reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge)))
             or (attempt.waits and wait is Wait.NONE)
             or (attempt.problems_until is not None and attempt.problems_until <= at)
             or is_gone != (attempt.gone is not None)
@@ -450,6 +441,13 @@ class CommitAcceptor:
                 self._left_out = by, latest, self._source.is_rewind(by, latest)
             return self._left_out[2]
         return False
+
+    def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
+        if attempt.candidate is None or not attempt.candidate.by_records:
+            return False
+        if attempt.candidate is not self._judged_by_records:  # or its result could not be stored in the ledger
+            return True
+        return any(map(is_not, self._records_read, _list_records_read(knowledge)))
 
     def _set_offered(self, attempt: Attempt) -> Attempt:
         accepted, last = attempt.accepted, self._offering

@@ -219,6 +219,19 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
                     needs_for_ipxe[file] += by
     records = {name: knowledge.stored_record(state.decision.uuid) for name, state in states.items()}
     planned = {name: (state, state.plan) for name, state in states.items() if state.plan is not None}
+    unknown = {  # no record shows what is installed
+        name
+        for name, record in records.items()
+        if record is None or is_overwritten(record, states[name].decision.provision)
+    }
+    unseen = {name for name, state in states.items() if state.decision.uuid in knowledge.unobservable}
+    consumed = {name for name, (_, plan) in planned.items() if plan.cause is Cause.CONSUMED}
+    unknown_outcomes = {name for name, (_, plan) in planned.items() if plan.cause in UNKNOWN_OUTCOMES}
+    drained = {
+        name
+        for name, record in records.items()
+        if record is not None and any(each.drain is not None for each in record.clearances.values())
+    }
     begun = {
         name: attempt
         for name, state in states.items()
@@ -240,57 +253,34 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         if plan.maintenance is not None
         and (run := find_unstarted_run(state.decision, plan.maintenance, state.record)) is not None
     }
+    installing = {name: progress for name, state in states.items() if (progress := state.progress) is not None}
+    waiting = {
+        name: plan.waiting_maintenance for name, (_, plan) in planned.items() if plan.waiting_maintenance is not None
+    }
+    changed = {name: state for name, state in states.items() if state is not before.servers.get(name)}
 
     def update(old: Mapping[str, Value], new: Mapping[str, Value]) -> dict[str, Value]:
         return dict(sorted({**{name: each for name, each in old.items() if name not in names}, **new}.items()))
 
     return Plans(
-        servers=apply_changes(
-            before.servers,
-            {name: state for name, state in states.items() if state is not before.servers.get(name)},
-            names - states.keys(),
-        ),
+        servers=apply_changes(before.servers, changed, names - states.keys()),
         transitions=before.transitions.reschedule(
             {name: states[name].transition if name in states else None for name in names}
         ),
         counts=dict(+counts),
         versions=dict(+versions),
-        # No record shows what is installed.
-        unknown=(before.unknown - names)
-        | {
-            name
-            for name, record in records.items()
-            if record is None or is_overwritten(record, states[name].decision.provision)
-        },
-        unseen=(before.unseen - names)
-        | {name for name, state in states.items() if state.decision.uuid in knowledge.unobservable},
-        consumed=(before.consumed - names)
-        | {name for name, (_, plan) in planned.items() if plan.cause is Cause.CONSUMED},
+        unknown=(before.unknown - names) | unknown,
+        unseen=(before.unseen - names) | unseen,
+        consumed=(before.consumed - names) | consumed,
         lost=(before.lost - names) | lost,
-        unknown_outcomes=(before.unknown_outcomes - names)
-        | {name for name, (_, plan) in planned.items() if plan.cause in UNKNOWN_OUTCOMES},
+        unknown_outcomes=(before.unknown_outcomes - names) | unknown_outcomes,
         begun=update(before.begun, begun),
         needs=dict(+needs),
         needs_for_ipxe=dict(+needs_for_ipxe),
         given=update(before.given, given),
-        installing=update(
-            before.installing,
-            {name: progress for name, state in states.items() if (progress := state.progress) is not None},
-        ),
-        waiting=update(
-            before.waiting,
-            {
-                name: plan.waiting_maintenance
-                for name, (_, plan) in planned.items()
-                if plan.waiting_maintenance is not None
-            },
-        ),
-        drained=(before.drained - names)
-        | {
-            name
-            for name, record in records.items()
-            if record is not None and any(each.drain is not None for each in record.clearances.values())
-        },
+        installing=update(before.installing, installing),
+        waiting=update(before.waiting, waiting),
+        drained=(before.drained - names) | drained,
     )
 
 

@@ -225,12 +225,8 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
 def _begin(update: KnowledgeUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
         raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check again")
-    return initialise_ledger(
-        update,
-        commit,
-        Beginning(facts["how"]),
-        {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())},
-    )
+    records = {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())}
+    return initialise_ledger(update, commit, Beginning(facts["how"]), records)
 
 
 def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:

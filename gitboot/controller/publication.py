@@ -210,6 +210,7 @@ def publish_plans(
         if before.applied is None:
             recorder.record_publication()
     except (PublishError, LedgerError) as error:
+        offered.drop_sample()  # the target may keep the mapping until the next publication
         # The target may have published some of these files, so the next publication includes all of them.
         return structs.replace(
             attempt,
@@ -380,7 +381,8 @@ class _OfferedFiles(Mapping[str, Files | None]):
     # Servers that are published without the boots that could not be recorded in the ledger.
     limited: dict[str, LimitedFiles] = field(default_factory=dict)
     unwritable: str | None = None  # why offers could not be recorded; None: all offers are recorded
-    # Servers that were rendered to estimate the space of a first publication, until their files are published.
+    # Servers that were rendered to estimate the space of a first publication, until their files are published or the
+    # publication fails.
     _sampled: dict[str, RenderedState] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
@@ -390,7 +392,11 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return iter(self.names)
 
     def __getitem__(self, name: str) -> Files | None:
-        """Return the files of a server without recording its offers."""
+        """Return the files of a server without recording its offers.
+
+        Only the estimate of the space of a first publication may look up servers. The files that it renders stay in
+        memory until `items` yields them.
+        """
         if (state := self.plans.servers.get(name)) is None:
             return None
         self._sampled[name] = found = self._render(state)
@@ -398,6 +404,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
     def items(self) -> ItemsView[str, Files | None]:
         return _BatchedItems(self)
+
+    def drop_sample(self) -> None:
+        """Free the files that were rendered for the estimate, because the publication failed."""
+        self._sampled.clear()
 
     def render_batch(self, names: Iterable[str]) -> dict[str, Files | None]:
         """Record the offers of these servers, and return their files.

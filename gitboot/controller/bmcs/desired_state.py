@@ -325,29 +325,36 @@ def find_desired_state(
 
 def add_server_state(wanted: WantedOverride, state: ServerState, knowledge: Knowledge) -> WantedOverride:
     """Return the override with what gitboot knows about its server: when the plan ends it, and when it may be set."""
-    plan, policy, record = state.plan, state.decision.policy, state.record
     # The ledger was initialized with `fresh`, and contains no evidence about this server.
-    is_bare = record is not None and record == Record(offered=record.offered)
+    is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
     return structs.replace(
         wanted,
-        # A maintenance without an end continues as long as an instance plans it, so it does not end the override.
-        planned_end=next(
-            (
-                None if later is not None and later.cause is Cause.INSTANCE_SILENT else since
-                for since, later in state.later
-                if later is None or later.override is None or later.override.reason != wanted.reason
-            ),
-            None,
-        ),
+        planned_end=_find_override_end(wanted, state),
         is_first_install=is_bare and knowledge.facts.initialised == Beginning.FRESH,
-        # A policy can require this for the first attempt of an installation.
-        only_while_off=plan is not None
-        and policy is not None
-        and record is not None
-        and policy.wait_for is PolicyWait.POWER_OFF
-        and plan.phase is Phase.NETWORK
-        and last_attempt(record, provision_key(policy, record)) is None,
+        only_while_off=_waits_for_off(state),
     )
+
+
+def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
+    """Return the time of the planned transition that ends this override, or None if no transition ends it.
+
+    A maintenance without an end continues as long as an instance plans it, so the maintenance does not end the
+    override.
+    """
+    for since, plan in state.later:
+        if plan is None or plan.override is None or plan.override.reason != wanted.reason:
+            return since if plan is None or plan.cause is not Cause.INSTANCE_SILENT else None
+    return None
+
+
+def _waits_for_off(state: ServerState) -> bool:
+    """Return whether gitboot may set the override only while the machine is off, as a policy can require for the first
+    attempt of an installation.
+    """
+    plan, policy, record = state.plan, state.decision.policy, state.record
+    if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
+        return False
+    return plan.phase is Phase.NETWORK and last_attempt(record, provision_key(policy, record)) is None
 
 
 def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:

@@ -185,11 +185,13 @@ def _is_ready(
         or not power.is_due
         or bmc_state.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED)
         or bmc_state.may_be_switching
-        or (record is not None and record.state is not PowerRecordState.REFUSED)
-        or (bmc_state.was_not_switched and at < bmc_state.due)
-        or bmc_state.in_post
-        or bmc_state.power != ("Off" if power.switching.operation is PowerOperation.ON else "On")
     ):
+        return False
+    if record is not None and record.state is not PowerRecordState.REFUSED:
+        return False
+    if (bmc_state.was_not_switched and at < bmc_state.due) or bmc_state.in_post:
+        return False
+    if bmc_state.power != ("Off" if power.switching.operation is PowerOperation.ON else "On"):
         return False
     override = power.switching.override_reason
     return override is None or any(

@@ -210,21 +210,15 @@ def select_due_tasks(
         is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
         if not is_same:  # also retry machines that waited because of a shared identity
             schedule = reschedule_now(schedule, schedule.failing, at)
+    candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.due_keys(at)}
     due = []
-    for uuid in {
-        *changed,
-        *schedule.still_running,
-        *schedule.in_wave,
-        *schedule.agenda.due_keys(at),
-    } & schedule.tasks.keys():
+    for uuid in candidates & schedule.tasks.keys():
         task, before = schedule.tasks[uuid], schedule.bmcs.get(uuid)
         if (
             before is None
             or at >= before.due
             or (before.wanted, before.bmc) != (task.wanted, task.bmc)
-            or any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
-            or (uuid in schedule.in_wave and not before.may_be_switching)
-            or not _open_intents(uuid, knowledge) <= before.open_intents
+            or _is_triggered(uuid, schedule, knowledge, before)
         ):
             due.append(task)
     due.sort(key=lambda task: (task.uuid not in schedule.leftovers, task.server, task.uuid))
@@ -234,12 +228,13 @@ def select_due_tasks(
     tasks = []
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
+        has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
         # Whether there are fetches that this task will confirm or rule out.
         unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
         tasks.append(
             structs.replace(
                 task,
-                read_only=unread or not _open_intents(uuid, knowledge) <= before.open_intents,
+                read_only=unread or has_new_intent,
                 pinned=knowledge.pins.get(uuid),
                 bmc_is_in_ledger=credential_use(task.bmc) in knowledge.known_pairs,
                 shared_values=schedule.sharing.values,
@@ -249,6 +244,13 @@ def select_due_tasks(
             )
         )
     return _limit_tasks(structs.replace(schedule, still_running=frozenset()), tasks, at)
+
+
+def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
+    """Return whether a new fetch, a new intent or the power wave makes a BMC task due."""
+    is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
+    has_turn = uuid in schedule.in_wave and not before.may_be_switching
+    return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:

@@ -540,7 +540,8 @@ def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tup
         try:
             store, read = _read_whole_ledger(path)
         except DamagedLedger as error:
-            message = f"{error}; gitboot renamed it to {set_aside(path).name}"
+            aside = set_aside(path)
+            message = f"{error}; gitboot renamed it to {aside.name}"
             tell(Event(at=clock(), type="LedgerDamaged", message=message, warning=True))
             store, read = _read_whole_ledger(path)
             instance_tables.mark_unverified(store, "DamagedLedger")

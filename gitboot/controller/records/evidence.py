@@ -75,11 +75,7 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     spec = commit.fleet.provisioning
     monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
     here = [
-        _accept_named_client(each, clients)
-        for each in new_fetches
-        # A boot that a mirror served to a boot loader is never ignored.
-        if not (each.observation.server or each.observation.is_open_intent)
-        or not _is_in_networks(each.observation.client, monitors)
+        _accept_named_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
     ]
     intended = [fetch for fetch in here if fetch.observation.is_open_intent]
     for fetch in intended:  # an intent counts as a fetch of the secret, because the secret may have been sent
@@ -97,6 +93,12 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
                 record_served(update, fetch.offer)
         elif _consumes_boot(fetch):
             record_intent(update, fetch.offer, observation, is_early=observation.intent not in ids)
+
+
+def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
+    """Return whether a monitor sent the request. A boot that a mirror served to a boot loader is never ignored."""
+    is_boot_by_mirror = not observation.server and not observation.is_open_intent
+    return not is_boot_by_mirror and _is_in_networks(observation.client, monitors)
 
 
 def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:

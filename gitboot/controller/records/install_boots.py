@@ -502,6 +502,10 @@ def list_already_installed(
     )
 
 
+# In these states, the override was not consumed and is not set.
+_PROVEN_UNUSED: Final = (OverrideState.CLEARED, OverrideState.UNSENT)
+
+
 def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge) -> bool:
     record, policy = knowledge.record(new.uuid), new.policy
     if (
@@ -520,11 +524,8 @@ def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge)
     if old.policy is None:
         return True
     key = provision_key(old.policy, record)
-    return not any(
-        each.reason == key or each.reason.startswith(f"{key}/")
-        for each in knowledge.list_overrides(new.uuid)
-        if each.state not in (OverrideState.CLEARED, OverrideState.UNSENT)  # else it was not consumed and is not set
-    )
+    overrides = (each for each in knowledge.list_overrides(new.uuid) if each.state not in _PROVEN_UNUSED)
+    return not any(each.reason == key or each.reason.startswith(f"{key}/") for each in overrides)
 
 
 def may_have_unread_fetch(

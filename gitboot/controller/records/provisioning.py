@@ -196,13 +196,11 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
     These servers had no policy when they were adopted, for example because they were parked.
     """
     for machine in machines:
-        record, each = update.record(machine.uuid), decisions.servers[machine.name]
-        if (
-            record is not None
-            and (record.evidence, record.pool) == ("Adopted", None)
-            and each.policy is not None
-            and each.provision <= (record.provision or 0)
-        ):
+        record = update.record(machine.uuid)
+        if record is None or (record.evidence, record.pool) != ("Adopted", None):
+            continue
+        each = decisions.servers[machine.name]
+        if each.policy is not None and each.provision <= (record.provision or 0):
             update.write_record(
                 each.uuid,
                 each.server,
@@ -258,14 +256,13 @@ def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machi
     The Fleet may have required another kind of evidence when the fetches arrived.
     """
     for machine in machines:
-        record, decision = update.record(machine.uuid), decisions.servers[machine.name]
-        if (
-            record is not None
-            and not update.list_pending(machine.uuid)
-            and find_open_attempt(decision, record) is not None
-            and unfinished_later_attempt(record) is None
-            and (offer := find_report_offer(decision, record)) is not None
-        ):
+        record = update.record(machine.uuid)
+        if record is None or update.list_pending(machine.uuid):
+            continue
+        decision = decisions.servers[machine.name]
+        if find_open_attempt(decision, record) is None or unfinished_later_attempt(record) is not None:
+            continue
+        if (offer := find_report_offer(decision, record)) is not None:
             complete_installation(update, structs.replace(offer, number=update.facts.sequence), "Fetched")
 
 
@@ -574,7 +571,8 @@ def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mappin
     """
     record = knowledge.records.get(uuid) if knowledge.is_trusted else None
     if record is None:  # new: never described by an accepted commit, and with a low provision number
-        return uuid in knowledge.machines or not 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
+        is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
+        return not is_new
     return record.provision is not None or highest_served_provision(record) is not None or bool(record.runs)
 
 

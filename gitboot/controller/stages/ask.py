@@ -31,13 +31,16 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     components, at, suspension = this.components, this.at, state.knowledge.facts.suspension
     overrides, unlearned = components.inbox.overrides_with_pending(state.knowledge.overrides)
     knowledge = structs.replace(state.knowledge, overrides=overrides)
-    schedule, machines = plan_tasks(
-        *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
-        may_set=state.may_act
+    may_set = (
+        state.may_act
         and state.publication.holds_plans_of(commit)
         and (suspension is None or at >= suspension.until)
         and describe_clock_lag(knowledge.facts, at) is None
-        and describe_unkept_clock(knowledge.facts, state.keeping) is None,
+        and describe_unkept_clock(knowledge.facts, state.keeping) is None
+    )
+    schedule, machines = plan_tasks(
+        *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
+        may_set=may_set,
         keys=state.keys,
         outdated_base_urls=frozenset(
             each.base_url for each in components.target.followers.following if each.behind_since is not None
