@@ -404,6 +404,7 @@ def plan_next_step(
         for unit in shard.values()
         for path in unit.files.keys() & given_up
     }
+    stay = stand - taken_over
     waiting = going.intersection(changed[most:])
     of_others = {
         path
@@ -433,7 +434,7 @@ def plan_next_step(
         shards=rendered,
         units=units,
         doubtful=holding.unlisted | placed.keys() | gone,
-        unlisted=frozenset(stand - taken_over),
+        unlisted=frozenset(stay),
     )
 
 
