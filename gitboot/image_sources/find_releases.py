@@ -257,9 +257,11 @@ class SourceReader:
         )
 
     def _find_signature(self, file: SourceFile, found: IndexedFile) -> Signature | None:
-        if file.signature is None and found.signature is not None and self._spec.keys:
+        if file.signature is not None:
+            return self._fill_signature(file.signature, found.url)
+        if found.signature is not None and self._spec.keys:
             return Signature(openpgp=self._check_url(found.signature))
-        return self._fill_signature(file.signature, found.url)
+        return None
 
     # Lists of digests
 
@@ -377,8 +379,10 @@ def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSou
 def choose_channel(source: ImageSource, channel: str | None) -> str | None:
     """Return a channel of a source, by default the first one. Raises `UsageError` if the source has no such channel."""
     channels = source.spec.channels
-    if channel is None or channel in channels:
-        return channel or next(iter(channels), None)
+    if channel is None:
+        return channels[0] if channels else None
+    if channel in channels:
+        return channel
     known = f"use one of {', '.join(channels)}" if channels else "the source has no channels"
     hint = did_you_mean(channel, channels, known)
     raise UsageError(f"the image source {source.metadata.name} has no channel {printable(channel)!r}; {hint}")

@@ -230,10 +230,11 @@ class FolderMirror:
         for path in self.names():
             if path in files:
                 continue
-            may_lie_there = path.startswith(("assets/", SIGNED)) or is_content(BOOT + path)
             if self._boot is not None:
-                may_lie_there = path.startswith(SIGNED) or (self._boot / path).exists()
-            if not may_lie_there:
+                may_lie_there = (self._boot / path).exists()
+            else:
+                may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
+            if not may_lie_there and not path.startswith(SIGNED):
                 message = "the mirror serves a file that is not published"
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
             elif (named := artifact_digest(path)) is not None:

@@ -131,8 +131,8 @@ class ListState(Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> set[str]:
         """Return the names of the list's snapshot and bins, which contain their versions."""
-        versions = {**self.bins, "snapshot": self.snapshot.version}
-        return {f"{version}.{name}.json" for name, version in versions.items()}
+        bins = {f"{version}.{name}.json" for name, version in self.bins.items()}
+        return {f"{self.snapshot.version}.snapshot.json", *bins}
 
 
 def find_bin(target: str) -> str:
@@ -192,7 +192,7 @@ def amend_list(
         "meta": {"snapshot.json": {"hashes": {"sha256": named.sha256}, "length": named.size, "version": named.version}},
     }
     files[LIST_TIMESTAMP] = _sign_metadata(timestamp, keys)
-    return ListState(
+    state = ListState(
         version=version,
         snapshot=named,
         expires=expires,
@@ -200,7 +200,8 @@ def amend_list(
         keyid=keys.keyid if keys is not None else None,
         targets=targets_version,
         bins=bins,
-    ), files
+    )
+    return state, files
 
 
 def _expires_soon(version: int, now: datetime) -> bool:

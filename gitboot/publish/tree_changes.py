@@ -211,7 +211,8 @@ class _Decision:
         listed = dict(self._tree.iter_servers()) if wanted.complete else {}
         servers: Iterable[str] = wanted.servers
         if wanted.complete:
-            servers = sorted({*wanted.servers, *listed, *filter(None, map(parse_state_path, self._tree.pending_files))})
+            cut_short = (parse_state_path(path) for path in self._tree.pending_files)
+            servers = sorted({*wanted.servers, *listed, *(each for each in cut_short if each is not None)})
         for server in servers:
             files = wanted.servers.get(server)
             if files is not None:
@@ -362,7 +363,8 @@ class _Decision:
         # identity always belongs to a server.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
-        changes.states = sorted(filter(parse_state_path, changes.written), key=lambda path: path not in claimed)
+        states = [path for path in changes.written if parse_state_path(path) is not None]
+        changes.states = sorted(states, key=lambda path: path not in claimed)
         written = set(changes.written)
         changes.unchanged_states = [
             state_path(server)
@@ -539,7 +541,8 @@ class WindowEnds:
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)
         if reads_all:
-            due = list(filter(None, (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))))
+            named = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
+            due = [name for name in named if name is not None]
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
         # when `WindowEnds` must check a server next if there is no file to replace

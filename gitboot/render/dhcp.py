@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address
@@ -214,9 +214,8 @@ def _list_site_tags(decisions: Decisions) -> Iterator[tuple[Mirror, str, str]]:
             yield mirror, "\n# Machines without a site", "tag:!gitboot_site," if decisions.sites else ""
 
 
-def _list_loader_tags(decisions: Decisions) -> Iterator[tuple[Loader | None, str]]:
+def _list_loader_tags(requested: Collection[Loader]) -> Iterator[tuple[Loader | None, str]]:
     """Yield None and then each requested loader, with the tag of the servers that get this loader."""
-    requested = list_requested_loaders(decisions)
     yield None, "tag:!gitboot_loader," if requested else ""
     yield from ((loader, f"tag:gitboot_loader_{loader.lower()},") for loader in requested)
 
@@ -224,7 +223,8 @@ def _list_loader_tags(decisions: Decisions) -> Iterator[tuple[Loader | None, str
 def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
     ipxe = Output.IPXE in decisions.outputs
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
-    if Loader.SHIM in list_requested_loaders(decisions):
+    requested = list_requested_loaders(decisions)
+    if Loader.SHIM in requested:
         yield from ("", "# By TFTP, shim reads its own path from the header field that this option keeps in use")
         yield "dhcp-no-override"
     yield from ("", "# UEFI HTTP boot accepts an answer only with the vendor class HTTPClient")
@@ -240,7 +240,7 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
             script = _quote(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader, tag in _list_loader_tags(decisions):
+        for loader, tag in _list_loader_tags(requested):
             for offer in list_loader_offers(decisions, loader):
                 yield from _render_loader_lines(
                     offer, mirror, f"{site_tag}{firmware}{tag}tag:gitboot_{offer.client.name}"
@@ -344,12 +344,13 @@ def render_proxy(decisions: Decisions) -> Iterator[tuple[str, File]]:
 def _render_proxy_loaders(decisions: Decisions) -> Iterator[str]:
     ipxe = Output.IPXE in decisions.outputs
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
+    requested = list_requested_loaders(decisions)
     for mirror, comment, site_tag in _list_site_tags(decisions):
         yield comment
         server = f",{mirror.ipv4}" if mirror.ipv4 else ""
         if ipxe:
             yield from _render_proxy_script(f"{site_tag}tag:gitboot_ipxe", mirror.url("boot.ipxe"), server)
-        for loader, tag in _list_loader_tags(decisions):
+        for loader, tag in _list_loader_tags(requested):
             for offer in list_proxy_offers(decisions, loader):
                 tags = f"{site_tag}{firmware}{tag}"
                 if offer.client.http:

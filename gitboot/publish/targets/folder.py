@@ -286,7 +286,9 @@ class RsyncStore:
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
         command += [each if each is not None else self._place() for each in arguments]
         environment = {name: os.environ[name] for name in ("HOME", "PATH", "USER", "LOGNAME") if name in os.environ}
-        environment |= {"LC_ALL": "C", **({"RSYNC_PASSWORD": self._password[1]} if self._password is not None else {})}
+        environment["LC_ALL"] = "C"
+        if self._password is not None:
+            environment["RSYNC_PASSWORD"] = self._password[1]
         with self._lock_folder() as lock:
             # If rsync still runs after the end of this process, it must keep the lock, because it could overwrite files
             # that the next process sends.

@@ -237,9 +237,7 @@ class Bucket:
             return PublishError(f"{self._name}: the bucket does not exist{where}")
         if status:
             cause = f"the store answers {status} {code}".rstrip()
-        elif found := next(filter(None, (pattern.search(source) for pattern in _CAUSES)), None):
-            cause = _CAUSES[found.re](found)
-        else:
+        elif not (cause := _find_cause(source)):
             words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
             cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
         return HostUnreachable(f"{self._name}: {cause}{where}")
@@ -275,6 +273,17 @@ def _describe_clock_fault(text: str) -> str:
     return f"the clock of this host {behind}, so the store rejects its requests (correct the clock)"
 
 
+def _find_cause(source: str) -> str:
+    """Read from the debug text of an obstore error why a request got no response.
+
+    Return "" if the text does not show this.
+    """
+    for expression, describe in _CAUSES:
+        if (found := expression.search(source)) is not None:
+            return describe(found)
+    return ""
+
+
 def _describe_certificate_times(match: re.Match[str]) -> str:
     here, there = (format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there"))
     words = f"expired at {there}" if match["which"] == "Expired" else f"is not valid before {there}"
@@ -284,18 +293,22 @@ def _describe_certificate_times(match: re.Match[str]) -> str:
     )
 
 
-# Why a request got no response: patterns for the debug text of errors from rustls, Rust's standard library and reqwest.
-_CAUSES: Final[Mapping[re.Pattern[str], Callable[[re.Match[str]], str]]] = {
-    re.compile(
-        r"(?P<which>Expired|NotValidYet)Context \{\s*time: UnixTime\(\s*(?P<here>\d+),\s*\),\s*"
-        r"not_\w+: UnixTime\(\s*(?P<there>\d+)"
-    ): _describe_certificate_times,
-    re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"): lambda found: (
-        f"the certificate of the store is not trusted: {found[1]}"
+# Patterns for the debug text of errors from rustls, Rust's standard library and reqwest.
+_CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...]] = (
+    (
+        re.compile(
+            r"(?P<which>Expired|NotValidYet)Context \{\s*time: UnixTime\(\s*(?P<here>\d+),\s*\),\s*"
+            r"not_\w+: UnixTime\(\s*(?P<there>\d+)"
+        ),
+        _describe_certificate_times,
     ),
-    re.compile(r'(?:message|error): "([^"]+)"'): lambda found: found[1],
-    re.compile(r"\bTimedOut\b"): lambda _: "the store did not answer in time",
-}
+    (
+        re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
+        lambda found: f"the certificate of the store is not trusted: {found[1]}",
+    ),
+    (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
+    (re.compile(r"\bTimedOut\b"), lambda _: "the store did not answer in time"),
+)
 
 
 def _find_first(expression: re.Pattern[str], text: str) -> str:

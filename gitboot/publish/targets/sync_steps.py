@@ -389,7 +389,9 @@ def plan_next_step(
             was |= before.files
         units[server] = None
         if (state := glance.states.get(server)) is not None:
-            units[server] = shards[number][server] = found = tree.read_server_files(server, state)
+            found = tree.read_server_files(server, state)
+            units[server] = found
+            shards[number][server] = found
             wanted |= found.files
     gone = (was.keys() | holding.unlisted) - wanted.keys()
     stand = {path for path in gone if tree.has_file(path)}
@@ -402,6 +404,7 @@ def plan_next_step(
         for unit in shard.values()
         for path in unit.files.keys() & given_up
     }
+    stay = stand - taken_over
     waiting = going.intersection(changed[most:])
     of_others = {
         path
@@ -431,7 +434,7 @@ def plan_next_step(
         shards=rendered,
         units=units,
         doubtful=holding.unlisted | placed.keys() | gone,
-        unlisted=frozenset(stand - taken_over),
+        unlisted=frozenset(stay),
     )
 
 
@@ -487,7 +490,8 @@ class StoreTarget:
         store = self._open()
         head = self._claim(store)
         found = self._read_holding(store, head, store.get(UNLISTED))
-        store.remove(sorted({*store.names(_SHARDS)}.difference(map(_shard_path, head.shards.values()))))
+        kept = {_shard_path(digest) for digest in head.shards.values()}
+        store.remove(path for path in store.names(_SHARDS) if path not in kept)
         return found
 
     def observe(self, hint: str) -> Holding | None:
@@ -556,7 +560,8 @@ class StoreTarget:
         self._write_head(store, step.head)
         if step.unlisted != step.doubtful:
             store.replace(UNLISTED, render_unlisted(step.unlisted))
-        store.remove(map(_shard_path, sorted({*before.head.shards.values()}.difference(step.head.shards.values()))))
+        kept = set(step.head.shards.values())
+        store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
 
     def _claim(self, store: FileStore) -> TargetHead:
         """Record in the head that this process is the writer, and return the head. If there is no head, create one."""
