@@ -341,10 +341,12 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
     """
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
         pronoun = "it is" if number == 1 else "they are"
-        show = f"Run gitboot records show --state {quote_words(state)}." if state is not None else None
+        remedy = "Use --state, or --records fresh, adopt or FILE."
+        if state is not None:
+            remedy = f"Run gitboot records show --state {quote_words(state)}."
         text = (
             f"{format_count(number, 'server')} may need an installation, because gitboot does not know if "
-            f"{pronoun} installed. {show or 'Use --state, or --records fresh, adopt or FILE.'}"
+            f"{pronoun} installed. {remedy}"
         )
         click.echo(wrap_text(text), err=True)
 

@@ -101,7 +101,7 @@ _HOMES: Final = {  # the modules of commands that share a module, or whose modul
     "explain": "plan:explain_command",
     "import": "old_system:import_command",
     "new": "new:new_command",
-    "prepare": "run:prepare_subcommand",
+    "prepare": "prepare_tree:prepare_subcommand",
     "read-access-logs": "mirrors:read_access_logs_command",
     "reconcile": "instance:reconcile_command",
     "records": "provisioning_records:records_command",

@@ -413,7 +413,8 @@ class InstantType(click.ParamType[datetime]):
         try:
             duration = parse_duration(value)
             if duration is not None:
-                return current_second() + (-duration if self.is_past and value.strip()[0] not in "+-" else duration)
+                is_signed = value.strip()[0] in "+-"
+                return current_second() + (-duration if self.is_past and not is_signed else duration)
         except OverflowError:
             self.fail(f"{value!r} is too long: use a shorter duration, or a time", param, context)
         try:

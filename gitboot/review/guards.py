@@ -143,6 +143,7 @@ def judge(
     - ``takeover`` means that an instance may no longer act for the fleet. If it is None, the extent decides.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
+    inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
     numbers = (
         (Guard.ALLOW_REWIND, "commits taken back", int(rewound and not limits.allow_rewind), 0),
         (
@@ -157,7 +158,7 @@ def judge(
         (
             Guard.MAX_REINSTALLS,
             "servers that may be reinstalled",
-            extent.reinstalls + returning + len({each.server for each in inheritances} - {*extent.reinstalled_servers}),
+            extent.reinstalls + returning + len(inheriting),
             limits.max_reinstalls,
         ),
         *(() if extent.first else _list_change_numbers(extent, limits)),

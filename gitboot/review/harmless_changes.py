@@ -50,8 +50,9 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
             return as_often and other.number <= one.number and other.image == one.image
         case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
             # A run that was consumed in one window is also consumed in the other window, even if the window was moved.
-            overlaps = other.start is None or one.end is None or other.start < one.end
-            return overlaps or (one.start is not None and other.start is not None and other.start <= one.start)
+            if other.start is None or one.end is None or other.start < one.end:
+                return True
+            return one.start is not None and other.start <= one.start
     return False
 
 
@@ -201,8 +202,9 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
     Guards ignore the change in this case.
     """
+    is_active_as_before = old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED
     if (
-        not (old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED)
+        not is_active_as_before
         or new.provision > old.provision
         or _get_compared_fields(new) != _get_compared_fields(old)
     ):

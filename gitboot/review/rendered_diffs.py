@@ -151,7 +151,8 @@ def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> I
             whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
             # The number of changed lines that are hidden because they look like a secret.
             was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
-            if lines := _diff_texts(*shown, file, ((was - now) + (now - was)).total()):
+            hidden = ((was - now) + (now - was)).total()
+            if lines := _diff_texts(*shown, file, hidden):
                 yield RenderedDiff(boot=boot, file=file, lines=tuple(lines))
 
 

@@ -369,8 +369,8 @@ _TYPES: Final = (
         {
             "CommitMissing": (
                 "gitboot run … --allow-rewind  # if the branch was changed by mistake, merge REMOVED into the branch "
-                "and push it instead. If gitboot is to erase and install these servers, restart gitboot run once with "
-                "this option"
+                "and push it instead. Restart gitboot run once with this option only if gitboot should erase and "
+                "install these servers"
             )
         },
         (Alert("GitbootCommitMissing", "warning", "10m"),),
@@ -534,7 +534,7 @@ _TYPES: Final = (
             "RestoredLedger": (
                 f"{_LAST_RECORDS}  # loads the records that gitboot published last. If that folder has no records and "
                 f"{_ADOPTED}, run gitboot records begin adopt --state STATE instead. If no server was installed after "
-                f"this copy was made, run gitboot records begin as-recorded --state STATE instead"
+                f"the copy of the ledger was made, run gitboot records begin as-recorded --state STATE instead"
             ),
             "UnverifiedServers": _RECORD,
         },

@@ -30,7 +30,7 @@ _NO_FACTS: Final = {"at", "type", "message", "warning", "is_warning"}
 
 # The types that an expression of a module can have, if it is no literal. A set is empty if another call has the type.
 _COMPUTED: Final[dict[tuple[str, str], set[str]]] = {
-    ("cli/commands/run.py", "type"): set(),
+    ("cli/commands/prepare_tree.py", "type"): set(),
     ("cli/commands/serve.py", "event_type"): {"ListeningForOperators", "ListeningByTls"},
     ("cli/commands/serve.py", "type"): set(),
     ("controller/records/ledger_snapshot.py", "type"): set(),

@@ -94,6 +94,21 @@ def test_no_module_has_more_than_800_lines() -> None:
             {"requests", "starlette", "sushy", "uvicorn"},
             id="an instance",
         ),
+        pytest.param(
+            ("cli.commands.instance",),
+            {"gitboot.cli.instance_client", "gitboot.controller.operator_requests", "gitboot.review.guards"},
+            id="the events of an instance",
+        ),
+        pytest.param(
+            ("cli.commands.mirrors",),
+            {"gitboot.publish.mirror_comparison", "gitboot.publish.mirror_repair", "gitboot.publish.targets.follower"},
+            id="the reader of access logs",
+        ),
+        pytest.param(
+            ("cli.commands.prepare_tree",),
+            {"gitboot.controller.instance.settings", "gitboot.evaluator.protocol"},
+            id="the preparation of a standby, before it has the lowest priority",
+        ),
     ],
 )
 def test_a_program_starts_without_modules_that_it_may_never_need(modules: tuple[str, ...], without: set[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from ipaddress import ip_address
@@ -115,16 +114,8 @@ def command(
 
     With --config, gitboot reads the configuration file of `gitboot run`.
     """
-    from gitboot.cli.instance_client import find_output
-    from gitboot.status.conditions import fill_placeholders
-
     reject_old_variables()
-    tree = find_output(state) if output is None and state is not None else output
-    given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", tree)) if path is not None}
-    checked = (
-        structs.replace(each, hint=each.hint and fill_placeholders(each.hint, given))
-        for each in _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
-    )
+    checked = _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
     found = tuple(dict.fromkeys(checked))  # check each mirror once, because several sites may use the same mirror
     text = partial("\n".join, [_format_text(each) for each in found])
     write_outputs(outputs, json=partial(format_document, items=found), text=text)
@@ -144,8 +135,9 @@ def _run_checks(
     state: Path | None, output: Path | None, credentials: Path | None, tls: MachineTls
 ) -> Iterator[Examined]:
     from gitboot.cli.instance_client import open_offline
-    from gitboot.controller.instance.state_directory import check_acts, find_running_process, has_ledger, read_own_lease
+    from gitboot.controller.instance.state_directory import check_acts, has_ledger, read_own_lease
     from gitboot.git.repository import LIBGIT2_VERSION, list_features
+    from gitboot.status.conditions import fill_placeholders
     from gitboot.system_clock import read_clock_state
 
     yield from of_git(list_features(), LIBGIT2_VERSION)
@@ -166,15 +158,27 @@ def _run_checks(
             f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}",
         )
     with open_offline(state, current_time()) as look:
-        yield from of_the_ledger(look, find_running_process(state))
-        yield from of_who_sets(look)
-        if output is not None:
-            yield from of_output(output, state, servers=len(look.commit.decisions.servers))
-        yield from of_credentials(credentials, look)
-        yield from of_certificate(tls, look.commit.decisions)
-        yield from of_mirrors(look.commit.decisions, tls)
-        yield from of_secure_boot(look.commit.decisions, tls.authority)
-        yield from of_proxy(look.commit.decisions)
+        places = {"STATE": str(state)}
+        if (tree := output or look.knowledge.facts.output) is not None:
+            places["OUTPUT"] = str(tree)
+        for each in _check_instance(look, state, output, credentials, tls):
+            yield structs.replace(each, hint=each.hint and fill_placeholders(each.hint, places))
+
+
+def _check_instance(
+    look: OfflineInstance, state: Path, output: Path | None, credentials: Path | None, tls: MachineTls
+) -> Iterator[Examined]:
+    from gitboot.controller.instance.state_directory import find_running_process
+
+    yield from of_the_ledger(look, find_running_process(state))
+    yield from of_who_sets(look)
+    if output is not None:
+        yield from of_output(output, state, servers=len(look.commit.decisions.servers))
+    yield from of_credentials(credentials, look)
+    yield from of_certificate(tls, look.commit.decisions)
+    yield from of_mirrors(look.commit.decisions, tls)
+    yield from of_secure_boot(look.commit.decisions, tls.authority)
+    yield from of_proxy(look.commit.decisions)
 
 
 def _format_text(results: Examined) -> str:
@@ -387,10 +391,7 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
     if usable:
         yield fine("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
     elif hosts:  # only a warning, because other web servers may serve some of the hosts
-        kind = "DNS"
-        with suppress(ValueError):
-            ip_address(hosts[0])
-            kind = "IP"
+        kind = "IP" if _is_address(hosts[0]) else "DNS"
         yield _wrong(
             "certificate",
             f"{certificate} is not valid for {format_names(hosts, 3)}, the host of the base URL",
@@ -422,6 +423,14 @@ def _list_https_urls(decisions: Decisions) -> set[str]:
     urls = {each.base_url for each in list_mirrors(decisions)}
     urls |= {each.endpoint for each in decisions.servers.values() if each.endpoint is not None}
     return {url for url in urls if urlsplit(url).scheme == "https"}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def of_firmware_suites(url: str) -> Examination:

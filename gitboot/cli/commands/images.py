@@ -562,11 +562,13 @@ def _build_change(
 
 
 def _format_message(step: RolloutProgress) -> str:
-    begun = f"{format_count(len(step.begun), 'server')} more fetched the boot and reported no completion.\n"
+    begun = ""
+    if step.begun:
+        begun = f"{format_count(len(step.begun), 'server')} more fetched the boot and reported no completion.\n"
     return (
         f"Roll {step.image} out to {step.next} % of {step.stream}\n\n"
         f"{step.proven} of {format_count(step.reached, 'server')} that it reaches at {step.percent} % are provisioned "
-        f"with it.\n{begun if step.begun else ''}"
+        f"with it.\n{begun}"
     )
 
 

@@ -19,15 +19,6 @@ from msgspec import structs
 
 from gitboot.cli.completion import complete_held_digest, complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import (
-    apply_to_folders,
-    find_output,
-    list_endpoint_folders,
-    open_offline,
-    read_held_change,
-    request_change,
-    resolve_active_state,
-)
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     MAX_SECONDS,
@@ -51,30 +42,16 @@ from gitboot.controller.instance.state_directory import (
     read_own_lease,
     read_status,
 )
-from gitboot.controller.operator_requests import (
-    APPROVE,
-    RESUME,
-    START,
-    STOP,
-    SUSPEND,
-    check_approval,
-    decide_halt,
-    find_held_change,
-    find_released_servers,
-)
-from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.publish.tree_reader import StopReader, add_stop_condition, remove_stop, write_stop
-from gitboot.resolve.provisioning_record import StopOrder
-from gitboot.review.guards import Guard
 from gitboot.standard_streams import style
 from gitboot.status.conditions import FIRST_REVIEW, OR_WRITE, REASON_SEPARATOR, THEN_APPROVE, fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
 from gitboot.text import did_you_mean, format_age, format_count, format_names, format_rest, one_line, printable
 
+# The functions below import the other modules that they need, because `gitboot events --follow` needs none of them.
 if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachines
 
@@ -110,6 +87,9 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     The exit code is 0 only if all conditions are true. If several other codes apply, gitboot returns the first of 7, 4,
     3 and 8.
     """
+    from gitboot.cli.instance_client import find_output, list_endpoint_folders
+    from gitboot.publish.tree_reader import StopReader, add_stop_condition
+
     status = read_status(state)
     process = find_running_process(state)
     if process and (published := find_output(state)) is not None:
@@ -221,7 +201,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held), "", wrap_text(_TERMS)])
 
 
-_TERMS: Final = "See docs/reference/glossary.md for these terms, and docs/reference/conditions.md for the conditions."
+_TERMS: Final = 'For these terms, see the pages "Glossary" and "Every condition" of the documentation.'
 
 
 def _format_acknowledgements(acknowledgements: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -483,6 +463,8 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
 
     The running instance fetches the repository and reconciles. The command waits for the result and prints it.
     """
+    from gitboot.cli.instance_client import resolve_active_state
+
     state = resolve_active_state(state)
     process = find_running_process(state)
     if process is None:
@@ -549,6 +531,8 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
 
 
 def _read_newest_status(state: Path) -> Mapping[str, Any]:
+    from gitboot.cli.instance_client import find_output
+
     with suppress(UsageError):
         status = read_status(state)
         return read_newest_status(status, output) if (output := find_output(state)) is not None else status
@@ -557,6 +541,25 @@ def _read_newest_status(state: Path) -> Mapping[str, Any]:
 
 def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["type"]: each for each in status.get("conditions", ())}
+
+
+class GuardType(click.ParamType[str]):
+    """The name of a guard. Only the commands that use this type import the guards."""
+
+    name = "guard"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> str:
+        return self._build_choice().convert(value, param, context)
+
+    def shell_complete(
+        self, context: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        return self._build_choice().shell_complete(context, param, incomplete)
+
+    def _build_choice(self) -> click.Choice[str]:
+        from gitboot.review.guards import Guard
+
+        return click.Choice([str(guard) for guard in Guard])
 
 
 @click.command(
@@ -576,7 +579,7 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     "--guard",
     "guards",
     multiple=True,
-    type=click.Choice([str(guard) for guard in Guard]),
+    type=GuardType(),
     metavar="GUARD",
     help="A guard that holds the commit, such as maxReinstalls or maxUpdatePercent. `gitboot status` names it. "
     "Repeat the option for several guards.",
@@ -595,6 +598,9 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     The line `Gitboot-Ack: DIGEST GUARD` in a commit message has the same effect, and reviewers see it. Write all 64
     digits of the digest. The line may contain several guards.
     """
+    from gitboot.cli.instance_client import read_held_change, request_change
+    from gitboot.controller.operator_requests import APPROVE, check_approval, find_held_change
+
     if bool(guards) is all_guards:
         raise UsageError("specify the guards with --all-guards, or with --guard GUARD for each guard (not both)")
     read_status(state)  # this raises an error if no instance has ever run here
@@ -621,6 +627,17 @@ def allow_installs_command(state: Path) -> None:
 
     gitboot serves install boots again, and prints the servers that boot from the network from now on.
     """
+    from gitboot.cli.instance_client import (
+        apply_to_folders,
+        list_endpoint_folders,
+        open_offline,
+        request_change,
+        resolve_active_state,
+    )
+    from gitboot.controller.operator_requests import START, decide_halt, find_released_servers
+    from gitboot.controller.records.install_boots import remove_withheld_boots
+    from gitboot.publish.tree_reader import remove_stop
+
     found = list_endpoint_folders(state := resolve_active_state(state))
     try:
         at = current_time()
@@ -661,6 +678,9 @@ def resume_command(state: Path) -> None:
 
     The instance accepts commits and sets overrides again.
     """
+    from gitboot.cli.instance_client import request_change
+    from gitboot.controller.operator_requests import RESUME
+
     echo_wrapped(request_change(state, RESUME, {}))
 
 
@@ -685,6 +705,16 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
 
     If no instance runs, boot files on other web servers and overrides at BMCs stay as they are.
     """
+    from gitboot.cli.instance_client import (
+        apply_to_folders,
+        list_endpoint_folders,
+        request_change,
+        resolve_active_state,
+    )
+    from gitboot.controller.operator_requests import STOP
+    from gitboot.publish.tree_reader import write_stop
+    from gitboot.resolve.provisioning_record import StopOrder
+
     at, stoppage = current_time(), StopOrder(read_operator_name(), reason, everything)
     found = list_endpoint_folders(state := resolve_active_state(state))
     missed = list(apply_to_folders(found, lambda folder: write_stop(folder, stoppage, at)))
@@ -739,6 +769,9 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
     The instance continues to reconcile: maintenance windows start and end, boot scripts change to the local disk after
     an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.
     """
+    from gitboot.cli.instance_client import request_change
+    from gitboot.controller.operator_requests import SUSPEND
+
     if until <= current_time():
         raise UsageError(
             f"--until {format_instant(until)} is past: use a later time, or a duration from now such as 2h"

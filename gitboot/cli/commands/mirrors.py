@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -29,24 +29,13 @@ from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachineRecorder
 from gitboot.files import convert_os_errors, write_output_file
 from gitboot.jsonio import format_document, format_instant
-from gitboot.publish.mirror_comparison import (
-    FolderMirror,
-    MirrorFault,
-    MirrorFinding,
-    MirrorReport,
-    WebMirror,
-    compare_mirror,
-    read_expected_files,
-)
-from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore, mirror_files, repair
-from gitboot.publish.signed_list_check import compare_with_list, describe_signature, list_facts
-from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
-from gitboot.publish.targets.folder import RsyncStore
-from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
-from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
 from gitboot.text import format_age, format_count
+
+if TYPE_CHECKING:
+    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, MirrorReport, WebMirror
+    from gitboot.publish.mirror_repair import MirrorStore
 
 _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # URL schemes of targets that are not folders on this machine
 
@@ -152,6 +141,19 @@ def command(
     To find such files, pass the folder of the mirror. If an instance publishes during the comparison, gitboot compares
     again.
     """
+    # Imported here, because `gitboot read-access-logs` does not need these modules.
+    from gitboot.publish.mirror_comparison import (
+        FolderMirror,
+        MirrorFault,
+        WebMirror,
+        compare_mirror,
+        read_expected_files,
+    )
+    from gitboot.publish.mirror_repair import mirror_files
+    from gitboot.publish.signed_list_check import compare_with_list, list_facts
+    from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
+    from gitboot.render.paths import BOOT
+
     if program_folder is not None:
         if source is None or not keys:
             raise UsageError(
@@ -212,6 +214,8 @@ def _repair(
     parallel: int,
     outputs: tuple[OutputOption, ...],
 ) -> None:
+    from gitboot.publish.mirror_repair import repair
+
     if tree is None:
         raise UsageError("--repair needs --tree, the output tree with the right files")
     with ExitStack() as stack, show_growing_progress("files") as (begun, done):
@@ -233,10 +237,15 @@ def _repair(
 
 
 def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
+    from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore
+    from gitboot.render.paths import BOOT
+
     if mirror.startswith(_STORE_SCHEMES):
         from tempfile import TemporaryDirectory
 
         from gitboot.bmc.credentials import read_credentials
+        from gitboot.publish.targets.folder import RsyncStore
+        from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 
         address, key = parse_target(mirror), None
         assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
@@ -268,6 +277,8 @@ def _resolve_folder(mirror: str) -> Path:
 
 
 def _parse_public_keys(text: str) -> list[bytes]:
+    from gitboot.publish.signed_list_reader import parse_keys
+
     try:
         if len(text) == 64 and not Path(text).exists():
             return parse_keys(text)
@@ -293,6 +304,8 @@ def _format_text(
 
 
 def _format_signature_details(report: MirrorReport | None, now: datetime) -> list[str]:
+    from gitboot.publish.signed_list_check import describe_signature
+
     if report is None or (signed := report.signed_list) is None:
         return []
     signatures = {

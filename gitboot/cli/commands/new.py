@@ -214,19 +214,21 @@ def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, 
     [one] = found
     if one.missing_identity is not None:
         raise UsageError(f"{address}: {one.missing_identity}")
-    return NewServer(
+    bmc = {
+        "address": one.address,
+        **({} if one.is_only_system else {"system": one.system}),
+        "credentials": credentials_name,
+        **({} if verify else {"tls": {"verify": False}}),
+    }
+    new = NewServer(
         macs={nic.mac: nic.name or None for nic in one.nics},
         uuid=one.identity.uuid,
         serial=one.serial,
         architecture=one.architecture,
         firmware=one.firmware,
-        bmc={
-            "address": one.address,
-            **({} if one.is_only_system else {"system": one.system}),
-            "credentials": credentials_name,
-            **({} if verify else {"tls": {"verify": False}}),
-        },
-    ), f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
+        bmc=bmc,
+    )
+    return new, f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
 
 
 image_keys_option = click.option(

@@ -1,14 +1,12 @@
-"""`gitboot run`, and the process in which its standby prepares the output tree."""
+"""`gitboot run`: follow a repository, serve boots and set overrides."""
 
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,13 +14,11 @@ import click
 from msgspec import structs
 
 from gitboot.child_processes import (
-    encode,
-    end_with_parent,
     pause_garbage_collection,
-    python_command,
     raise_limits,
     reap_orphans,
 )
+from gitboot.cli.commands.prepare_tree import format_prepare_command
 from gitboot.cli.commands.serve import (
     AccessSettings,
     access_options,
@@ -33,7 +29,7 @@ from gitboot.cli.commands.serve import (
     serve_endpoints,
     take_access_settings,
 )
-from gitboot.cli.main import Command, Exit, find_exit_code
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     LIMIT_HELP,
     MAX_MEMORY_MIB,
@@ -42,7 +38,6 @@ from gitboot.cli.options import (
     FiniteRange,
     Setting,
     accept_filesystem_option,
-    allowance_options,
     allowance_settings,
     build_limits,
     config_option,
@@ -63,11 +58,10 @@ from gitboot.controller.instance.settings import (
     GitSettings,
     Settings,
 )
-from gitboot.errors import GitbootError, HeldByAnother, LedgerError, NotYetDone, UsageError
+from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
-from gitboot.jsonio import to_json_value
 from gitboot.ledger.store import PostgresAddress
 from gitboot.publish.targets.follower import parse_target
 from gitboot.status.conditions import Event
@@ -687,79 +681,3 @@ def _find_reconcile_code(status: Status) -> Exit:
 
 # These conditions do not mean that the reconcile is incomplete. Any client can make the condition ProxiesTrusted false.
 _EVENTS_OF_START: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
-
-
-_NICENESS: Final = 10  # the lowest priority, so that all other processes on the host have precedence
-
-
-@click.command()
-@click.option("--out", "output", required=True, type=click.Path(path_type=Path))
-@click.option("--state", required=True, type=click.Path(path_type=Path))
-@click.option("--spool", type=click.Path(path_type=Path))
-@click.option("--site")
-@click.option("--output-group")
-@click.option("--looks/--looks-not", default=True, help="Check artifacts, or do not check them.")
-@click.option("--parent", type=int, required=True, help="The process ID of the standby.")
-@allowance_options
-def prepare_subcommand(
-    output: Path,
-    state: Path,
-    spool: Path | None,
-    site: str | None,
-    output_group: str | None,
-    looks: bool,
-    parent: int,
-    commit_seconds: int | None,
-    commit_memory: int | None,
-    commit_workers: int | None,
-) -> None:
-    """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
-    from gitboot.controller.instance.standby import prepare
-
-    end_with_parent(parent)
-    # Ignore SIGINT, which a terminal sends to all of its processes, because the parent decides when this process ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)
-    log_to_events()
-    settings = Settings(
-        output=output,
-        state=state,
-        git=GitSettings(repository=""),  # do not fetch, because only the standby fetches
-        allowance=EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers),
-        output_group=output_group,
-        site=site,
-        artifacts=ArtifactSettings(check=CheckAssets.HEAD if looks else CheckAssets.OFF),
-        spool=spool,
-    )
-    try:
-        done = prepare(settings, clock=current_time, warn=partial(print_new_event, "CacheUnusable", is_warning=True))
-    except GitbootError as error:
-        _send_result("NotPrepared", f"{error}; the standby tries again", is_warning=not isinstance(error, NotYetDone))
-        raise click.exceptions.Exit(find_exit_code(error)) from None
-    without = f"without {done.halted:,} install boots"
-    message = f"{output} has the boot files of {done.servers:,} servers at {done.commit[:12]}, {without}"
-    _send_result("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
-
-
-def _send_result(type: str, message: str, *, is_warning: bool = False, **details: object) -> None:
-    """Send the result to the standby that started this process."""
-    event = Event(at=current_time(), type=type, message=message, facts=to_json_value(details), warning=is_warning)
-    click.echo(encode(event), nl=False)
-
-
-def format_prepare_command(settings: Settings) -> list[str]:
-    """Return the command line with which a standby starts to prepare its output tree."""
-    options = {
-        "--out": settings.output.absolute(),
-        "--state": settings.state.absolute(),
-        "--spool": settings.spool.absolute() if settings.spool is not None else None,
-        "--site": settings.site,
-        "--output-group": settings.output_group,
-        "--commit-seconds": settings.allowance.seconds,
-        "--commit-memory": settings.allowance.mebibytes,
-        "--commit-workers": settings.allowance.workers,
-        "--parent": os.getpid(),
-    }
-    arguments = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    looks = ["--looks-not"] if settings.artifacts.check is CheckAssets.OFF else []
-    return python_command("gitboot", "prepare", *arguments, *looks)

@@ -14,6 +14,7 @@ from gitboot.jsonio import to_json_value
 from gitboot.model.fields import Field, structure
 from gitboot.model.json_schema import _DIALECT, KINDS, build_any_document_schema, build_schema, build_structure_schema
 from gitboot.review.change_groups import Group
+from gitboot.review.decision_changes import Changes
 from gitboot.review.document_changes import ChangeKind, FieldChange
 from gitboot.review.formats import phrases
 from gitboot.review.guards import format_ack_line
@@ -380,17 +381,7 @@ def as_json(review: Review) -> str:
         verdict=review.outcome.value,
         digest=verdict.digest if verdict else None,
         compared_with_nothing=changes is not None and changes.first,
-        counts=CountFacts(
-            changed=len(changes.with_fate(ChangeKind.EDITED)),
-            renamed=sum(change.renamed for change in changes.servers),
-            added=len(changes.with_fate(ChangeKind.ADDED)),
-            removed=len(changes.with_fate(ChangeKind.REMOVED)),
-            unchanged=changes.unchanged,
-            images=len(changes.images),
-            overrides=len(changes.with_risk(Risk.OVERRIDE_ONLY)),
-        )
-        if changes
-        else None,
+        counts=_count_facts(changes) if changes else None,
         areas=tuple(_copy_fields(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
         limits=to_json_value(verdict.limits) if verdict else None,
         trips=tuple(
@@ -474,6 +465,18 @@ def _copy_fields(kind: type[Described], value: object, **others: Any) -> Describ
 
 def _copy_all(kind: type[Described], values: Iterable[object]) -> tuple[Described, ...]:
     return tuple(_copy_fields(kind, each) for each in values)
+
+
+def _count_facts(changes: Changes) -> CountFacts:
+    return CountFacts(
+        changed=len(changes.with_fate(ChangeKind.EDITED)),
+        renamed=sum(change.renamed for change in changes.servers),
+        added=len(changes.with_fate(ChangeKind.ADDED)),
+        removed=len(changes.with_fate(ChangeKind.REMOVED)),
+        unchanged=changes.unchanged,
+        images=len(changes.images),
+        overrides=len(changes.with_risk(Risk.OVERRIDE_ONLY)),
+    )
 
 
 def _file_claim_facts(claim: FileClaim) -> FileClaimFacts:

@@ -116,6 +116,17 @@ def test_doctor_changes_nothing(rack: Rack) -> None:
     before = everything()
     run_doctor("--config", rack.folder / "run.toml")
     assert everything() == before
+    # Without --out, OUTPUT in a hint comes from the ledger.
+    loader = rack.output / "boot/assets/loaders/snponly-x86_64.efi"
+    loader.rename(rack.folder / "moved")
+    try:
+        before = everything()
+        _, found = run_doctor("--state", rack.state, "--credentials", rack.credentials)
+        assert everything() == before
+    finally:
+        (rack.folder / "moved").rename(loader)
+    [loaders] = found["loaders"]
+    assert f"--out {rack.output}/boot " in loaders["hint"]
 
 
 def test_an_unknown_setting_of_run_is_an_error(tmp_path: Path) -> None:
