@@ -850,7 +850,10 @@ def followed(tmp_path: Path, repository: Repository) -> Followed:
     return Followed(made, tmp_path)
 
 
-def test_run_once_reconciles_once_and_its_exit_code_and_the_status_show_the_result(followed: Followed) -> None:
+def test_run_once_reconciles_once_and_its_exit_code_and_the_status_show_the_result_and_a_dry_run_writes_nothing(
+    followed: Followed,
+) -> None:
+    """The first run lacks the beginning of its ledger, the third its clone, and the last the repository."""
     state = followed.folder / "state"
     done = followed.run()
     assert (done.code, "with gitboot records begin" in " ".join(done.err.split())) == (Exit.PARTIAL, True), done

@@ -195,7 +195,9 @@ def instance(tmp_path: Path, repository: Repository) -> Iterator[Instance]:
 # The straight line
 
 
-def test_a_commit_becomes_an_index_an_output_tree_and_a_status(repository: Repository, instance: Instance) -> None:
+def test_a_commit_becomes_an_index_an_output_tree_and_a_status_and_one_that_changes_no_server_is_applied(
+    repository: Repository, instance: Instance
+) -> None:
     due = instance.reconcile(BEFORE)
     commit = git(repository.work, "rev-parse", "HEAD")
     status = instance.reconciler.status
@@ -444,15 +446,19 @@ def test_a_clone_that_is_damaged_while_an_instance_runs_is_repaired_with_the_nex
     repository: Repository, instance: Instance
 ) -> None:
     instance.reconcile(BEFORE)
-    for how in ("deleted", "emptied", "overwritten"):
+    boots = "flatcar-1"
+    for how, next_boots in (("deleted", "memtest-7"), ("emptied", "flatcar-1"), ("overwritten", "memtest-7")):
         damage(instance.state, how)
         for _ in range(2):
             instance.reconcile(BEFORE)
-        assert instance.boots(BEFORE) == "flatcar-1"
-        commit = repository.push({"note.txt": f"{how}, and repaired"})
+        assert instance.boots(BEFORE) == boots, how
+        selects = "All" if next_boots == "memtest-7" else "None"
+        commit = repository.push({"07.yaml": maintenance(f"repair-{how}", select=selects, boots="repair")})
         for _ in range(2):
             instance.reconcile(BEFORE)
         assert (instance.reconciler.status.applied, instance.source.accepted()) == (commit, commit), how
+        assert instance.boots(BEFORE) == next_boots, how
+        boots = next_boots
 
 
 def test_without_its_clone_and_without_git_a_running_instance_continues(

@@ -401,6 +401,8 @@ def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_
     with rack.running() as instance:
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
         until_condition(instance, "RecordsVerified", status=False, reason="DamagedLedger")
+        refused = rack.typed("records", "begin", "fresh", "--yes")
+        assert (refused.code, "fresh is only for a new ledger" in refused.err) == (Exit.USAGE, True)
         assert (boots(instance, web), web.times_set) == ("disk", 0)
     with rack.running(records=kept) as instance:
         until_condition(instance, "RecordsVerified", status=True, reason="Verified")

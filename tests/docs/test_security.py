@@ -128,7 +128,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "A forged review": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_file_in_the_branch_is_not_posted",
         "cli/commands/test_init_ci_hostile.py::"
-        "test_finding_s2_if_the_endpoint_does_not_respond_the_comment_of_the_failed_review_replaces_the_earlier_one",
+        "test_finding_s2_if_the_endpoint_does_not_respond_the_comment_of_the_failed_review_replaces_an_earlier_one",
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing",
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s9_a_second_push_changes_the_comment_of_the_bot_and_no_other_with_the_marker",

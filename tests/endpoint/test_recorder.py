@@ -225,8 +225,8 @@ def test_finding_c6_while_the_log_is_full_a_report_by_get_gets_a_503_and_user_da
             assert get(url + data).status_code == 200
             assert read_new(made.spool, {}).observations == []
             (disk / "all").unlink()
-            eventually(lambda: get(url + REPORT).status_code == 204)
             eventually(lambda: outcomes(of_reports=False) == {Outcome.SERVED})
+            eventually(lambda: get(url + REPORT).status_code == 204)
         assert outcomes(of_reports=True)
 
 

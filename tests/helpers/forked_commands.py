@@ -151,10 +151,11 @@ def for_shells() -> str:
 RUN_FIRST = "GITBOOT_TESTS_RUN_FIRST"  # in the environment of a command: Python that changes gitboot for it
 
 
-WAITS_FOR_NO_LOCK = """
+# A test that holds the lock of a ledger need not wait 5 s for each write. Ordinary writes take less than one second.
+WAITS_A_SECOND_FOR_LOCKS = """
 import sqlite3
 connect = sqlite3.connect
-sqlite3.connect = lambda path, timeout=0.1, **more: connect(path, timeout, **more)
+sqlite3.connect = lambda path, timeout=1.0, **more: connect(path, timeout, **more)
 """
 
 

@@ -209,7 +209,9 @@ def test_two_nics_and_a_repeated_boot_script_request_are_one_boot_that_is_shown_
         assert [web01.is_given_its_boot() for _ in range(2)] == [True, True]
         web01.starts(web01.loads())
         eventually(lambda: steps(instance) == {"Provisioned": 1})
-        assert installing(instance, "web01") == ("Served", "Started")
+        eventually(lambda: installing(instance, "web01") == ("Served", "Started"))
+        counted = 'gitboot_servers_installing{state="Served",step="Started"} 1.0'
+        eventually(lambda: counted in instance.get("/metrics").text)
         eventually(lambda: not web01.is_given_its_boot())
         eventually(lambda: installing(instance, "web01") is None)
         (attempt,) = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]

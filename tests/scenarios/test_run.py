@@ -101,10 +101,19 @@ def test_a_maintenance_boots_in_its_window_and_never_outside(tmp_path: Path, rep
     assert (set(before), set(inside), set(after)) == ({"flatcar-1"}, {"memtest-7"}, {"flatcar-1"})
 
 
-def test_a_pushed_commit_is_served_without_waiting_for_the_poll_and_an_invalid_one_is_not_served(
+def test_a_pushed_commit_is_served_without_waiting_for_the_poll_and_an_invalid_one_is_not_served_even_after_a_restart(
     tmp_path: Path, repository: Repository
 ) -> None:
-    with running(repository.bare, tmp_path, "--poll", "3600", *configured(max_reinstalls=9)) as instance:
+    arguments = ("--poll", "3600", *configured(max_reinstalls=9))
+
+    def check_rejected(instance: Instance) -> None:
+        status = eventually(lambda: instance.status() if instance.status()["attempted"]["commit"] == bad else None)
+        (problem,) = status["attempted"]["problems"]
+        assert (problem["path"], problem["code"]) == ("policies/web2.yaml", "GB2011")
+        assert (problem["line"], problem["column"]) == (4, 16)
+        assert (status["applied"]["commit"], instance.get(ENTRY).text) == (commit, static)
+
+    with running(repository.bare, tmp_path, *arguments) as instance:
         assert images_in(instance.get(ENTRY).text) == "flatcar-1"
         for number in (2, 3, 4):
             documents = (*SEED, image(f"flatcar-{number}"), profile("next", f"flatcar-{number}"))
@@ -115,15 +124,9 @@ def test_a_pushed_commit_is_served_without_waiting_for_the_poll_and_an_invalid_o
         static = (tmp_path / "output" / "boot" / ENTRY[1:]).read_text()
         assert static == instance.get(ENTRY).text
         bad = repository.push({"policies/web2.yaml": policy("web2", "All", "priority: 1")})
-        status = eventually(lambda: instance.status() if instance.status()["attempted"]["commit"] == bad else None)
-        (problem,) = status["attempted"]["problems"]
-        assert (status["applied"]["commit"], problem["path"], problem["code"]) == (
-            commit,
-            "policies/web2.yaml",
-            "GB2011",
-        )
-        assert (problem["line"], problem["column"]) == (4, 16)
-        assert instance.get(ENTRY).text == static
+        check_rejected(instance)
+    with running(repository.bare, tmp_path, *arguments) as instance:
+        check_rejected(instance)
 
 
 def test_a_commit_in_a_work_tree_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
@@ -249,7 +252,8 @@ threading.Event().wait()
     assert _MAX_SHUTDOWN_S < 5
 
 
-def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path, number: signal.Signals) -> None:
     with ExitStack() as stack:
         rack = stack.enter_context(Rack(tmp_path))
         blades = [rack.add(name, provision=1) for name in ("web01", "db01")]
@@ -258,7 +262,7 @@ def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path) -> None:
         rack.push()
         instance = stack.enter_context(rack.running(records="fresh"))
         eventually(lambda: all(blade.bmc.service.requests for blade in blades))
-        instance.process.send_signal(signal.SIGINT)  # the others are ended by SIGTERM
+        instance.process.send_signal(number)
         assert instance.process.wait(120) == 0
 
 

@@ -15,7 +15,7 @@ from gitboot.cli.main import Exit, find_exit_code
 from gitboot.errors import LockedByAnother
 from gitboot.fetchlog.spool import list_files
 from tests.helpers.fleets import uuid_of
-from tests.helpers.forked_commands import RUN_FIRST, WAITS_FOR_NO_LOCK
+from tests.helpers.forked_commands import RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS
 from tests.helpers.instance_with_bmcs import BASE_URL, Rack, boots, condition, typed, until_condition
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.running_instance import Instance, eventually, locked_ledger, running
@@ -41,7 +41,7 @@ def failures(instance: Instance) -> list[str]:
 def test_e3_while_the_ledger_cannot_be_written_nothing_is_set_and_nothing_is_lost(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(RUN_FIRST, WAITS_FOR_NO_LOCK)
+    monkeypatch.setenv(RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS)
     takes_nothing(rack, lambda: locked_ledger(rack.state), "locked")
 
 
@@ -61,7 +61,7 @@ def test_e3_while_its_postgresql_is_down_nothing_is_set_and_nothing_is_lost(rack
 def test_finding_r18_status_api_and_metrics_agree_on_a_ledger_that_cannot_be_written(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(RUN_FIRST, WAITS_FOR_NO_LOCK)
+    monkeypatch.setenv(RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS)
     rack.add("web01", provision=1)
     rack.push()
     with rack.running("--accept-filesystem", "tmpfs", records="fresh") as instance:

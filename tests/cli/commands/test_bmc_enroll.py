@@ -232,7 +232,7 @@ def test_a_bmc_whose_certificate_is_not_in_the_file_of_fingerprints_is_not_read(
     assert [each.name for each in (site.work / "servers").iterdir()] == ["web01.yaml"]
 
 
-def test_a_changed_certificate_is_refused_until_a_person_states_the_new_one(site: Site) -> None:
+def test_a_silent_bmc_stops_no_other_and_a_changed_certificate_is_refused_until_a_person_states_it(site: Site) -> None:
     silent = f"127.0.0.1:{free_port()}"
     done = site.enroll(site.list, silent, "--yes")  # the others are enrolled
     assert (done.code, f"# https://{silent}: no TLS service" in done.out) == (Exit.PARTIAL, True), done

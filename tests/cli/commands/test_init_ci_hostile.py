@@ -131,14 +131,16 @@ def test_finding_s2_no_symlink_of_a_branch_is_followed_into_a_stored_artifact(
     assert "PRIVATE KEY" not in str(host.comments)
 
 
+@pytest.mark.parametrize("has_comment", [True, False])
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s2_if_the_endpoint_does_not_respond_the_comment_of_the_failed_review_replaces_the_earlier_one(
-    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+def test_finding_s2_if_the_endpoint_does_not_respond_the_comment_of_the_failed_review_replaces_an_earlier_one(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path, *, has_comment: bool
 ) -> None:
     fleet.change(HARMLESS)
-    assert job(fleet, host, programs).failed == {}
-    assert "debug" in host.comments[0]["body"]
-    fleet.change(AGAIN)
+    if has_comment:
+        assert job(fleet, host, programs).failed == {}
+        assert "debug" in host.comments[0]["body"]
+        fleet.change(AGAIN)
     with socket() as unused:
         unused.bind(("127.0.0.1", 0))
         ran = job(fleet, host, programs, accepted=f"http://127.0.0.1:{unused.getsockname()[1]}")

@@ -550,6 +550,7 @@ def test_e25_a_board_without_a_uuid_and_serial_number_is_installed_with_a_warnin
     site.bench.reconcile()
     site.bench.reconcile()
     assert site.bench.told("Provisioned") == ["Provisioned"]
+    assert [each for each in site.bench.instance.reconciler.status.conditions if not each.status] == []
     assert [event.warning for event in site.bench.events if event.type == "MachineUnverified"] == [True]
 
 

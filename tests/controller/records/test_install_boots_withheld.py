@@ -603,12 +603,14 @@ def test_an_invalid_commit_withholds_nothing(parts: Parts, repository: Repositor
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
 
 
+@pytest.mark.parametrize("loses_clone", [False, True])
 def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condition_whose_remedy_works(
-    repository: Repository, tmp_path: Path
+    repository: Repository, tmp_path: Path, *, loses_clone: bool
 ) -> None:
     """The stranger approves a new image, one machine fetches it, and `git revert` follows, which holds the revert.
 
-    A force-push drops the held revert, and then the clone is lost. `status` shows the remedy.
+    A force-push drops the held revert while the instance runs, or while it is stopped and its clone is lost, too.
+    `status` shows the remedy.
     """
     paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
     loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
@@ -632,15 +634,16 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condit
         assert [each["server"] for each in instance.status()["attempted"]["withheld"]] == list(SERVERS)
         for path in paths.values():
             assert f"{BAD}/kernel" not in instance.get(path).text
+        if not loses_clone:
+            git(repository.bare, "update-ref", "refs/heads/main", bad)
+            until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
+    if loses_clone:
         git(repository.bare, "update-ref", "refs/heads/main", bad)
-        until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
-    for loses_clone in (False, True):
-        if loses_clone:
-            lose(tmp_path / "state" / CLONE, repository)
-        with run() as instance:
-            found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
-            assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]
-            assert f"{BAD}/kernel" not in instance.get(paths["web01"]).text
+        lose(tmp_path / "state" / CLONE, repository)
+    with run() as instance:
+        found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
+        assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]
+        assert f"{BAD}/kernel" not in instance.get(paths["web01"]).text
     words = shlex.split(found["remedy"], comments=True)
     assert words[:3] == ["gitboot", "run", "…"]
     with run(*words[3:]) as instance:

@@ -52,7 +52,7 @@ MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 ASKING = (Phase.NETWORK, Cause.PENDING)
 # The offset of an endpoint's clock from the instance's: above 30 s nothing is served, and a clock may step later.
-OFF = [timedelta(seconds=-30), timedelta(hours=-2), timedelta(hours=2)]
+OFF = [timedelta(seconds=-30), timedelta(hours=-2), timedelta(seconds=30), timedelta(hours=2)]
 SAYS = "#cloud-config\nphone_home: {{ urls.provisioned }}\nbootcmd: {{ urls.failed }}\n"
 ENCODED = "#cloud-config\nscript: {{ urls.provisioned | b64encode }}\n"
 

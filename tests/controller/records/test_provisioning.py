@@ -120,7 +120,11 @@ BEGINNINGS: dict[str, tuple[Said | None, tuple[Phase, Cause]]] = {
     ("doubt", "case"),
     [
         *(("RestoredLedger", case) for case in BEGINNINGS),
-        *((doubt, case) for doubt in ("ForeignLedger", "DamagedLedger") for case in ("nothing", "adopt")),
+        *(
+            (doubt, case)
+            for doubt in ("ForeignLedger", "DamagedLedger")
+            for case in ("nothing", "fresh", "adopt", "a file that has it not")
+        ),
     ],
 )
 def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
