@@ -1,4 +1,4 @@
-"""Artifact checks: verify periodically that boot files are available and have the digests that their image states."""
+"""Artifact checks: verify periodically that boot files are available and have the digests stated in their images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReadResults:
         self._cache, self._lock = cache, Lock()
 
     def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
-        """Return the cached result of reading a version of a file, or None if gitboot has not read this version."""
+        """Return the cached result for this version of a file, or None if gitboot has not read the version."""
         if self._cache is None or (key := _build_key(file, head)) is None:
             return None
         with self._lock:
@@ -65,8 +65,8 @@ READ: Final = "artifact"  # the kind of these results in the cache
 class Presence(StrEnum):
     VERIFIED = "Verified"  # gitboot read the content, and its digest is correct
     FOUND = "Found"  # the file exists with the expected size, if the server reports a size; gitboot did not read it
-    MISSING = "Missing"  # the server returns that the file does not exist
-    WRONG = "Wrong"  # the file has a different size or digest than its image states
+    MISSING = "Missing"  # the server reports that the file does not exist
+    WRONG = "Wrong"  # the size or the digest of the file differs from the one in its image
     UNSIGNED = "Unsigned"  # the fleet requires a signature, and no trusted key has verified the file
     UNKNOWN = "Unknown"  # the server does not respond, or its response does not show whether the file exists
 
@@ -100,10 +100,10 @@ class ArtifactHead(Struct, frozen=True, kw_only=True):
 
 
 class FileSigner(Struct, frozen=True, kw_only=True):
-    """The trusted key that signed a file, at the time when gitboot verified the signature."""
+    """The trusted key that signed a file, as it was when gitboot verified the signature."""
 
     key: str  # the same value as `gitboot.artifacts.signatures.ImageSigner.key`
-    name: str  # for people
+    name: str  # the name to show to people
     key_digest: Digest  # the digest of the trusted key, which changes if the key is revoked or extended
 
 
@@ -121,12 +121,12 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether the result contains a known state or the signer of the file."""
+        """Whether the state of the artifact or the signer of the file is known."""
         return self.presence is not Presence.UNKNOWN or self.signer is not None
 
     @property
     def is_absent(self) -> bool:
-        """Whether the artifact is missing, wrong or unsigned. False if the server did not respond."""
+        """Whether the artifact is missing, wrong or unsigned. This is False if the server did not respond."""
         return self.presence in (Presence.MISSING, Presence.WRONG, Presence.UNSIGNED)
 
 
@@ -142,10 +142,11 @@ def check_artifact(
     results: ReadResults = NO_RESULTS,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Sighting:
-    """Check an artifact. Do not read a version again if its result is in ``before`` or ``results``.
+    """Check an artifact. Do not read a version again if ``before`` or ``results`` already contains its result.
 
-    If ``read`` is False or no document states the digest, send only a HEAD request to check that the file exists and
-    has the expected size. If ``is_stopped`` returns True while the file is being read, the artifact counts as unknown.
+    If ``read`` is False, or if no document states the digest, only send a HEAD request to check that the file exists
+    and has the expected size. If ``is_stopped`` returns True while the file is being read, the result is
+    `Presence.UNKNOWN`.
     """
     try:
         found = compare_head(file, fetcher.head(file.url), before)
@@ -216,7 +217,7 @@ class NeededArtifact(Struct, frozen=True, kw_only=True):
     file: BootFile
     images: tuple[str, ...]
     sites: tuple[str, ...]  # names of the sites that need the artifact; "" stands for servers without a site
-    servers: int  # the number of servers that may boot from the artifact, without unknown machines
+    servers: int  # the number of servers that may boot from the artifact, not counting unknown machines
     by_firmware: bool  # whether firmware downloads the artifact directly by UEFI HTTP boot
 
 
@@ -247,9 +248,9 @@ def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Need
 
 
 def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact, ...]:
-    """Return the artifacts with their source URLs in place of the URLs of mirrors.
+    """Return the artifacts with source URLs in place of mirror URLs.
 
-    An artifact that several sites fetch from their own mirrors appears only once.
+    If several sites fetch an artifact from their own mirrors, the result contains the artifact only once.
     """
     found: dict[BootFile, NeededArtifact] = {}
     for each in artifacts:
@@ -268,7 +269,7 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256 or "", each.file.size or 0)))
 
 
-# in bytes: the limit for a file whose image states no size. An installer DVD has up to 16 GiB
+# in bytes: the limit for a file if its image does not state the size. An installer DVD has up to 16 GiB
 LARGEST_ARTIFACT: Final = 32 << 30
 
 
@@ -298,7 +299,7 @@ class Fetcher(Protocol):
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
-    """Return the new result, or ``before`` if the artifact was absent and the server does not respond now."""
+    """Return the new result, or ``before`` if the artifact was absent then and the server does not respond now."""
     if now.presence is not Presence.UNKNOWN or before is None or not before.is_absent:
         return now
     return now if before.presence is Presence.UNSIGNED and now.signer is not None else before
@@ -307,9 +308,11 @@ def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
     """Return whether gitboot withholds the boots that need a file. ``sightings`` is None if artifact checks are off.
 
-    If the state of an artifact is unknown, gitboot does not withhold its boots. There are two exceptions. gitboot
-    withholds the boots of a mirrored artifact until a check has found the artifact. It withholds the boots of an
-    artifact that must be signed until a trusted key has verified the artifact, even without artifact checks.
+    If the state of an artifact is unknown, gitboot serves the boots that need the artifact. There are two exceptions:
+
+    - If the artifact is mirrored, gitboot withholds the boots until a check has found the artifact.
+    - If the artifact must be signed, gitboot withholds the boots until a trusted key has verified the artifact, even if
+      artifact checks are off.
     """
     if sightings is None:
         return file.proof is not None
@@ -324,7 +327,7 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
 def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
     """Compare the metadata of an artifact with its image.
 
-    If the version has not changed, return the result ``before``.
+    If gitboot has already read this version of the artifact, return the result in ``before``.
     """
     if file.size is not None and head.size not in (None, file.size):
         return Sighting(
@@ -342,10 +345,10 @@ _FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "appl
 
 
 def find_firmware_obstacle(head: ArtifactHead) -> str | None:
-    """Return why UEFI HTTP boot would probably reject an artifact that boot loaders accept, or None if it would not.
+    """Return why firmware would probably reject an artifact in UEFI HTTP boot, or None if no reason is known.
 
-    UEFI Specification 2.10, 24.7.3: the content type determines the kind of file, and the size must be known before
-    the download. Most firmware does not follow redirects.
+    UEFI Specification 2.10, section 24.7.3: the content type determines the kind of file, and the size must be known
+    before the download. Most firmware does not follow redirects.
     """
     if head.redirect_url is not None:
         return f"firmware does not follow redirects, but this URL redirects to {head.redirect_url}"
@@ -382,8 +385,8 @@ class ArtifactWatch(Protocol):
 class ThreadedArtifactWatch:
     """Checks artifacts in background threads until `close` is called.
 
-    An available artifact is checked again after ``every_s``. Other artifacts are retried earlier, with exponential
-    backoff.
+    The threads check an available artifact again after ``every_s`` seconds. They retry other artifacts earlier, with
+    exponential backoff.
     """
 
     def __init__(
@@ -397,25 +400,25 @@ class ThreadedArtifactWatch:
         verify: Callable[[BootFile, FileSigner | None, tuple[str, ...]], FileSigner | str],
         parallel: int = 8,
     ) -> None:
-        """Start the threads.
+        """Start the threads that check artifacts.
 
-        ``before`` contains the results of the previous process. gitboot uses each of these results until it has checked
-        the artifact. ``verify`` checks the signature of a file. The arguments of ``verify`` are the file, the signer of
-        an earlier verification or None, and the base URLs. ``verify`` returns the signer, or a text that explains why
-        no trusted key has verified the file.
+        ``before`` contains the results of the previous process. Each of these results applies until gitboot has checked
+        the artifact. ``verify`` checks the signature of a file. Its arguments are the file, the signer that an earlier
+        verification found (or None), and the base URLs. ``verify`` returns the signer, or a text that explains why no
+        trusted key has verified the file.
         """
         self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
         self._verify = verify
         self._before = dict(before)
         self._now = dict(self._before)
         self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # the object that `get_sightings` returned last
-        self._is_news = False  # whether the results have changed since the last call of `get_sightings`
+        self._is_news = False  # whether the results have changed since the last call to `get_sightings`
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
         # A heap of the next checks: time, URL, and a number, because several files may have the same URL.
         self._queue: list[tuple[float, str, int, BootFile]] = []
         self._numbers = count()
-        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that were not checked yet
+        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that have not been checked yet
         self._failures: dict[BootFile, int] = {}  # number of consecutive failures
         self._closed = False
         self._changed = threading.Condition()
@@ -455,7 +458,7 @@ class ThreadedArtifactWatch:
             self._changed.wait_for(lambda: self._closed or not self._unchecked, _PATIENCE_S)
 
     def close(self) -> None:
-        """Stop all checks. A thread that is blocked on the network ends with the process."""
+        """Stop all checks. A thread that is waiting for the network ends when the process exits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -484,9 +487,9 @@ class ThreadedArtifactWatch:
                 self._wake()
 
     def _add_signer(self, file: BootFile, found: Sighting, before: Sighting | None) -> Sighting:
-        """Return the result with the signer of the file.
+        """Add the signer of the file to the result of a check.
 
-        A verified file stays verified while its server does not respond.
+        A file that gitboot has verified remains verified if the server stops responding.
         """
         known = before.signer if before is not None else None
         if found.presence in (Presence.MISSING, Presence.WRONG):

@@ -1,4 +1,4 @@
-"""Boot loaders: copy them from the packages of the distribution to the paths in the DHCP configuration."""
+"""Boot loaders: copy them from distribution packages to the paths that the DHCP configuration contains."""
 
 from __future__ import annotations
 
@@ -132,9 +132,10 @@ def place(
 ) -> tuple[Placed, ...]:
     """Copy every available boot loader to ``out`` and ``tftp``, and call ``report`` for each boot loader.
 
-    Machines download the files in ``out`` from ``base_url``. gitboot searches the root folders ``systems`` in order for
-    each boot loader, and lists the copied boot loaders in a manifest. A second call with the same packages writes
-    nothing. If a package is uninstalled later, the boot loaders that were copied from this package stay.
+    Machines download the files in ``out`` from ``base_url``. gitboot searches for each boot loader in the root folders
+    ``systems``, in order, and writes a manifest of the boot loaders that it copied. A second call with the same
+    packages writes nothing. If a package is uninstalled later, the boot loaders that gitboot copied from the package
+    remain.
 
     Raises `AssetError` if a folder is not writable or GRUB cannot be built.
     """
@@ -203,7 +204,7 @@ def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, st
 def has_http(grub: bytes) -> bool:
     """Return whether a GRUB image contains the module http. The signed GRUB of Debian 12 does not contain it.
 
-    gitboot searches for a text in the HTTP requests of that module (GRUB: grub-core/net/http.c).
+    gitboot searches the image for a text that this module sends in HTTP requests (GRUB: grub-core/net/http.c).
     """
     return b" HTTP/1.1\r\nHost: " in grub
 
@@ -211,7 +212,7 @@ def has_http(grub: bytes) -> bool:
 def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
     """Write a file to the folders for HTTP and TFTP.
 
-    Return whether one of the two copies was missing or had other content.
+    Return whether any of the copies was missing or had different content.
     """
     targets = [out / "assets" / path, *([tftp / path] if tftp is not None else [])]
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
@@ -277,10 +278,11 @@ exit
 
 
 def render_signed_grub_configuration(base_url: str) -> str:
-    """Return ``grub/grub.cfg`` of the TFTP root, from which Debian's signed GRUB loads ``grub.cfg`` by HTTP or TFTP.
+    """Return the content of ``grub/grub.cfg`` in the TFTP root.
 
-    `place` does not copy a signed GRUB without the module http, such as the one of Debian 12. If another program
-    placed such a GRUB, or if ``base_url`` is an https URL, the script loads ``grub.cfg`` from the TFTP root.
+    Debian's signed GRUB runs this script, which loads ``grub.cfg`` by HTTP or TFTP. `place` does not copy a signed GRUB
+    without the module http, such as the one in Debian 12. If another program placed such a GRUB, or if ``base_url`` is
+    an https URL, the script loads ``grub.cfg`` from the TFTP root.
     """
     parts = urlsplit(base_url)
     by_http = ""
@@ -334,8 +336,8 @@ _CERTIFICATES: Final = 4  # the index of the certificate table in the data direc
 def is_signed(head: bytes) -> bool | None:
     """Return whether an EFI program contains a signature, or None if ``head`` is not the start of an EFI program.
 
-    The signature is not verified. The offsets are those of the PE format (Microsoft, "PE Format": Optional Header Data
-    Directories).
+    The function does not verify the signature. The PE format defines the offsets (Microsoft, "PE Format": Optional
+    Header Data Directories).
     """
     try:
         if head[:2] != b"MZ":

@@ -1,4 +1,4 @@
-"""Artifact downloads from web servers, the published folder, OCI registries and archives, and local copies."""
+"""Artifact downloads: read files from web servers, local folders, OCI registries and archives, and mirror them."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class PrefixFetcher:
 
 
 class FallbackFetcher:
-    """Reads artifacts from a first fetcher, and falls back to a second one."""
+    """Reads artifacts with one fetcher, and falls back to a second fetcher."""
 
     def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
-        """Fall back to ``second`` if ``first`` raises the error ``unless``."""
+        """Create a fetcher that uses ``second`` if ``first`` raises an error of the type ``unless``."""
         self._first, self._second, self._unless = first, second, unless
 
     def head(self, url: str) -> ArtifactHead:
@@ -89,7 +89,7 @@ _NO_RANGE: Final = 416
 
 
 class WebFetcher:
-    """Downloads over HTTP and HTTPS. This fetcher trusts the certificate authorities that this host trusts."""
+    """Downloads artifacts over HTTP and HTTPS. The fetcher trusts the same certificate authorities as this host."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class WebFetcher:
         rate: MinimumRate = SLOWEST_DOWNLOAD,
         ca_bundle: Path | None = None,
     ) -> None:
-        """Create a fetcher that, by default, ignores proxies, because boot loaders do not use proxies either.
+        """Create a fetcher. By default, the fetcher ignores proxies, because boot loaders do not use proxies either.
 
-        The headers of a response must arrive before the deadline. The body must arrive at ``rate`` or faster.
+        The headers of a response must arrive within ``deadline_s`` seconds. The body must arrive at ``rate`` or faster.
         """
         self._client = HttpClient(uses_proxies=uses_proxies, connections_per_host=per_host, ca_bundle=ca_bundle)
         self._deadline_s, self._rate = deadline_s, rate
@@ -120,7 +120,7 @@ class WebFetcher:
 
     @contextmanager
     def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
-        """Follow all redirects, and yield the last response."""
+        """Send a request, follow all redirects, and yield the final response."""
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
             with self._client.stream(method, url, headers=headers, **options) as answer:
@@ -150,10 +150,10 @@ def _open_content(
     build_head: Callable[[AnswerStream], ArtifactHead],
     offset: int,
 ) -> Iterator[Content]:
-    """Yield the content of a file from an offset, or from its start if the server does not support ranges.
+    """Yield the content of a file from an offset, or from the start if the server does not support ranges.
 
-    ``open_answer`` sends a request with the given headers. Raises `HostUnreachable` if the server returns a different
-    range than the requested one.
+    ``open_answer`` sends a request with the given headers. Raises `HostUnreachable` if the server returns a range other
+    than the one requested.
     """
     with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
         if answer.status != _NO_RANGE:
@@ -178,7 +178,7 @@ def _read_size(answer: AnswerStream) -> int | None:
 
 
 def _parse_number(text: str | None) -> int | None:
-    # The length has a limit, because int rejects a text with thousands of digits.
+    # Limit the length, because int rejects a text with thousands of digits.
     return int(text) if text is not None and re.fullmatch("[0-9]{1,18}", text) else None
 
 
@@ -363,7 +363,7 @@ def _fetch(
 ) -> None:
     """Download a file to ``part``, or resume an interrupted download.
 
-    Delete ``part`` if the digest of the file is wrong.
+    Delete ``part`` if the downloaded file has the wrong digest.
     """
     fd = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
     with open(fd, "ab+") as written:
@@ -400,10 +400,11 @@ def _fetch(
 
 
 def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
-    """Delete copies that are not in ``needed_paths`` and were last used before ``before_s``. Return their sorted paths.
+    """Delete copies that are not in ``needed_paths`` and were last used before the time ``before_s``.
 
-    gitboot does not delete the user data in the same folder, because its file names differ from those of copies. Raises
-    OSError if a file cannot be deleted, and `UsageError` if the folder is unusable.
+    Return the sorted paths of the deleted copies. gitboot recognizes copies by their file names, so the user data in
+    the same folder is not deleted. Raises OSError if a file cannot be deleted, and `UsageError` if the folder is
+    unusable.
     """
     check_output_folder(root / "o")
     pruned = []
@@ -423,17 +424,17 @@ def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[st
 # Archives
 
 _FREE_BYTES: Final = 256 << 20  # gitboot checks the ratio only after this many unpacked bytes
-_LARGEST_RATIO: Final = 200  # decompressed bytes per byte of the archive; kernels and initrds have less than 10
+_LARGEST_RATIO: Final = 200  # decompressed bytes per byte of the archive; kernels and initrds have a ratio below 10
 _MOST_MEMBERS: Final = 100_000
 _LARGEST_EXTENDED_HEADER: Final = 1 << 16
 _LARGEST_ZIP: Final = 4 << 30
 # in bytes: limits the directory of a zip archive, because zipfile reads the whole directory at once
 _LARGEST_ZIP_READ: Final = 4 << 20
-_XZ_MEMORY: Final = 128 << 20  # in bytes; archives that xz -9 made need 65 MiB
+_XZ_MEMORY: Final = 128 << 20  # in bytes; archives made with xz -9 need 65 MiB
 
 
 class ArchiveFetcher:
-    """Reads files inside archives. Their URLs have the form ``ARCHIVE#PATH``. A second fetcher downloads the archives.
+    """Reads files inside archives, which another fetcher downloads. The URL of a file has the form ``ARCHIVE#PATH``.
 
     A file counts as missing if the archive does not contain the file, or if gitboot refuses to unpack the file.
     """
@@ -463,10 +464,11 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def read_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[bytes, None, None]:
-    """Yield the content of a file in an archive. The suffix of the URL or name determines the format.
+    """Yield the content of a file in an archive.
 
-    Raises `ArtifactMissing` if the archive does not contain the file, is damaged, or exceeds a limit. gitboot refuses
-    links and devices, so a path never leads to another file.
+    ``archive`` is a URL or a file name. Its suffix determines the format. Raises `ArtifactMissing` if the archive does
+    not contain the file, is damaged, or exceeds a limit. gitboot does not unpack links and devices, so a path never
+    leads to another file.
     """
     name = urlsplit(archive).path
     try:
@@ -492,11 +494,11 @@ _DAMAGE: Final = (
 
 
 class _Refused(Exception):
-    """gitboot refuses to unpack an archive. The message states why, without the URL of the archive."""
+    """Raised if gitboot refuses to unpack an archive. The message states why, but does not contain the URL."""
 
 
 class _Gzip:
-    """Decompresses gzip data, and has the same interface as lzma.LZMADecompressor."""
+    """Decompresses gzip data, with the same interface as lzma.LZMADecompressor."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
@@ -517,7 +519,7 @@ class _Gzip:
 
 
 def _decompress(chunks: Iterator[bytes], new: Callable[[], _Gzip | lzma.LZMADecompressor]) -> Iterator[bytes]:
-    """Yield the decompressed bytes of one or more compressed streams. There may be zeros between the streams."""
+    """Yield the decompressed bytes of one or more compressed streams. Zero bytes may separate the streams."""
     packed = unpacked = 0
     decompressor, is_new = new(), True
     for data in chunks:
@@ -545,7 +547,7 @@ class _Unpacked:
         self._pieces, self._piece, self._total = pieces, memoryview(b""), 0
 
     def read_pieces(self, size: int) -> Iterator[bytes]:
-        """Yield the next ``size`` bytes. Raises EOFError if the archive ends before them."""
+        """Yield the next ``size`` bytes. Raises EOFError if the archive has fewer bytes left."""
         while size:
             if not self._piece:
                 try:
@@ -604,7 +606,7 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
 
 
 def _parse_extended_header(content: bytes) -> dict[str, bytes]:
-    """Return the records of a pax header. A record is ``LENGTH NAME=VALUE`` and a line feed (POSIX, pax)."""
+    """Return the records of a pax header. Each record is ``LENGTH NAME=VALUE`` and a line feed (POSIX, pax)."""
     records, at = {}, 0
     while at < len(content):
         length = _parse_size(content[at : at + 10].partition(b" ")[0])
@@ -653,7 +655,7 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
 
 
 class _BoundedFile:
-    """A file that limits the size of each read, because zipfile requests as many bytes as the archive states."""
+    """A file that limits the size of each read. Otherwise, zipfile would read as many bytes as the archive states."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -50,7 +50,7 @@ class Registries:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """Limit the time of each response to ``deadline_s``, except for blobs.
+        """Create a client. Each response except a blob must arrive within ``deadline_s`` seconds.
 
         The body of a blob must arrive at ``rate`` or faster.
         """
@@ -59,10 +59,11 @@ class Registries:
         self._tokens: dict[tuple[str, str], str] = {}  # the Authorization header for each pair of origin and repository
 
     def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
-        """Return the digest and the content of an index or manifest. If the reference contains a digest, verify it.
+        """Return the digest and the content of an index or manifest.
 
-        Raises `RegistryRefused` if gitboot or the registry rejects the request, `NotInRegistry` if the manifest does
-        not exist, and `HostUnreachable` if the registry does not respond.
+        If the reference contains a digest, the content must match the digest. Raises `RegistryRefused` if gitboot or
+        the registry rejects the request, `NotInRegistry` if the manifest does not exist, and `HostUnreachable` if the
+        registry does not respond.
         """
         with self._open(reference, f"manifests/{reference.version}", {"Accept": ", ".join(MANIFESTS)}) as answer:
             content = _read_limited(answer, f"{reference}: the manifest")
@@ -74,7 +75,7 @@ class Registries:
         return found, content
 
     def list_tags(self, reference: OciReference) -> tuple[str, ...]:
-        """Return the tags of the repository to which a reference belongs. Raises the same errors as `manifest`."""
+        """Return all tags in the repository that a reference names. Raises the same errors as `manifest`."""
         found: list[str] = []
         for _ in range(_MOST_TAG_PAGES):
             after = f"&{urlencode({'last': found[-1]})}" if found else ""
@@ -96,7 +97,8 @@ class Registries:
     ) -> Iterator[AnswerStream]:
         """Request a blob, and yield the response. The caller must verify the digest of the content.
 
-        With a Range header, the status of the response may be 206 or 416. Raises the same errors as `manifest`.
+        If the request has a Range header, the status of the response may be 206 or 416. Raises the same errors as
+        `manifest`.
         """
         with self._open(reference, f"blobs/{reference.version}", headers or {}, method) as answer:
             yield answer
@@ -122,7 +124,7 @@ class Registries:
     def _follow_redirects(
         self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
     ) -> Iterator[AnswerStream]:
-        """Follow redirects, and yield the last response. gitboot sends the token only to the registry itself.
+        """Send a request, follow redirects, and yield the final response. Only the registry itself receives the token.
 
         Many registries redirect requests for blobs to another host.
         """
@@ -218,7 +220,7 @@ MANIFESTS: Final = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-# The sources of these media types are the first version of IronCore's image specification, and Garden Linux.
+# These media types come from the first version of IronCore's image specification and from Garden Linux.
 ROLES: Final[Mapping[str, str]] = {
     "application/vnd.ironcore.image.kernel": "kernel",
     "application/vnd.ironcore.image.initramfs": "initrds",
@@ -259,7 +261,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
     def sha256(self) -> Digest:
         """The SHA-256 digest of the content.
 
-        Raises `RegistryRefused` if the registry reports a digest of another algorithm.
+        Raises `RegistryRefused` if the registry reports a digest that uses another algorithm.
         """
         try:
             return parse_digest(self.digest.removeprefix("sha256:"))
@@ -288,13 +290,13 @@ class ImageManifest(msgspec.Struct, frozen=True):
 
 
 class TagList(msgspec.Struct, frozen=True):
-    """A page of the tags of a repository."""
+    """One page of the list of tags in a repository."""
 
     tags: tuple[str, ...] | None = None
 
 
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
-    """Parse an index or an image manifest. Raises `RegistryRefused` if it is malformed."""
+    """Parse an index or an image manifest. Raises `RegistryRefused` if the content is malformed."""
     try:
         found = _manifest(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -305,7 +307,10 @@ def parse_manifest(content: bytes, name: str) -> ImageManifest:
 
 
 def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict[Architecture, Descriptor]:
-    """Return, for each architecture, the manifest whose cname starts with ``cname``. Raises `RegistryRefused`."""
+    """Return the manifests whose cname starts with ``cname``, one for each architecture.
+
+    Raises `RegistryRefused` if there is no such manifest, or if an architecture has several such manifests.
+    """
     found: dict[Architecture, list[Descriptor]] = {}
     for each in index:
         if (architecture := each.architecture) is not None and each.cname.startswith(cname):
@@ -326,8 +331,8 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
 def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
     """Return the layers of an image, grouped by the BootImage field to which they belong.
 
-    gitboot ignores layers that belong to no BootImage field, such as disk images. Raises `RegistryRefused` if the image
-    has no kernel, UKI or ISO.
+    gitboot ignores layers that do not belong to a BootImage field, such as disk images. Raises `RegistryRefused` if the
+    image has no kernel, UKI or ISO, or has several layers for a field other than initrds.
     """
     found: dict[str, tuple[Descriptor, ...]] = {}
     for each in layers:
@@ -364,7 +369,9 @@ class RegistryCredentials(Struct, frozen=True):
     file: Path
 
     def authorization(self, host: str) -> str | None:
-        """Return the ``Authorization`` header for a registry, or None if the file contains no credentials for it.
+        """Return the ``Authorization`` header for a registry.
+
+        Return None if the file contains no credentials for the registry.
 
         Raises `UsageError` if gitboot cannot read or parse the file.
         """
@@ -412,7 +419,10 @@ class OciReference(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> OciReference:
-        """Parse a reference. A digest takes precedence over a tag. Raises `UsageError`."""
+        """Parse a reference. If the text has both a tag and a digest, the digest takes precedence.
+
+        Raises `UsageError` if the text is malformed, or contains neither a tag nor a digest.
+        """
         found = OCI.fullmatch(text)
         if found is None or (found["tag"] is None and found["digest"] is None):
             raise UsageError(
@@ -430,7 +440,10 @@ class OciReference(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """The digest or the tag of the reference, which is the last part of a manifest's URL in the registry API."""
+        """The digest of the reference, or the tag if the reference has no digest.
+
+        In the registry API, this value is the last part of a manifest's URL.
+        """
         return f"sha256:{self.digest}" if self.digest is not None else self.tag or ""
 
     def __str__(self) -> str:
@@ -453,7 +466,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
     def parse(cls, text: str) -> AllowedRegistry:
         """Parse ``[http://]HOST[/REPOSITORY]``. Without a repository, allow all repositories of the host.
 
-        Raises `UsageError`.
+        Raises `UsageError` if the text is malformed, or if the pattern would allow any registry.
         """
         found = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?", text)
         if found is None or "@" in found["host"]:
@@ -480,7 +493,7 @@ def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedReg
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
-    """The files of an image, to which a reference in a registry currently resolves."""
+    """The files of the image that a registry reference currently resolves to."""
 
     image: OciReference  # the reference with the digest of the index or manifest in place of the tag
     architectures: dict[str, dict[str, Any]]  # the value of spec.architectures for a BootImage
@@ -491,11 +504,11 @@ def resolve(
 ) -> Resolved:
     """Look up the files of an image in a registry, for all architectures or only for ``architecture``.
 
-    If the reference names a single manifest without an index, ``architecture`` replaces the architecture that the
+    If the reference names a single manifest and not an index, ``architecture`` replaces the architecture that the
     manifest states.
 
-    Raises `UsageError` if neither a single manifest nor ``architecture`` states the architecture, and the errors of
-    `Registries.manifest`.
+    Raises the same errors as `Registries.manifest`. Raises `UsageError` if the reference names a single manifest, but
+    neither the manifest nor ``architecture`` states the architecture.
     """
     digest, content = registries.manifest(reference)
     found = parse_manifest(content, str(reference))
@@ -526,9 +539,9 @@ def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[
 
 
 def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
-    """Return the problems, and replace the hint of each problem about a tag in an image reference.
+    """Return the problems, with a new hint for each problem about an image reference that contains a tag.
 
-    The new hint contains the current digests of the tag, or the error if the lookup failed.
+    The new hint contains the digests that the tag currently resolves to, or the error if the lookup failed.
     """
 
     @cache

@@ -52,23 +52,24 @@ class ImageSigner(NamedTuple):
     """The key that signed an image."""
 
     key: str  # the fingerprint of the OpenPGP primary key, the public key of minisign, or the identity of sigstore
-    name: str  # for people: the user ID of the key, or the name of its file
+    name: str  # the name to show to people: the user ID of the key, or the name of its file
 
     def __str__(self) -> str:
         return f"{self.name} ({self.key})"
 
 
 class VendorKeys:
-    """The keys that may sign images: keys of vendors that gitboot contains, and keys in a directory of the operator.
+    """The keys that may sign images: vendor keys that gitboot ships, and keys in a directory of the operator.
 
     The directory contains ``*.asc`` and ``*.gpg`` files with OpenPGP keys, ``*.pub`` files with minisign keys,
     ``*.toml`` files with the identities that may sign with sigstore, and the trusted root of sigstore in
     ``trusted_root.json``. Documents of a fleet cannot add keys. ``scratch`` is a folder for temporary files.
 
-    Each key may sign any image. The parameter ``only`` of the methods contains the `ImageSigner.key` values that are
-    allowed. If ``only`` is empty, the methods allow no key. If ``only`` is None, they allow all keys. The methods raise
-    `UntrustedSignature` with a text that completes a sentence beginning with "it is", and `UsageError` if a key cannot
-    be read.
+    Each key may sign any image, unless the parameter ``only`` of a method limits the keys. ``only`` is a collection of
+    `ImageSigner.key` values. An empty collection allows no keys, and None allows all keys.
+
+    The methods raise `UntrustedSignature` if no allowed key verifies a signature. The text of this error completes a
+    sentence that begins with "it is". The methods raise `UsageError` if a key cannot be read.
     """
 
     def __init__(self, directory: Path | None, scratch: Path, *, shipped: Path | None = SHIPPED_KEYS) -> None:
@@ -95,7 +96,7 @@ class VendorKeys:
     def compute_key_digest(self, key: str) -> Digest | None:
         """Return the digest of a trusted key, or None if the key is not trusted.
 
-        ``key`` is an `ImageSigner.key`. The digest changes if the key is revoked or extended.
+        ``key`` is an `ImageSigner.key`. The digest changes if the key is revoked or its validity is extended.
         """
         if key not in self._digests:
             content: str | None = None
@@ -117,7 +118,7 @@ class VendorKeys:
         *,
         only: Collection[str] | None = None,
     ) -> ImageSigner:
-        """Return the signer of a file with this SHA-256, from a detached signature.
+        """Verify a detached signature of the file with this SHA-256 digest, and return the signer.
 
         If the file has several OpenPGP signatures, one valid signature by an allowed key is enough.
         """
@@ -130,7 +131,7 @@ class VendorKeys:
                 return self._find_sigstore_signer(signature, digest, only)
 
     def read_clear_signed(self, content: bytes, *, only: Collection[str] | None = None) -> tuple[bytes, ImageSigner]:
-        """Return the signed text of a clear-signed OpenPGP message, and the signer.
+        """Verify a clear-signed OpenPGP message, and return the signed text and the signer.
 
         Text outside the signed part is ignored.
         """
@@ -244,7 +245,7 @@ def _read_minisign_key(file: Path) -> str:
 
 
 def _read_identity(file: Path) -> tuple[ImageSigner, Identity]:
-    """Read the values ``identity`` and ``issuer`` that a sigstore signing certificate must contain."""
+    """Read a file with the ``identity`` and the ``issuer`` that a sigstore signing certificate must contain."""
     from sigstore.verify.policy import Identity
 
     try:
@@ -263,9 +264,9 @@ _END_SIGNATURE: Final = b"-----END PGP SIGNATURE-----"
 
 
 def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
-    """Return the first clear-signed message of a text up to its signature, and the ASCII-armoured signature.
+    """Split the first clear-signed message in a text into the signed part and the ASCII-armoured signature.
 
-    The format is that of RFC 4880, 7. No line of the signed text begins with five dashes, because such lines are
+    RFC 4880, section 7, defines the format. No line of the signed text begins with five dashes, because such lines are
     dash-escaped.
     """
     lines = content.split(b"\n")
@@ -281,7 +282,7 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
 
 
 def _armour(packet: bytes) -> bytes:
-    """Return an OpenPGP signature packet as ASCII armour with a checksum (RFC 4880, 6)."""
+    """Return an OpenPGP signature packet as ASCII armour with a checksum (RFC 4880, section 6)."""
     encoded, checksum = b64encode(packet), 0xB704CE
     for byte in packet:
         checksum ^= byte << 16
@@ -292,7 +293,7 @@ def _armour(packet: bytes) -> bytes:
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
-    """A file of an image, the verified signer, and the image's own statement about the origin of the file's digest."""
+    """A file of an image, its verified signer, and what the image states about the origin of the file's digest."""
 
     at: Field  # the path of the field in the BootImage
     url: str
@@ -305,12 +306,10 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
 
     @property
     def false_claim(self) -> str | None:
-        """Why the image's statement about the digest is false, or None.
+        """The reason why the image's statement about the digest is false, or None if gitboot finds no fault.
 
-        The text completes a sentence that begins with the name of the file.
-
-        gitboot can check only statements about signatures, because it cannot determine when a vendor published a
-        digest.
+        The text completes a sentence that begins with the name of the file. gitboot can check only statements about
+        signatures, because it cannot determine when a vendor published a digest.
         """
         if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
             return None
@@ -329,9 +328,9 @@ def _normalise_key(key: str) -> str:
 
 
 class SignatureCheck:
-    """Checks the signatures that images name. gitboot downloads and checks each list of digests only once.
+    """Checks the signatures that images refer to. gitboot downloads and checks each digest list only once.
 
-    ``only`` contains the keys that are allowed to sign. None allows all keys.
+    ``only`` contains the keys that are allowed to sign. If ``only`` is None, all keys are allowed.
     """
 
     def __init__(
@@ -343,9 +342,9 @@ class SignatureCheck:
         self._copy: _Copy | None = None
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
-        """Verify the files of an image, one architecture after the other.
+        """Verify the files of an image, one architecture at a time, and yield the result for each file.
 
-        ``only`` contains the digests of the files to verify.
+        ``only`` contains the digests of the files to verify. If ``only`` is None, verify all files.
         """
         for architecture, artifacts in sorted(image.spec.architectures.items()):
             for at, artifact in artifacts.files():
@@ -367,10 +366,11 @@ class SignatureCheck:
         self._drop_copy()
 
     def find_signer(self, artifact: Artifact, checksums: Checksums | None = None) -> ImageSigner | None:
-        """Return the trusted signer of a file, or None if the file and the lists have no signature.
+        """Return the trusted signer of a file, or None if no signature covers the file.
 
-        The signature of a file in an archive is that of the archive, and the archive must contain the file with the
-        expected digest. Raises `UntrustedSignature` with a text that completes a sentence beginning with "it is".
+        If the file is in an archive, the signature belongs to the archive, and the archive must contain the file with
+        the expected digest. Raises `UntrustedSignature` if the verification fails. The text of this error completes a
+        sentence that begins with "it is".
         """
         by = None
         if artifact.signature is not None:
@@ -441,7 +441,10 @@ class SignatureCheck:
         return read_checksum_list(content), by
 
     def _read_signed(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
-        """Return the signed content of a digest list. A list without a detached signature must be clear-signed."""
+        """Return the signed content of a digest list and the signer.
+
+        A list without a detached signature must be clear-signed.
+        """
         content = self._read_small(url, _LARGEST_LIST)
         if signature is None:
             return self._keys.read_clear_signed(content, only=self._only)
@@ -462,7 +465,7 @@ class SignatureCheck:
     def _fetch_copy(self, artifact: Artifact) -> _Copy:
         """Download a file, or the archive that contains the file, and return the copy.
 
-        The last copy stays for later calls.
+        The most recent copy is kept, so that later calls with the same URL do not download the file again.
         """
         member = split_member_url(artifact.url)
         url, most_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
@@ -518,15 +521,16 @@ _NO_SIGNATURE: Final = "the stream requires a signature, but the image does not 
 
 
 class BootFileVerifier:
-    """Verifies the signatures of the files that a fleet requires to be signed. Several threads may use the same object.
+    """Verifies the signatures of boot files that the fleet requires to be signed. The verifier is thread-safe.
 
-    gitboot uses gpg, the keys and the folder for copies only when an image names a signature for the file.
+    The verifier runs gpg, loads the keys and creates a folder for copies only when an image names a signature for a
+    file.
     """
 
     def __init__(self, image_keys: Path | None, build_fetcher: Callable[[tuple[str, ...]], Fetcher]) -> None:
         """Create a verifier. ``image_keys`` is a directory with additional keys.
 
-        ``build_fetcher`` returns a fetcher for base URLs.
+        ``build_fetcher`` returns a fetcher for the given base URLs.
         """
         self._directory, self._build_fetcher = image_keys, build_fetcher
         self._keys: VendorKeys | None = None
@@ -536,8 +540,8 @@ class BootFileVerifier:
     def verify(self, file: BootFile, known: FileSigner | None, bases: tuple[str, ...]) -> FileSigner | str:
         """Return the trusted signer of a file, or a sentence that states why no trusted key has verified the file.
 
-        If ``known`` is the signer of an earlier verification and its key has not changed, gitboot does not read the
-        file again.
+        ``known`` is the signer that an earlier verification found, or None. If the key of this signer has not changed,
+        gitboot does not read the file again.
         """
         if (proof := file.proof) is None or file.sha256 is None:
             return _NO_SIGNATURE
@@ -581,11 +585,14 @@ class ListedFile(NamedTuple):
 
 
 def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
-    """Return the files in a checksum list in the same order. Lines in unknown formats are ignored.
+    """Return the files in a checksum list, in the order of the list. Lines in unknown formats are ignored.
 
-    gitboot reads the output of sha256sum and sha512sum with and without --tag, the fields SHA256 and SHA512 of a Debian
-    Release file, and the values of sha256 and sha512 in JSON documents such as those of simplestreams. gitboot also
-    reads Flatcar's .DIGESTS files, in which a line such as ``# SHA512 HASH`` begins each section.
+    gitboot reads the following formats:
+
+    - The output of sha256sum and sha512sum, with and without --tag.
+    - The fields SHA256 and SHA512 of a Debian Release file.
+    - The values of sha256 and sha512 in JSON documents, such as those of simplestreams.
+    - Flatcar's .DIGESTS files, in which a line such as ``# SHA512 HASH`` begins each section.
     """
     if content.lstrip().startswith(b"{"):
         listed = (ListedFile(found[1], found[2], "") for found in _IN_JSON.finditer(content.decode(errors="replace")))

@@ -95,7 +95,7 @@ def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
 
 
 class VerifiedIndex(Struct, frozen=True, kw_only=True):
-    """The signed content of an index."""
+    """The content of an index. If the vendor signs the index, gitboot has verified the signature."""
 
     url: str
     content: bytes
@@ -103,7 +103,7 @@ class VerifiedIndex(Struct, frozen=True, kw_only=True):
 
 
 class SourceReader:
-    """Reads the indexes and the digest lists of one source and one channel. The reader downloads each URL only once."""
+    """Reads the indexes and digest lists of one source and one channel. The reader downloads each URL only once."""
 
     def __init__(self, source: ImageSource, channel: str | None, fetcher: Fetcher, trust: VendorKeys) -> None:
         self._spec, self._name, self._channel = source.spec, source.metadata.name, channel
@@ -121,7 +121,10 @@ class SourceReader:
     # Indexes
 
     def list_entries(self, architecture: Architecture) -> tuple[VerifiedIndex, tuple[IndexEntry, ...]]:
-        """Return the index for an architecture, and all releases in the index, with prereleases, in ascending order."""
+        """Return the index for an architecture, and all releases in the index in ascending order.
+
+        The releases include prereleases.
+        """
         values, index = self._values(architecture), self._spec.releases
         url = self._fill_url(index.url, values)
         if url not in self._indexes:
@@ -194,9 +197,9 @@ class SourceReader:
     def _index_files(
         self, release: Release, architecture: Architecture, values: Mapping[str, str]
     ) -> tuple[str, Mapping[str, IndexedFile]]:
-        """Return the files that an index describes, and the URL of the index.
+        """Return the URL of the index that describes the files of a release, and these files by name.
 
-        Both are empty if the source has only URLs.
+        Both are empty if the source specifies all of its files by URL.
         """
         spec = self._spec
         if spec.described_by is not None:
@@ -266,7 +269,10 @@ class SourceReader:
     # Lists of digests
 
     def describe_checksums(self, version: str, architecture: Architecture) -> Checksums | None:
-        """Describe the signed digest list for an architecture as documents do, or return None if there is none."""
+        """Return the signed digest list for an architecture, in the form that documents use.
+
+        Return None if there is no signed digest list.
+        """
         template, values = self._spec.checksums, self._values(architecture, version)
         if template is None or not template.is_signed:
             return self._describe_signed_index(architecture)
@@ -282,7 +288,10 @@ class SourceReader:
         )
 
     def _describe_signed_index(self, architecture: Architecture) -> Checksums | None:
-        """Describe a signed index that contains the digests of files in the same form as a digest list."""
+        """Return a signed index that contains file digests, in the same form as a signed digest list.
+
+        Return None if the source has no such index.
+        """
         index = self._spec.releases
         has_digests = self._spec.described_by is None and any(file.name for _, file in self._spec.files.list_files())
         if not has_digests or not (index.clear_signed or index.signature):
@@ -322,7 +331,7 @@ class SourceReader:
     def _values(self, architecture: Architecture, version: str | None = None) -> dict[str, str]:
         """Return the values of the placeholders in templates.
 
-        Without a version, the placeholders for versions are absent.
+        If ``version`` is None, the result contains no values for version placeholders.
         """
         values = {"arch": self._spec.architectures[architecture]}
         if self._channel is not None:
@@ -363,9 +372,9 @@ def version_values(version: str) -> dict[str, str]:
 
 
 def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSource:
-    """Return an ImageSource of the fleet, or else a built-in one.
+    """Return the fleet's ImageSource with this name, or else the built-in one.
 
-    Raises `UsageError` with a similar name if none exists.
+    Raises `UsageError` if neither exists. The message suggests a similar name.
     """
     if (found := fleet_sources.get(name)) is not None:
         return found
@@ -377,7 +386,10 @@ def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSou
 
 
 def choose_channel(source: ImageSource, channel: str | None) -> str | None:
-    """Return a channel of a source, by default the first one. Raises `UsageError` if the source has no such channel."""
+    """Return a channel of a source, or the first one by default.
+
+    Raises `UsageError` if the source has no such channel.
+    """
     channels = source.spec.channels
     if channel is None:
         return channels[0] if channels else None
@@ -396,11 +408,17 @@ def list_releases(
     *,
     registries: Registries | None = None,
 ) -> tuple[Release, ...]:
-    """Return the releases of a channel in ascending order, without prereleases. None means the default channel.
+    """Return the releases of a channel in ascending order, without prereleases.
 
-    Sources with the format OCITags need ``registries``. Raises `UsageError` for an unknown channel, `SourceUnavailable`
-    if the server does not respond, `MalformedIndex` if gitboot cannot parse the index, and `UntrustedIndex` if no
-    trusted key signed the index.
+    If ``channel`` is None, the function uses the default channel. Sources with the format OCITags require
+    ``registries``.
+
+    Raises:
+
+    - `UsageError` if the channel is unknown.
+    - `SourceUnavailable` if the server does not respond.
+    - `MalformedIndex` if gitboot cannot parse the index.
+    - `UntrustedIndex` if no trusted key signed the index.
     """
     channel = choose_channel(source, channel)
     first = next(iter(source.spec.architectures))
@@ -442,9 +460,9 @@ def describe_release(
     *,
     registries: Registries | None = None,
 ) -> ReleaseFiles:
-    """Return the files of a release for these architectures, or for all of the source if the list is empty.
+    """Return the files of a release for these architectures, or for all architectures if the list is empty.
 
-    Raises the errors of `list_releases`, and `IncompleteRelease` if a file is missing.
+    Raises the same errors as `list_releases`. Raises `IncompleteRelease` if a file is missing.
     """
     wanted = sorted(architectures) or sorted(source.spec.architectures)
     if missing := [each for each in wanted if each not in source.spec.architectures]:
@@ -482,7 +500,7 @@ def _build(
 
 
 def describe_settings(source: ImageSource, version: str, channel: str | None) -> ImageSettings:
-    """Return the fields, such as the kernel command line, that a source sets in the BootImage of a version."""
+    """Return the fields that a source sets in the BootImage for a version, such as the kernel arguments."""
     image, values = source.spec.image, version_values(version)
     if channel is not None:
         values["channel"] = channel
@@ -544,11 +562,15 @@ def _require_registries(registries: Registries | None, reference: OciReference) 
 def describe_oci_image(
     reference: OciReference, registries: Registries, architecture: Architecture | None = None
 ) -> ReleaseFiles:
-    """Return the files to which a tag in a registry currently refers. The URLs of the files contain digests.
+    """Return the files of the image that a registry tag currently resolves to. The URLs of the files contain digests.
 
-    If the tag names a single manifest without an architecture, the files are for ``architecture``. Raises
-    `SourceUnavailable` if the registry does not respond, `IncompleteRelease` if the tag does not exist, and
-    `RegistryRefused` if the registry rejects the request or the image contains no bootable files.
+    If the tag names a single manifest without an architecture, the files are for ``architecture``.
+
+    Raises:
+
+    - `SourceUnavailable` if the registry does not respond.
+    - `IncompleteRelease` if the tag does not exist.
+    - `RegistryRefused` if the registry rejects the request, or if the image contains no bootable files.
     """
     with _translate_registry_errors(str(reference)):
         resolved = resolve(reference, registries, architecture=architecture)
@@ -590,8 +612,8 @@ _IN_FOLDER: Final = (
 def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: str, reader: Fetcher) -> ReleaseFiles:
     """Describe the files at these URLs, with digests from checksum files in the same folders.
 
-    A checksum file has a name such as FILE.sha256 or SHA256SUMS. A file without a checksum file has no digest in the
-    result. Raises `SourceUnavailable` if a server does not respond.
+    A checksum file has a name such as FILE.sha256 or SHA256SUMS. If there is no checksum file for a file, the result
+    contains no digest for the file. Raises `SourceUnavailable` if a server does not respond.
     """
     lists: dict[str, Mapping[str, ListedDigest]] = {}
     files = []
@@ -632,7 +654,7 @@ def _find_list(
 
 
 def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str]], version: str) -> ReleaseFiles:
-    """Describe files of this host with their digests and sizes. Each file has the URL that the BootImage will contain.
+    """Describe files on this host with their digests and sizes, and with the URLs that the BootImage will contain.
 
     Raises `IncompleteRelease` if a file cannot be read.
     """
@@ -653,7 +675,7 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
 
 
 def read_vendor_document(name: str) -> bytes:
-    """Return the text of a built-in ImageSource document, with comments."""
+    """Return the text of a built-in ImageSource document, including the comments."""
     return (files("gitboot.image_sources") / "vendors" / f"{name}.yaml").read_bytes()
 
 

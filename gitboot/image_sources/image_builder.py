@@ -50,16 +50,16 @@ CHANNEL: Final = "gitboot.dev/channel"
 
 
 class DownloadProgress(Protocol):
-    """Shows the progress of downloads to the user, one file after the other."""
+    """Shows the user the progress of downloads, one file at a time."""
 
     def begin(self, name: str, size: int | None) -> None:
         """Show that the download of a file begins.
 
-        ``size`` is in bytes, or None if the server does not report the size.
+        ``size`` is the size in bytes, or None if the server does not report the size.
         """
 
     def advance(self, size: int) -> None:
-        """Add a number of downloaded bytes to the progress of the current file."""
+        """Add ``size`` downloaded bytes to the progress of the current file."""
 
 
 class ReleaseFinder(NamedTuple):
@@ -81,7 +81,7 @@ class ReleaseFinder(NamedTuple):
 
 
 class BuiltFile(Struct, frozen=True, kw_only=True):
-    """A file of a new BootImage, which gitboot has downloaded and verified."""
+    """A file that gitboot has downloaded and verified for a new BootImage."""
 
     at: FieldPath  # the path of the field below spec.architectures, such as ("x86_64", "initrds", 0)
     url: str
@@ -103,7 +103,7 @@ class BuiltImage(Struct, frozen=True, kw_only=True):
 
 
 def find_image_name(source: str, version: str) -> str:
-    """Return the name of a release's BootImage, which has the form SOURCE-VERSION."""
+    """Return the name of the BootImage for a release. The name has the form SOURCE-VERSION."""
     return build_document_name(f"{source}-{version}")
 
 
@@ -122,11 +122,15 @@ def build_image(
     The same files always produce the same text.
 
     A signature takes precedence over a published digest. If the vendor has signing keys, one of these keys must have
-    signed each file. ``settings`` replace the settings of the source.
+    signed each file. If ``settings`` is given, it replaces the settings of the source.
 
-    Raises `SourceUnavailable` if a server does not respond, `IncompleteRelease` if a file is missing,
-    `UntrustedRelease` if a signature or a digest is wrong, `MalformedIndex` if the BootImage would be invalid, and
-    `AssetError` if gitboot cannot store a download.
+    Raises:
+
+    - `SourceUnavailable` if a server does not respond.
+    - `IncompleteRelease` if a file is missing.
+    - `UntrustedRelease` if a signature or a digest is wrong.
+    - `MalformedIndex` if the BootImage would be invalid.
+    - `AssetError` if gitboot cannot store a download.
     """
     release = release_files.release
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
@@ -173,9 +177,9 @@ class _Facts(Struct, frozen=True, kw_only=True):
 
 
 class _Downloads:
-    """A fetcher that stores each downloaded file in a folder, so that gitboot does not download the file again.
+    """A fetcher that stores downloaded files in a folder, so that gitboot does not download the same file twice.
 
-    `measure` stores a file. Other URLs, such as those of lists and signatures, are not stored.
+    Only `measure` stores files. Digest lists and signatures are not stored.
     """
 
     def __init__(self, fetcher: Fetcher, folder: Path, progress: DownloadProgress) -> None:
@@ -228,7 +232,10 @@ def _check_url(release_files: ReleaseFiles, file: ReleaseFile) -> None:
 
 
 def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
-    """Raise an error if the server does not have a file, before gitboot downloads gigabytes of other files."""
+    """Raise an error if the server does not have a file.
+
+    gitboot calls this function for all files before it downloads gigabytes of data.
+    """
     if _is_local(file):
         return
     try:
@@ -326,7 +333,7 @@ def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSi
 
 
 def format_origin(file: BuiltFile) -> str:
-    """Return a phrase that states the origin of a file's digest, such as a signature."""
+    """Return a phrase that states where a file's digest comes from, such as a signature."""
     origin = file.provenance
     match origin.digest:
         case DigestOrigin.SIGNED:
@@ -341,7 +348,7 @@ def format_origin(file: BuiltFile) -> str:
 
 
 class _Document:
-    """A BootImage document of a release. The document may contain the provenance of the files."""
+    """The BootImage document for a release, with or without the provenance of the files."""
 
     def __init__(
         self,
@@ -356,14 +363,14 @@ class _Document:
 
     @property
     def title(self) -> str:
-        """A title for messages: the source and the version, or the name of the image if it has no source."""
+        """The title for messages: the source and the version, or the name of the image if there is no source."""
         release = self._files.release
         return f"{release.source} {release.version}" if release.source else self._name
 
     def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _Facts]]:
-        """Yield each file with the path of the document field that contains the file.
+        """Yield each file with the path of its field in the document, and with its measured digests and size.
 
-        The path begins below spec.architectures.
+        The path is relative to spec.architectures.
         """
         initrds: dict[Architecture, int] = {}
         for file, facts in self._measured:

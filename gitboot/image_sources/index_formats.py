@@ -1,7 +1,7 @@
 """Index formats of vendors: parse lists of releases, files and digests.
 
-gitboot does not trust the text of an index. No regular expression from a document is applied to such text, and each
-parser raises only `MalformedIndex`.
+gitboot does not trust the text of an index. Documents cannot supply regular expressions for this text, and each parser
+raises only `MalformedIndex`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gitboot.text import printable
 
 
 class FileRole(StrEnum):
-    """The roles of files, which are the names of the fields of Artifacts."""
+    """The role of a file in a boot, named after the field of Artifacts that contains the file."""
 
     KERNEL = "kernel"
     INITRD = "initrds"
@@ -50,7 +50,7 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class ReleaseFile(Struct, frozen=True, kw_only=True):
-    """One file of a release, as the vendor's metadata describes the file. gitboot has not verified these values."""
+    """One file of a release, as described in the vendor's metadata. gitboot has not verified these values."""
 
     architecture: Architecture
     role: FileRole
@@ -87,12 +87,12 @@ class ReleaseFiles(Struct, frozen=True, kw_only=True):
 
 
 class IndexQuery(Struct, frozen=True, kw_only=True):
-    """The criteria for entries in an index, which select one channel and one architecture."""
+    """The criteria that select the index entries for one channel and one architecture."""
 
     url: str  # the URL of the index
     match: str = "{version}"  # the template for names of entries; the only placeholder in it is {version}
     channel: str = ""
-    architecture: str = ""  # the vendor's name of the architecture
+    architecture: str = ""  # the vendor's name for the architecture
 
 
 class IndexedFile(Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ class IndexEntry(Struct, frozen=True, kw_only=True):
 
 
 class ListedDigest(Struct, frozen=True, kw_only=True):
-    """The digests of one file name in a digest list."""
+    """The digests that a digest list contains for one file name."""
 
     sha256: Digest | None = None
     sha512: str | None = None
@@ -135,7 +135,10 @@ def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) ->
 
 
 def parse_files(files_format: FilesFormat, content: bytes, url: str) -> Mapping[str, IndexedFile]:
-    """Return the files in a metadata document about one release, by name. Raises `MalformedIndex` if parsing fails."""
+    """Parse a metadata document about one release, and return the files of the release by name.
+
+    Raises `MalformedIndex` if gitboot cannot parse the document.
+    """
     match files_format:
         case FilesFormat.TREEINFO:
             return _parse_treeinfo(content, url)
@@ -177,10 +180,10 @@ _MOST_LINES: Final = 200_000
 
 
 def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[str, ListedDigest]:
-    """Return the digests in a digest list by file name, without a leading ``./`` in the names. Other lines are ignored.
+    """Return the digests in a digest list by file name. Lines in other formats are ignored.
 
-    A digest without a file name belongs to the file ``bare_name``. Raises `MalformedIndex` if the list contains no
-    digests, or two different digests for the same name.
+    A leading ``./`` is removed from file names. A digest without a file name belongs to the file ``bare_name``. Raises
+    `MalformedIndex` if the list contains no digests, or two different digests for the same name.
     """
     if content.count(b"\n") > _MOST_LINES:
         raise _malformed(url, f"the list has more than {_MOST_LINES:,} lines")
@@ -198,7 +201,10 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
 
 
 def find_listed(digests: Mapping[str, ListedDigest], file_url: str) -> ListedDigest | None:
-    """Return the digests of the file at a URL. If the URL ends with several listed names, the longest name applies."""
+    """Return the digests that a digest list contains for the file at a URL, or None if the file is not listed.
+
+    If several listed names match the end of the URL, use the longest name.
+    """
     names = unquote(urlsplit(file_url).path).split("/")
     endings = ("/".join(names[first:]) for first in range(len(names)))
     return next((digests[each] for each in endings if each in digests), None)
@@ -220,7 +226,7 @@ T = TypeVar("T")
 
 
 def _get(value: Any, kind: type[T], *steps: str) -> T | None:
-    """Return the value at a path in nested mappings. Return None if there is no value or its type is not ``kind``."""
+    """Return the value at a path in nested mappings, or None if there is no value of the type ``kind``."""
     for step in steps:
         value = value.get(step) if isinstance(value, dict) else None
     return value if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else None
@@ -240,7 +246,7 @@ _WORDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list", str: "text",
 def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse stream metadata of Fedora CoreOS and RHCOS (coreos/stream-metadata-go).
 
-    File names are PLATFORM/FORMAT/FILE.
+    File names have the form PLATFORM/FORMAT/FILE.
     """
     stream = _need(_read_json(content, query.url), dict, query.url)
     platforms = _need(stream, dict, query.url, "architectures", query.architecture, "artifacts")
@@ -263,7 +269,7 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
 
 def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse releases-CHANNEL.json of www.flatcar.org, a mapping whose keys are versions in any order."""
+    """Parse releases-CHANNEL.json from www.flatcar.org. The keys of this mapping are versions, in any order."""
     for name, described in _need(_read_json(content, query.url), dict, query.url).items():
         version, architectures = match_version(name, query.match), _get(described, list, "architectures")
         is_other = query.architecture and architectures is not None and query.architecture not in architectures
@@ -273,7 +279,7 @@ def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[Index
 
 
 def _parse_github_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse a page of GitHub's list of releases. The file names are those of the release assets."""
+    """Parse a page of GitHub's list of releases. Each file has the name of its release asset."""
     for release in _need(_read_json(content, query.url), list, query.url):
         version = match_version(_need(release, str, query.url, "tag_name"), query.match)
         if version is None or _get(release, bool, "draft") or _get(release, bool, "prerelease"):
@@ -290,9 +296,9 @@ def _parse_github_releases(content: bytes, query: IndexQuery) -> Iterator[IndexE
 
 
 def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse an index in the format products:1.0 of simplestreams.
+    """Parse a simplestreams index in the format products:1.0.
 
-    Entries are named PRODUCT/VERSION, and files have the names of their items.
+    Entry names have the form PRODUCT/VERSION. Each file has the name of its item in the index.
     """
     index = _need(_read_json(content, query.url), dict, query.url)
     if _get(index, str, "format") != "products:1.0":
@@ -315,9 +321,9 @@ def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
 
 def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse distributions.json of get.opensuse.org, which has a list for each product.
+    """Parse distributions.json from get.opensuse.org, which contains a list of releases for each product.
 
-    Entries are named PRODUCT/VERSION.
+    Entry names have the form PRODUCT/VERSION.
     """
     products = _need(_read_json(content, query.url), dict, query.url)
     return _match_names(
@@ -332,7 +338,10 @@ def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator
 
 
 def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse a JSON list of versions or of objects with a version, such as https://factory.talos.dev/versions."""
+    """Parse a JSON list of versions, or of objects that contain a version.
+
+    An example is https://factory.talos.dev/versions.
+    """
     for each in _need(_read_json(content, query.url), list, query.url):
         name = each if isinstance(each, str) else _need(each, str, query.url, "version")
         if (version := match_version(name, query.match)) is not None:
@@ -343,7 +352,7 @@ def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
 
 def _parse_alpine_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
-    """Parse latest-releases.yaml of Alpine, which is a list of files. Entries have the names of the files."""
+    """Parse Alpine's latest-releases.yaml, which is a list of files. The name of each entry is the file name."""
     for each in _read_flat_mappings(content, query.url):
         name, sha256 = each.get("file", ""), each.get("sha256")
         if (version := match_version(name, query.match)) is None:
@@ -358,7 +367,10 @@ def _parse_alpine_releases(content: bytes, query: IndexQuery) -> Iterator[IndexE
 
 
 def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
-    """Yield the mappings in a YAML list, with scalars as text. gitboot reads parser events, which need no recursion."""
+    """Yield the mappings in a YAML list, with scalars as text.
+
+    The function reads parser events one by one, so deeply nested input does not cause recursion.
+    """
     found: dict[str, str] = {}
     depth, key = 0, None
     try:
@@ -399,7 +411,7 @@ _LINK: Final = re.compile(rb"href=[\"']?([^\"'<>\s]{1,300})", re.IGNORECASE)
 def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse the directory listing of a web server such as Apache or nginx.
 
-    Entries have the names of files and folders.
+    The name of each entry is the name of a file or a folder.
     """
     folder = query.url if query.url.endswith("/") else f"{query.url}/"
     links = _LINK.findall(content)
@@ -418,7 +430,10 @@ def _parse_text(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
 
 def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
-    """Parse a .treeinfo file (productmd, treeinfo-1.0). File names are paths relative to the folder of .treeinfo."""
+    """Parse a .treeinfo file (productmd, treeinfo-1.0).
+
+    File names are paths relative to the folder that contains the .treeinfo file.
+    """
     files, section, is_treeinfo = {}, "", False
     for line in map(str.strip, content.decode(errors="replace").split("\n")):
         if line.startswith("[") and line.endswith("]"):
@@ -435,7 +450,7 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
 
 
 def _join(base: str, name: str) -> str:
-    """Resolve a name relative to the URL of a document. The result may be a text that is not a valid URL."""
+    """Resolve a name relative to the URL of a document. The result may be an invalid URL."""
     try:
         return urljoin(base, name)
     except ValueError:
@@ -460,7 +475,7 @@ _PARSERS: Final[Mapping[IndexFormat, Callable[[bytes, IndexQuery], Iterable[Inde
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a time in an index, and return it in UTC and in whole seconds. Return None if the text is not a time.
+    """Parse a time in an index and convert it to UTC, in whole seconds. Return None if the text is not a time.
 
     A time without a UTC offset counts as UTC.
     """
@@ -484,9 +499,10 @@ def _read_size(size: int | None) -> int | None:
 
 
 def _read_url(text: str, url: str) -> str:
-    """Return a URL in an index.
+    """Return a URL from an index.
 
-    Raises `MalformedIndex` for a URL that documents may not contain, or that has a fragment.
+    Raises `MalformedIndex` if documents may not contain the URL, if the URL has a fragment, or if an index at an https
+    URL contains a URL that is not https.
     """
     try:
         found = parse_artifact_url(text)

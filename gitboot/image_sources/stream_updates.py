@@ -1,4 +1,4 @@
-"""Stream updates: find the release that an ImageStream follows, and propose the commit that begins its rollout."""
+"""Stream updates: choose a new release for an ImageStream, and propose a commit that begins the rollout."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StreamUpdate(Struct, frozen=True, kw_only=True):
 
 
 class FollowedStream(Struct, frozen=True, kw_only=True):
-    """A stream with spec.follow, the source that the stream follows, and the images of the fleet."""
+    """A stream with spec.follow, together with the source that the stream follows and the images of the fleet."""
 
     name: str
     stream: ImageStream
@@ -113,8 +113,8 @@ class FollowedStream(Struct, frozen=True, kw_only=True):
 def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
     """Return whether an image belongs to a source and a channel.
 
-    gitboot writes the name of the source into annotations of an image. Images without these annotations belong to a
-    source if their name has the form SOURCE-VERSION.
+    gitboot writes the names of the source and the channel into the annotations of each image that it creates. An image
+    without these annotations belongs to a source if its name has the form SOURCE-VERSION.
     """
     notes = image.metadata.annotations
     if (named := notes.get(SOURCE)) is not None:
@@ -125,7 +125,10 @@ def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
 def list_followed_streams(
     repository: FleetRepository, names: Sequence[str], find_source: Callable[[str], ImageSource]
 ) -> tuple[FollowedStream, ...]:
-    """Return the streams with these names, or all streams with spec.follow. Raises `UsageError` for an unknown name."""
+    """Return the streams with these names, or all streams with spec.follow if ``names`` is empty.
+
+    Raises `UsageError` if a stream does not exist or has no spec.follow.
+    """
     following = {name: each for name, each in repository.streams.items() if each.spec.follow is not None}
     for name in names:
         if name not in repository.streams:
@@ -163,7 +166,7 @@ def list_followed_streams(
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """The release to propose for a stream, or the reason for not proposing a release."""
+    """The release to propose for a stream, or the reason why gitboot does not propose a release."""
 
     outcome: UpdateOutcome
     why: str
@@ -172,7 +175,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
-    """Return that the stream must wait for its rollout, or None if the stream has no unfinished rollout."""
+    """Return a `Choice` to wait if the stream has an unfinished rollout, or None otherwise."""
     rollout = followed.stream.spec.rollout
     if rollout is None:
         return None
@@ -184,11 +187,11 @@ def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
 
 
 def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> Choice:
-    """Return the newest release that matches spec.follow, is old enough, and is newer than the images of the stream.
+    """Choose the newest release that matches spec.follow, is old enough, and is newer than the stream's images.
 
     ``releases`` must be in ascending order. A release without a date counts as old enough here, because gitboot later
-    checks the age of the proposed commit instead. Raises `MalformedIndex` if there are no releases, and `StaleIndex` if
-    the fleet already has a newer image of the channel than the newest release.
+    checks the age of the proposed commit instead. Raises `MalformedIndex` if there are no releases. Raises `StaleIndex`
+    if the fleet already has an image of the channel that is newer than the newest release.
     """
     if not releases:
         raise MalformedIndex(followed.follow.source, "the index lists no releases", "check channel, or try again later")
@@ -201,7 +204,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             f"the newer version {latest.spec.version}",
             f"try again later. If that image belongs to another channel, set its annotation {CHANNEL}",
         )
-    # An image that another stream with the same source uses does not block this stream: it may follow.
+    # An image that another stream with the same source uses does not block this stream from using the image too.
     own = [
         image.spec.version
         for image in in_fleet.values()
@@ -238,7 +241,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
 
 
 def _release_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key like that of `version_key`, but sort a prerelease such as 1.2-rc1 before the release 1.2."""
+    """Return a sort key like `version_key`, but place a prerelease such as 1.2-rc1 before the release 1.2."""
     key = (part if part[0] or not is_prerelease(part[2]) else (-1, *part[1:]) for part in version_key(version))
     return (*key, (0, 0, ""))
 
@@ -254,10 +257,11 @@ def _format_public_age(release: Release, now: datetime) -> str:
 
 
 def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> ImageSettings:
-    """Return the settings of the new image, either from the current image of the stream or from the source.
+    """Return the settings of the new image, either from the stream's current image or from the source.
 
-    gitboot keeps the settings of the current image if a person changed them. It uses the settings of the source if the
-    current image has another source, or has exactly the settings that the source has for the current version.
+    gitboot keeps the settings of the current image if a person changed them. gitboot uses the settings of the source if
+    the current image comes from another source, or if its settings are exactly those of the source for the current
+    version.
     """
     current, spec = followed.current, followed.current.spec
     own = ImageSettings(
@@ -275,7 +279,7 @@ def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> Ima
 
 
 def check_provenance(followed: FollowedStream, image: BootImage) -> None:
-    """Raise `UntrustedRelease` if the stream requires signed files and a file of the new image has no signature."""
+    """Raise `UntrustedRelease` if the stream requires signed files, but a file of the new image has no signature."""
     if followed.stream.spec.require_provenance is not RequiredProvenance.SIGNED:
         return
     weak = [
@@ -295,10 +299,10 @@ def check_provenance(followed: FollowedStream, image: BootImage) -> None:
 def build_files(
     followed: FollowedStream, repository: FleetRepository, image: str, built: BuiltImage | None
 ) -> dict[str, bytes]:
-    """Return the changed file of the stream and, if the image is new, the file of the new image.
+    """Return the changed file of the stream and, if the image is new, the file of the new image, by path.
 
-    Raises `UsageError` if gitboot cannot add spec.rollout to the stream. gitboot changes only spec.rollout in the
-    stream's file.
+    gitboot changes only spec.rollout in the stream's file. Raises `UsageError` if gitboot cannot add spec.rollout to
+    the stream.
     """
     origin = repository.origins[Id("ImageStream", followed.name)]
     fields = {"image": image, "percent": str(followed.follow.percent)}
@@ -316,7 +320,7 @@ def build_files(
 def format_message(followed: FollowedStream, release: Release, built: BuiltImage | None) -> tuple[str, str]:
     """Return the subject and the body of the commit message.
 
-    Text from the vendor is escaped, and never begins a line.
+    Text from the vendor is escaped, and never appears at the beginning of a line.
     """
     image = built.name if built is not None else find_image_name(release.source, release.version)
     title = f"Begin the rollout of {image} to {followed.follow.percent} % of {followed.name}"
@@ -350,7 +354,7 @@ class UpdatedFleet(Protocol):
     def validate(self, changed: Snapshot) -> FleetRepository:
         """Apply changes to the fleet, and return the changed fleet.
 
-        Raises `InvalidRepository` if the result has errors.
+        Raises `InvalidRepository` if the changed fleet has errors.
         """
 
 
@@ -461,7 +465,7 @@ class StreamUpdater:
         )
 
     def _check_existing(self, followed: FollowedStream, release: Release) -> None:
-        """Raise `UsageError` unless the existing BootImage is the release and has all architectures of a stream."""
+        """Raise `UsageError` unless the existing BootImage contains the release for all architectures of a stream."""
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
             raise UsageError(f"BootImage/{image.metadata.name} already exists, with the version {image.spec.version}")

@@ -1,4 +1,4 @@
-"""Boot comparison: compare the boot that another system serves to a machine with the boot that gitboot would serve."""
+"""Boot comparison: find the differences between the boots that another system and gitboot serve to a machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Verdict(StrEnum):
 
 
 class BootComparison(Struct, frozen=True, kw_only=True):
-    """The comparison of one server's boots. Values that look like secrets are hidden."""
+    """A comparison of the boots that the old system and gitboot serve to one server.
+
+    Values that look like secrets are hidden.
+    """
 
     server: str
     verdict: Verdict
@@ -48,10 +51,10 @@ def compare_boots(
     base_url: str,
     macs: Collection[str] = (),
 ) -> BootComparison:
-    """Compare two boots. ``old_data`` is the user data at the URL in the old arguments, or None.
+    """Compare the boot that the old system serves to a server with gitboot's boot.
 
-    ``digests`` maps the URLs of the old system's files to SHA-256 digests. ``macs`` are the MAC addresses of the boot
-    interfaces, with colons.
+    ``old_data`` is the user data of the old boot, or None. ``digests`` maps the URLs of the old system's files to
+    SHA-256 digests. ``macs`` are the MAC addresses of the boot interfaces, written with colons.
     """
 
     def is_same(url: str | None, file: BootFile | None) -> bool:
@@ -67,8 +70,7 @@ def compare_boots(
             ("initrd", _redact(*old.initrds), _redact(*(file.url if file else None for _, file in initrds)))
         )
     theirs, ours = _list_comparable_arguments(old.arguments), _list_comparable_arguments(new.kernel_arguments)
-    # the arguments of the old system name the NIC that fetched the script, so the values for all boot NICs are
-    # equivalent
+    # The old system's arguments name the NIC that fetched the script, so values for different boot NICs are equivalent.
     if any(map(names_boot_nic, ours)):
         theirs, ours = ([_generalize_macs(each, macs) for each in arguments] for arguments in (theirs, ours))
     only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
@@ -88,9 +90,9 @@ def compare_boots(
 
 
 def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
-    """Yield the URLs of the old system's files that have another path than gitboot's files.
+    """Yield the URLs of the old system's files whose paths differ from those of gitboot's files.
 
-    The content may be the same.
+    The content of the files may be the same.
     """
     for url, file in _pair_files(old, new):
         if (
@@ -107,11 +109,14 @@ def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile 
 
 
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
-    """Omit arguments that differ in each request, and user data URLs, because gitboot compares the data itself."""
+    """Return the arguments without request IDs and user data URLs.
+
+    A request ID differs in each request, and gitboot compares the user data itself.
+    """
     return [
         each
         for name, each in ((each.partition("=")[0], each) for each in arguments)
-        if name != "ipa-global-request-id"  # of Ironic, with a different value in each deployment
+        if name != "ipa-global-request-id"  # Ironic's argument, which differs in each deployment
         and (name not in USER_DATA_ARGUMENTS or "://" not in each)
     ]
 
@@ -168,7 +173,7 @@ OTHER_SCRIPT_PATHS: Final[Mapping[str, str]] = {"openchami": "bootscript?mac={ma
 # X-Forwarded-For.
 HTTP_BOOT_PATHS: Final[Mapping[str, str]] = {"boot-operator": "httpboot"}
 _OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_MAX_LINES: Final = 10_000  # the maximum number of lines of a script
+_MAX_LINES: Final = 10_000  # the maximum number of lines in a script
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
@@ -177,14 +182,14 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
     name: str
     uuid: str
-    macs: tuple[str, ...]  # the MAC addresses of the boot interfaces, with colons
+    macs: tuple[str, ...]  # the MAC addresses of the boot interfaces, written with colons
     serial: str
     addresses: tuple[str, ...] = ()
 
     def list_script_urls(self, old: str, system: str, paths: Mapping[str, str] = SCRIPT_PATHS) -> tuple[str, ...]:
-        """Return the URLs of a machine's boot script.
+        """Return the URLs at which the old system serves the machine's boot script.
 
-        If the URLs of the system contain a MAC address, there is a URL for each one.
+        If the system's URLs contain a MAC address, return one URL for each MAC address of the machine.
         """
         found = []
         for mac in (self.macs or ("",)) if system in paths else ():
@@ -202,7 +207,10 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
 
 class OldBoot(Struct, frozen=True, kw_only=True):
-    """The boot in a boot script of the old system. Without a kernel, the script boots the disk or the ``chain`` URL."""
+    """The boot that a boot script of the old system describes.
+
+    A script without a kernel boots from the local disk or loads the ``chain`` URL.
+    """
 
     kernel: str | None = None
     initrds: tuple[str, ...] = ()
@@ -267,7 +275,10 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
 
 
 def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
-    """Return the boot in boot-operator's response for UEFI HTTP boot, or None if the response is not for ``uuid``."""
+    """Return the boot in boot-operator's response to a UEFI HTTP boot request.
+
+    Return None if the response is malformed or is for a different UUID.
+    """
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError):
@@ -284,9 +295,10 @@ def _make_absolute(base: str, url: str) -> str:
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the words of each command in a script, without options and without the part after ``||`` or ``&&``.
+    """Yield the name and the arguments of each command in a script.
 
-    The function follows an unconditional ``goto``, but each label only once.
+    Options and everything after ``||`` or ``&&`` are omitted. The function follows each unconditional ``goto``, but
+    jumps to each label only once.
     """
     lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}

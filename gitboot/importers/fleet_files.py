@@ -1,4 +1,4 @@
-"""Fleet files: write the documents and the report of an import, and documents for new servers."""
+"""Fleet files: render the documents and the report of an import, and documents for new servers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete:
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
-    """The document that the import created for a machine or a boot, and the remarks on it."""
+    """A document that the import created for a machine or a boot, with remarks for the import report."""
 
     kind: str
     name: str
@@ -63,7 +63,7 @@ class ImportedDocument(Struct, frozen=True, kw_only=True):
 
 
 class ImportedFleet(Struct, frozen=True, kw_only=True):
-    """The files of an imported fleet by path, and the content of the import report."""
+    """The files of an imported fleet, mapped by path, and the content of the import report."""
 
     files: Mapping[str, str]
     items: tuple[ImportedDocument, ...]
@@ -73,7 +73,7 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
 def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
     """Convert an inventory to documents. The result does not depend on the order of the machines and boots.
 
-    Each server is Parked and has no provision number, so gitboot does not install any server.
+    Each server is Parked and has no provision number, so gitboot does not install the server.
     """
     files: dict[str, str] = {}
     items: list[ImportedDocument] = []
@@ -93,9 +93,9 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
 
 
 def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Give each value a unique document name. If two values have the same name, the second name becomes NAME-2.
+    """Give each value a unique document name. If two values have the same name, the second one is renamed to NAME-2.
 
-    A value whose name is already a valid document name takes precedence.
+    If names collide, a value that already has a valid document name keeps this name.
     """
     found: dict[str, Any] = {}
     for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
@@ -169,9 +169,9 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
 
 
 def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> list[ImportedNic]:
-    """Merge interfaces with the same MAC address, which many sources repeat for each VLAN.
+    """Merge interfaces that have the same MAC address. Many sources list an interface once for each VLAN.
 
-    The interfaces of a bond all have its IP addresses.
+    Each interface of a bond keeps the IP addresses of the bond.
     """
     found: dict[MacAddress, ImportedNic] = {}
     for nic in nics:
@@ -399,7 +399,10 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
 
 
 def _guess_version(boot: ImportedBoot) -> str:
-    """Guess the version of a boot. It is the first dotted number in a URL, or else the name of the boot."""
+    """Guess the version of a boot from its URLs.
+
+    Return the first dotted number, or the name of the boot if the URLs contain no dotted number.
+    """
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
@@ -461,9 +464,10 @@ class NewServer(Struct, frozen=True, kw_only=True):
 
 
 def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
-    """Return a document for a new server. The server is Parked, so that gitboot does not boot the machine.
+    """Return a document for a new server. The server is Parked, so gitboot does not boot the machine.
 
-    The function copies the policy, loader, local disk, kernel arguments, variables and labels from ``like``.
+    The function copies the policy, loader, local disk, Secure Boot setting, kernel arguments, variables and labels from
+    ``like``.
     """
     spec: dict[str, Any] = {
         "uuid": new.uuid,
@@ -499,7 +503,7 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
 
 
 def summarize(fleet: ImportedFleet) -> str:
-    """Return a text with the number of servers and boots, and how many of each are pending."""
+    """Return a text that states how many servers and boots the import created, and how many of each are pending."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
         found = [item for item in fleet.items if item.kind == kind]
@@ -509,7 +513,10 @@ def summarize(fleet: ImportedFleet) -> str:
 
 
 def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
-    """Return the text of import-report.md. ``edited_files`` are files with changes that the import did not replace."""
+    """Return the text of import-report.md.
+
+    ``edited_files`` are the files that the import did not replace because a person had changed them.
+    """
     lines = [
         *(f"# Imported from {system}", "", f"{summarize(fleet)}.", ""),
         "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC.",

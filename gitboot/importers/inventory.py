@@ -63,12 +63,15 @@ def parse_json(path: str, text: str) -> Any:
 
 
 def parse_json_files(files: Texts) -> Iterator[tuple[str, Any]]:
-    """Yield the parsed JSON of each .json file, ordered by path. Raises `UsageError` if a file is not JSON."""
+    """Yield the parsed content of each .json file, ordered by path. Raises `UsageError` if a file is not JSON."""
     return ((path, parse_json(path, text)) for path, text in sorted(files.items()) if path.endswith(".json"))
 
 
 def parse_yaml(path: str, text: str) -> list[Any]:
-    """Parse a YAML file. All scalars, such as MAC addresses, stay text. Raises `UsageError` if the file is not YAML."""
+    """Parse a YAML file. All scalars, such as MAC addresses, remain text.
+
+    Raises `UsageError` if the file is not YAML.
+    """
     try:
         return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
     except (yaml.YAMLError, RecursionError) as error:
@@ -88,7 +91,7 @@ def get_nested(value: Any, *keys: str | int) -> Any:
 
 
 def as_mappings(value: Any) -> list[dict[str, Any]]:
-    """Return those items of a list that are mappings. Return [] if the value is not a list."""
+    """Return the items of a list that are mappings, or [] if the value is not a list."""
     return [each for each in as_list(value) if isinstance(each, dict)]
 
 
@@ -103,7 +106,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
-    """Group rows by the text at a path of nested keys."""
+    """Group rows by the value at a path of nested keys, converted to text."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(str(get_nested(row, *keys)), []).append(row)
@@ -126,7 +129,10 @@ _SHORT_MAC: Final = re.compile(r"[0-9a-f]{1,2}(?:([:-])[0-9a-f]{1,2})(?:\1[0-9a-
 
 
 def parse_mac_or_none(value: object) -> MacAddress | None:
-    """Parse a MAC address, or return None. An octet may have only one digit, because DHCP servers also accept that."""
+    """Return the parsed MAC address, or None if the value is not a MAC address.
+
+    An octet may have only one digit, because DHCP servers also accept such addresses.
+    """
     return _parse_or_none(parse_lookup_mac, _pad_octets(value)) if isinstance(value, str) and value else None
 
 
@@ -136,7 +142,7 @@ def _pad_octets(value: str) -> str:
 
 
 def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
-    """Return the MAC address of an interface, or a remark if the source contains an invalid value."""
+    """Return the MAC address of an interface, or a remark if the address in the source is invalid."""
     if value is None or value == "":
         return None, ()
     try:
@@ -153,7 +159,7 @@ def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tu
 
 
 def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...]]:
-    """Return the UUID of a machine, or a remark if the source contains an invalid value."""
+    """Return the UUID of a machine, or a remark if the UUID in the source is invalid."""
     if value is None or value == "":
         return None, ()
     try:
@@ -170,7 +176,10 @@ def parse_uuid_or_none(value: object) -> SystemUuid | None:
 
 
 def parse_architecture(value: object) -> str | None:
-    """Return an architecture's name in documents, or its name in the source if gitboot does not support it."""
+    """Return the name that documents use for an architecture, or None if the value is empty.
+
+    If gitboot does not support the architecture, return its name in the source, in lower case.
+    """
     text = (as_text(value) or "").strip().lower()
     return _ARCHITECTURES.get(text, text) or None
 
@@ -180,7 +189,7 @@ def parse_firmware(value: object) -> Firmware | None:
 
 
 def parse_secure_boot(boot_mode: object) -> bool | None:
-    """Return True if a boot mode means that Secure Boot is on, or None if the boot mode does not state it."""
+    """Return True if a boot mode turns Secure Boot on, or None if the boot mode leaves Secure Boot unspecified."""
     return True if str(boot_mode).lower() == "uefisecureboot" else None
 
 
@@ -221,7 +230,7 @@ def is_secret(argument: str) -> bool:
 
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Return the arguments without secrets, and a remark for each argument with a secret."""
+    """Return the arguments that contain no secrets, and a remark for each argument that was removed."""
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
@@ -253,9 +262,9 @@ def escape_template(text: str) -> str:
 
 
 def translate_ipxe_argument(text: str) -> str | None:
-    """Convert an iPXE kernel argument to a template.
+    """Convert a kernel argument in iPXE syntax to a template.
 
-    Return None if the argument contains a variable that only iPXE has.
+    Return None if the argument contains an iPXE variable that gitboot cannot replace.
     """
     if (bootif := _BOOTIF.fullmatch(text)) is not None:
         return f"BOOTIF={{{{ boot_nic.{'bootif' if bootif['hyphens'] else 'mac'} }}}}"
@@ -268,9 +277,10 @@ def translate_ipxe_argument(text: str) -> str | None:
 
 
 def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Convert kernel arguments to templates.
+    """Convert kernel arguments in iPXE syntax to templates.
 
-    Arguments with a secret, or with a variable that only iPXE has, are omitted.
+    Omit arguments that contain a secret or an iPXE variable that gitboot cannot replace, and return a remark for each
+    of them.
     """
     safe_arguments, remarks = remove_secrets(arguments)
     templates = []
@@ -299,7 +309,7 @@ _REDFISH: Final = re.compile(
 def parse_bmc(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Parse a BMC address in the notation of Metal3 and Ironic, and remove a user and a password from it."""
+    """Parse a BMC address in the notation of Metal3 and Ironic, and remove any user name and password from it."""
     if not address:
         return None, ()
     if address.lower().startswith("ipmi://"):
@@ -351,7 +361,7 @@ class ImportRemark(NamedTuple):
 
 
 def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ...]:
-    """Return a tuple with the remark if the condition is true, or else an empty tuple."""
+    """Return a tuple that contains the remark if the condition is true, or an empty tuple otherwise."""
     return (remark,) if condition else ()
 
 
@@ -372,7 +382,7 @@ class ImportedNic(Struct, frozen=True, kw_only=True):
 
 
 class NicReader:
-    """The interfaces that a source lists for one machine, and remarks on invalid MAC addresses."""
+    """Collects the interfaces that a source lists for one machine, and remarks on invalid MAC addresses."""
 
     def __init__(self) -> None:
         self.nics: list[ImportedNic] = []
@@ -387,7 +397,7 @@ class NicReader:
         addresses: tuple[str, ...] = (),
         boot: bool = True,
     ) -> None:
-        """Add an interface if it has a valid MAC address. ``subject`` names the interface in a remark."""
+        """Add an interface if its MAC address is valid. A remark on an invalid MAC address begins with ``subject``."""
         found, rejected = read_mac(mac, subject)
         self.remarks += rejected
         if found is not None:
@@ -395,7 +405,7 @@ class NicReader:
 
 
 class ImportedBmc(Struct, frozen=True, kw_only=True):
-    """A BMC that supports Redfish or IPMI. The import never reads the user and the password of a BMC."""
+    """A BMC that supports Redfish or IPMI. The import leaves out the user name and the password."""
 
     address: str
     credentials: str  # the name of the credentials, without user and password
@@ -411,10 +421,10 @@ class ImportedData(Struct, frozen=True, kw_only=True):
 
 
 class ImportedMachine(Struct, frozen=True, kw_only=True):
-    """A machine with the facts that the source contains about it."""
+    """The facts that a source contains about one machine."""
 
     name: str  # the name in the source
-    uuid: SystemUuid | None = None  # the UUID in SMBIOS, and not an ID that the source assigned
+    uuid: SystemUuid | None = None  # the UUID in SMBIOS, not an ID that the source assigned
     serial: str | None = None
     architecture: str | None = None  # as `parse_architecture` returns it
     firmware: Firmware | None = None
@@ -424,13 +434,13 @@ class ImportedMachine(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     boot: str | None = None  # the name of an `ImportedBoot`
     arguments: tuple[str, ...] = ()
-    removed_arguments: tuple[str, ...] = ()  # the names of those arguments of the boot that this machine does not get
+    removed_arguments: tuple[str, ...] = ()  # the names of the boot's arguments that this machine does not use
     vars: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[ImportRemark, ...] = ()
 
 
 class ImportedBoot(Struct, frozen=True, kw_only=True):
-    """A boot from the source, which has either a kernel with other files or a UKI."""
+    """A boot that a source defines. The boot consists of a UKI, or of a kernel and other files such as initrds."""
 
     name: str
     kernel: str | None = None  # a URL, or assets:PATH
@@ -448,7 +458,7 @@ class ImportedBoot(Struct, frozen=True, kw_only=True):
 
 
 class ImportedInventory(Struct, frozen=True, kw_only=True):
-    """The machines, boots and remarks of a source."""
+    """The machines and boots that a source contains, and remarks on the source as a whole."""
 
     machines: tuple[ImportedMachine, ...] = ()
     boots: tuple[ImportedBoot, ...] = ()
@@ -456,23 +466,23 @@ class ImportedInventory(Struct, frozen=True, kw_only=True):
 
 
 class Supplement(Struct, frozen=True, kw_only=True):
-    """Additional facts for an import. These are UUIDs by MAC address or machine name, and digests by file path."""
+    """Additional facts for an import: UUIDs by MAC address or machine name, and digests by file path."""
 
     uuids: Mapping[str, SystemUuid] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def uuid(self, machine: ImportedMachine) -> SystemUuid | None:
-        """Return the UUID of a machine.
+        """Return the UUID of a machine, or None if the UUID is unknown.
 
-        If the source has no UUID, search this supplement by MAC address and by name.
+        If the source contains no UUID, search this supplement for the MAC addresses and the name of the machine.
         """
         found = (self.uuids.get(key) for key in (*(str(nic.mac) for nic in machine.nics), machine.name))
         return machine.uuid or next(filter(None, found), None)
 
     def digest(self, url: str) -> str | None:
-        """Return the digest of the file at a URL, or None.
+        """Return the digest of the file at a URL, or None if no listed path matches.
 
-        If the URL ends with several listed paths, the longest path applies.
+        If several listed paths match the end of the URL, use the longest path.
         """
         path = url.removeprefix("assets:") if url.startswith("assets:") else urlsplit(url).path
         parts = path.strip("/").split("/")
@@ -481,9 +491,10 @@ class Supplement(Struct, frozen=True, kw_only=True):
 
 
 def parse_uuid_list(text: str, path: str) -> dict[str, SystemUuid]:
-    """Parse ``MAC UUID`` or ``NAME UUID`` lines, or the JSON of `gitboot bmc scan` or `gitboot unknown-machines`.
+    """Parse lines of the form ``MAC UUID`` or ``NAME UUID``, or the JSON output of gitboot.
 
-    Raises `UsageError` for the first invalid line.
+    The JSON comes from `gitboot bmc scan` or `gitboot unknown-machines`. Raises `UsageError` for the first invalid
+    line.
     """
     if text.lstrip().startswith("{"):
         return dict(_list_found_uuids(parse_json(path, text)))
