@@ -84,7 +84,7 @@ class TreeModes(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
-        """Return the permissions and the group for new files below a folder, based on those of the folder."""
+        """Return modes that give new files below a folder the same permissions and group as the folder."""
         mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
         return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
 

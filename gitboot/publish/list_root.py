@@ -84,7 +84,7 @@ def _write_list_root(
     signers: tuple[CryptoSigner, ...],
     now: datetime,
 ) -> bytes:
-    """Write the metadata that authorizes the publication key, and the public root key. Return the public key as PEM."""
+    """Write the public root key and the metadata that authorizes the publication key. Return the root key as PEM."""
     for role in ("snapshot", "timestamp"):
         root.signed.add_key(publication.public_key, role)
     key, expires = publication.public_key, now.replace(microsecond=0) + ROOT_VALID

@@ -270,8 +270,8 @@ class WebMirror:
     ) -> None:
         """``deadline_s`` is the time limit for the status and the headers of a response.
 
-        ``rate`` is the minimum transfer rate of the body. Each comparison needs a new ``nonce``, so that caches do not
-        contain responses to its requests.
+        ``rate`` is the minimum transfer rate of the body. Each comparison needs a new ``nonce``, so that no cache has
+        already stored a response.
         """
         self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
@@ -542,7 +542,7 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     """Return the fault in a mirror's response to a request for an unknown machine's boot script, or None.
 
     A cache may store 404 and 410 responses by its own rules (RFC 9110, 15.1), and Varnish stores them for two minutes.
-    If a machine is added to the fleet, such a cache would withhold the new boot script from the machine.
+    From such a cache, a machine that was just added to the fleet would get the old response instead of its boot script.
     """
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):

@@ -264,7 +264,10 @@ class Mirror:
     # A new tree
 
     def copy(self, source: str) -> None:
-        """Copy the tree to the staging folder with rsync, and keep ending windows during the copy. Raises `Failure`."""
+        """Copy the tree to the staging folder with rsync. Raises `Failure`.
+
+        The method continues to end maintenance windows during the copy.
+        """
         os.makedirs(self.staging, mode=0o700, exist_ok=True)
         self.fetch_again(SIGNED + TIMESTAMP)
         modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"

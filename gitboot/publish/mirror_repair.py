@@ -379,7 +379,7 @@ _HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this 
 
 
 class MirrorRecords:
-    """The records in a store: the records of a target, the records of a complete copy of OUTPUT, or none."""
+    """The records in a store: the records of a target, the records of a complete copy of OUTPUT, or no records."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
         self._name, self._store, self._ledger = name, store, ledger

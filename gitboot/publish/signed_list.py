@@ -288,7 +288,7 @@ class SignedList:
         All files except listings and the timestamp have a version in their name. The timestamp is written last. Until
         then, readers find the complete metadata of the earlier list. New root metadata is written just before the
         timestamp, because it may reject the key that signed the earlier timestamp. If the method raises PublishError,
-        the earlier list remains valid.
+        the earlier list remains in the tree.
         """
         if self._is_current and self._is_as_wanted(about, keys, now):
             return

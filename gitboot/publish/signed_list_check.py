@@ -71,8 +71,8 @@ def compare_with_list(
     """Compare a mirror with its own signed list, at the time ``now``.
 
     ``keys`` are the public root keys. If there are no keys, gitboot does not verify signatures. If the list is replaced
-    during the comparison, gitboot compares the new files and the files that had findings again. Raises
-    `HostUnreachable`.
+    during the comparison, gitboot also compares files that are new in the list. gitboot compares a file with a finding
+    again if the entry of the file in the list has changed. Raises `HostUnreachable`.
     """
     with threads(parallel) as pool:
         findings = [*mirror.find_cached_list()]
@@ -119,7 +119,7 @@ class ListReader:
     def read(self, findings: list[MirrorFinding]) -> SignedList | None:
         """Return the list, or None if the list cannot be trusted.
 
-        An unsigned list is also returned. If the list is unsigned although there are keys, add a finding.
+        If the list is unsigned, return the list anyway, and add a finding if there are keys.
         """
         try:
             return read_list(self._get, self._keys, each=self._pool.map)
@@ -195,9 +195,9 @@ class ListReader:
 
 
 def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
-    """Return a listed file with the content that is acceptable at ``now``.
+    """Return a listed file with the versions that are acceptable at ``now``.
 
-    If the listing's window has ended, the content from before and after the end is acceptable.
+    If the listing's window has ended, the version that follows the window is also acceptable.
     """
     right, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:

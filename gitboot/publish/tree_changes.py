@@ -179,8 +179,8 @@ def decide_changes(
     are not rewritten. The files of an unchanged server are compared by existence and size. Files that an interrupted
     publication may have changed are always rewritten, because after a failed sync the kernel may return content that is
     not on the disk. ``possibly_indexed`` contains (identity, server) pairs that may be in the index. The changes remove
-    all pairs that the publication does not contain. Raises a PublishError that lists all files that gitboot did not
-    write but that are at paths to publish.
+    all pairs that the publication does not contain. Raises a PublishError if files that gitboot did not write exist at
+    paths to publish. The error lists all of these files.
     """
     decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
     decision.find_suspects()

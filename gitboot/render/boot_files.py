@@ -197,8 +197,8 @@ SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple
 def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None) -> dict[str, File]:
     """Return the boot files of one server by path.
 
-    If the server boots from its disk, each boot script only starts that disk boot. A restricted server then has no boot
-    script.
+    If the server boots from its disk, each boot script just boots from the disk. In that case, a restricted server has
+    no boot scripts.
     """
     found: dict[str, File] = {}
     for render in _select_renderers(decisions.outputs, decisions.evidence):

@@ -129,7 +129,7 @@ def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | Non
 
 
 class ScriptLoader(StrEnum):
-    """A boot loader that fetches boot scripts. The path of each script contains the value of the loader."""
+    """A boot loader that fetches boot scripts. The value of each member occurs in the paths of the loader's scripts."""
 
     IPXE = "ipxe"
     GRUB = "grub.cfg"

@@ -366,7 +366,7 @@ def list_proxy_offers(decisions: Decisions, preferred: Loader | None = None) -> 
 
 
 def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
-    """Return the URLs that are too long for the response of a proxy, sorted."""
+    """Return the sorted URLs that are too long for a proxy's response."""
     scripts = {mirror.url("boot.ipxe") for mirror in list_mirrors(decisions) if Output.IPXE in decisions.outputs}
     loaders = {
         mirror.loader_url(offer.path)
@@ -382,8 +382,8 @@ def _render_proxy_script(tags: str, url: str, server: str) -> Iterator[str]:
     """Yield the lines that name the first script for iPXE.
 
     iPXE ignores a boot file if the response does not contain a server address (`dhcp_has_pxeopts` in iPXE's
-    net/udp/dhcp.c). dnsmasq sends its own address to UEFI clients. dnsmasq sends the address to BIOS clients only if
-    there is a ``pxe-service``.
+    net/udp/dhcp.c). dnsmasq sends its own address to UEFI clients, but to BIOS clients only if there is a
+    ``pxe-service``.
     """
     yield _render_proxy_boot(tags, url, f",{server}" if server else "")
     if not server and len(url) <= LONGEST_PROXY_URL:
@@ -398,7 +398,7 @@ def _render_proxy_boot(tags: str, url: str, server: str = "") -> str:
 
 @lru_cache(maxsize=1)  # most commits change no interface
 def _render_proxy_servers(hosts: tuple[Host, ...]) -> str:
-    """Return a line for each server that assigns tags to the interfaces of the server.
+    """Return, for each server, a line that assigns tags to the interfaces of the server.
 
     dnsmasq also sets the tag ``known`` for these interfaces.
     """
@@ -544,7 +544,7 @@ class LoaderOffer(Struct, frozen=True, kw_only=True):
 def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
     """Yield one loader for each kind of client.
 
-    This is ``preferred`` if the client can load it, and otherwise the first available loader.
+    The loader is ``preferred`` if the client can load it, and otherwise the first available loader.
     """
     for client in CLIENTS:
         found = [

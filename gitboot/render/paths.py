@@ -135,12 +135,12 @@ class PathKind(NamedTuple):
 
     @property
     def expression(self) -> str:
-        """A regular expression for these paths below boot/, in the output tree's spelling."""
+        """A regular expression for paths of this kind below boot/, in the output tree's spelling."""
         return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spell('-')}"))
 
     @property
     def any_spelling(self) -> str:
-        """A regular expression for these paths below boot/, with one group for the identity in any spelling."""
+        """A regular expression for paths of this kind below boot/, with one group for the identity in any spelling."""
         return self._expression("([^/]+)")
 
     def _expression(self, identity: str) -> str:

@@ -134,8 +134,8 @@ class Bucket:
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         """Write objects in parallel.
 
-        If a path in ``fresh`` already has other content, keep that content. Return all paths that kept their content.
-        The modification time of an object is the time at which the store received it.
+        If a path in ``fresh`` already has other content, keep that content, and include the path in the result. The
+        modification time of an object is the time at which the store received it.
         """
         left: set[str] = set()
 

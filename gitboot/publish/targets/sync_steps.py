@@ -203,7 +203,7 @@ class FileStore(Protocol):
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         """Write files.
 
-        If a path in ``fresh`` already has other content, keep that content. Return all paths that kept their content.
+        If a path in ``fresh`` already has other content, keep that content, and include the path in the result.
         """
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
@@ -500,8 +500,8 @@ class StoreTarget:
     def observe(self, hint: str) -> Holding | None:
         """Return the content of the target without writing, or None if no process has claimed the target.
 
-        If the target belongs to another ledger, the error contains ``hint``. Raises `ForeignTree`, and `Overtaken` if
-        another process writes a step. Also raises `PublishError` and `HostUnreachable`.
+        If the target belongs to another ledger, raises `ForeignTree` with ``hint`` in the message. Raises `Overtaken`
+        if another process writes a step. Also raises `PublishError` and `HostUnreachable`.
         """
         store = self._open()
         self._last_head = store.get(HEAD)
