@@ -1,1 +1,1 @@
-"""Publication: writes the output tree with its index, manifest and signed list, and compares mirrors with the tree."""
+"""Publication: write the output tree with its index, manifest and signed list, and compare mirrors with the tree."""

@@ -55,7 +55,7 @@ def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) 
 
 
 def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
-    """Wrap a method. If the method raises OSError, the wrapper raises a `PublishError` that contains the path."""
+    """Wrap a method so that each OSError is converted to a `PublishError` that contains the path."""
 
     @wraps(act)
     def named(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -68,7 +68,7 @@ def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[
 
 
 class _StagedFile(NamedTuple):
-    """The last staged file. `Disk.stage` can create hard links to it for other paths with the same content."""
+    """The most recently staged file. For other paths with the same content, `Disk.stage` can hard-link this file."""
 
     path: str
     mtime: int
@@ -76,7 +76,7 @@ class _StagedFile(NamedTuple):
 
 
 class TreeModes(Struct, frozen=True, kw_only=True):
-    """The permissions and the group of an output tree, which do not depend on the umask."""
+    """The permissions and the group of the files in an output tree. The umask does not affect them."""
 
     folder: int = 0o755
     file: int = 0o644
@@ -84,7 +84,7 @@ class TreeModes(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
-        """Return the permissions and the group that new files below a folder get: those of the folder."""
+        """Return modes that give new files below a folder the same permissions and group as the folder."""
         mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
         return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
 
@@ -162,7 +162,7 @@ class Disk:
             return None
 
     def has_file(self, path: str) -> bool:
-        """Return whether ``path`` is a regular file, and no part of the path is a symlink."""
+        """Return whether ``path`` is a regular file and no part of the path is a symlink."""
         try:
             return is_file(self.lstat(path))
         except NotAFolder:
@@ -203,7 +203,7 @@ class Disk:
 
     @_raise_with_path
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
+        """Return the sorted names of the entries in a folder, or an empty list if the folder does not exist."""
         fd = self.folders.find(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
@@ -220,10 +220,11 @@ class Disk:
     def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
         """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
 
-        The modification time is ``at``, or one second after that of the current file if ``at`` is not later. With
-        ``exact``, it is always ``at``. ``like`` is another path for which the same content was staged before. If both
-        files get the same modification time and the file system supports hard links, the temporary file is a hard link
-        to the temporary file of ``like``.
+        The modification time is ``at``. If ``at`` is not later than the modification time of the current file, the new
+        modification time is one second after the current one. With ``exact``, the modification time is always ``at``.
+        ``like`` is another path for which the same content has already been staged. If both files get the same
+        modification time and the file system supports hard links, the temporary file is a hard link to the temporary
+        file of ``like``.
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
@@ -254,7 +255,7 @@ class Disk:
 
     @_raise_with_path
     def remove(self, path: str) -> None:
-        """Remove a file if it exists, and remove the folders that are then empty."""
+        """Remove a file if it exists, and then remove its parent folders that are empty."""
         folder, name = split(path)
         if (fd := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
@@ -331,7 +332,7 @@ def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
 
 
 def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
-    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the status of ``path``."""
+    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the file's status."""
     return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
 
 
@@ -361,7 +362,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def syncfs(fd: int) -> None:
-    """Call syncfs(2), which the standard library lacks. ``os.sync`` would wait for all disks of the machine."""
+    """Call syncfs(2), which the standard library lacks. ``os.sync`` would wait for every disk in the machine."""
     if _libc.syncfs(fd) != 0:
         raise OSError(number := ctypes.get_errno(), os.strerror(number))
 
@@ -380,7 +381,7 @@ class _Folder(NamedTuple):
 
 
 class OpenFolders:
-    """Keep the folders open from the root to the most recently used folder.
+    """The open folders on the path from the root to the most recently used folder.
 
     Callers usually process paths in sorted order, so the next folder is usually close to the previous folder. The
     methods raise OSError and NotAFolder.
@@ -416,7 +417,7 @@ class OpenFolders:
             return None
 
     def make(self, path: str) -> int:
-        """Return the descriptor of a folder, creating a missing folder. The next call may close the descriptor."""
+        """Return the descriptor of a folder, creating the folder if needed. The next call may close the descriptor."""
         return self._open(path, make=True)
 
     def prune(self) -> None:
@@ -505,10 +506,10 @@ def is_readable_by_others(root: Path) -> bool:
 def apply_modes(root: Path, modes: TreeModes) -> None:
     """Apply ``modes`` to an existing output tree, except to files that belong to operators. Raises PublishError.
 
-    The function changes the top folders last. Therefore, if they already have these modes, it skips the rest of the
-    tree. Files that only their owner can read keep their permissions. The function does not change files and folders of
-    other users. If ``root`` also contains other files, the function does not change ``root``, because other users may
-    need access to these files.
+    The function changes the top-level folders last. If these folders already have the modes, the function therefore
+    skips the rest of the tree. Files that only their owner can read keep their permissions. The function does not
+    change files and folders that belong to other users. If ``root`` also contains other files, the function does not
+    change ``root``, because other users may need access to these files.
     """
     try:
         tops = [path for path in (root / "ops", root / "boot") if path.is_dir()]

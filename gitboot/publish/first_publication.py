@@ -142,7 +142,7 @@ def finish_first_publication(disk: Disk) -> bool:
 
 @contextmanager
 def _own_folder(disk: Disk) -> Iterator[int]:
-    """Yield a file descriptor of gitboot's private folder in the tree.
+    """Yield a file descriptor for gitboot's private folder in the tree.
 
     Convert an OSError in the block to a PublishError.
     """
@@ -185,8 +185,9 @@ def _can_be_moved(own: int, root: int) -> bool:
 def _move(source: int, target: int, folder: str) -> None:
     """Move everything in one folder into another, merging folders that exist in both.
 
-    ``folder`` is the path of both folders in the tree. It is empty, or has a trailing slash. The function moves content
-    first, then boot scripts, then first scripts, and the manifest last. Every publication uses this order.
+    ``folder`` is the path of both folders in the tree. The path is either empty or ends with a slash. The function
+    moves content first, then boot scripts, then first scripts, and the manifest last. Every publication uses this
+    order.
     """
     stands = frozenset(os.listdir(target))
     for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, move_order(folder + name), name)):
@@ -212,7 +213,7 @@ class NewTree:
         self._is_masked: bool | None = None
 
     def add(self, files: Files) -> int:
-        """Write the files of one server, or the files that do not belong to a server. Return the number of new paths.
+        """Write the files of one server, or the files that do not belong to any server. Return the number of new paths.
 
         Paths with identical content become hard links to one file. Only content paths may already exist, because
         several servers can refer to the same content. Raises PublishError.
@@ -240,8 +241,8 @@ class NewTree:
     def write(self, contents: Mapping[str, bytes | None]) -> None:
         """Write gitboot's own files.
 
-        ``files`` has the content by path, and paths without content are skipped. Raises PublishError if a file cannot
-        be written.
+        ``contents`` maps each path to its content. The method skips paths whose content is None. Raises PublishError if
+        a file cannot be written.
         """
         for path, content in contents.items():
             if content is not None:
@@ -289,7 +290,7 @@ class NewTree:
 class _Need(Struct):
     """The number of inodes and bytes that files need on one file system.
 
-    The numbers may be estimates from a sample of the servers.
+    The numbers may be estimates that are based on a sample of the servers.
     """
 
     inodes: float = 0
@@ -300,9 +301,9 @@ class _Need(Struct):
 def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
     """Raise `PublishError` if a file system has too few inodes or too little disk space for these files and folders.
 
-    ``files`` yields the path of each file, its size in bytes, and the number of files that it represents. The function
-    counts hard links to one file once. It does not count the manifest and the index. A file system without a fixed
-    number of inodes, such as Btrfs, never has too few inodes.
+    Each item in ``files`` contains a path, the size of the file in bytes, and the number of files that the item
+    represents. The function counts all hard links to the same file as one file. The function does not count the
+    manifest and the index. A file system without a fixed number of inodes, such as Btrfs, never has too few inodes.
     """
     needs: dict[Path, _Need] = {}
     places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
@@ -334,7 +335,7 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
 def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
     """Yield the files and folders of a publication for `check_room`.
 
-    If there are many servers, estimate them from a sample.
+    If there are many servers, the function measures the files of a sample of servers and extrapolates.
     """
     names = sorted(publication.servers)
     number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
@@ -358,7 +359,7 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
 
 
 def _measure_distinct_files(files: Files) -> dict[str, int]:
-    """Return the size of each file by path, counting identical content once, and size 0 for each folder."""
+    """Return the sizes of files and folders by path. Identical content counts once, and each folder has the size 0."""
     firsts = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
     found = {path: len(files[path].content) for path in firsts.values()}
     for path in files:

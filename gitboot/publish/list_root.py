@@ -44,8 +44,7 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
 
 
 def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None, now: datetime) -> bytes:
-    """Replace the publication key. If ``new_root_key`` is set, also replace the root key. Return the public root key as
-    PEM.
+    """Replace the publication key, and also the root key if ``new_root_key`` is set. Return the public root key as PEM.
 
     The new metadata is valid for `ROOT_VALID` from now. Readers that trust the earlier root key also accept the new
     one, because both keys sign the new root metadata. Raises `UsageError` if a file cannot be read, if ``root_key`` is
@@ -85,7 +84,7 @@ def _write_list_root(
     signers: tuple[CryptoSigner, ...],
     now: datetime,
 ) -> bytes:
-    """Write the metadata that authorizes the publication key. Write and return the public root key as PEM."""
+    """Write the public root key and the metadata that authorizes the publication key. Return the root key as PEM."""
     for role in ("snapshot", "timestamp"):
         root.signed.add_key(publication.public_key, role)
     key, expires = publication.public_key, now.replace(microsecond=0) + ROOT_VALID

@@ -1,4 +1,4 @@
-"""Manifest of an output tree: render and parse its head, nodes, leaves and the listing of shared files."""
+"""Manifest of an output tree: render and parse the head, the nodes, the leaves and the listing of shared files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Digests = Mapping[str, str]  # sha256 digests by name
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
-    """The commit, the gitboot version and the ledger from which a tree was published."""
+    """The commit, the gitboot version and the ledger that were used to publish a tree."""
 
     commit: str
     gitboot: str  # the version of gitboot
@@ -70,9 +70,9 @@ def leaf_path(node: str, leaf: str) -> str:
 
 
 def parse_part_path(path: str) -> tuple[str | None, str | None]:
-    """Return the node and the leaf that a manifest path names.
+    """Return the names of the node and the leaf in a manifest path.
 
-    The leaf is None if the path is the path of a node. For any other path, both are None.
+    If the path belongs to a node, the leaf is None. If the path belongs to neither a node nor a leaf, both are None.
     """
     found = _PART.fullmatch(path)
     return (found[1], found[2]) if found else (None, None)
@@ -127,7 +127,11 @@ def render_head(head: Head) -> bytes:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parse ``manifest.json``. Raises ValueError, and UnknownFormat if another version of gitboot wrote it."""
+    """Parse ``manifest.json``.
+
+    Raises UnknownFormat if the file has the format of another version of gitboot, and ValueError if the file is not a
+    manifest.
+    """
     found: Any = json.loads(data)
     match found:
         case {

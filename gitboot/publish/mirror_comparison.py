@@ -124,8 +124,8 @@ def compare_files(
 ) -> MirrorReport:
     """Compare a mirror with these files. Files published during the comparison are compared again.
 
-    ``look_again`` returns the current files, or None if the files have not changed. The argument of ``look_again`` is
-    true if there are findings.
+    ``look_again`` returns the current files, or None if the files have not changed. gitboot calls ``look_again(True)``
+    if there are findings, and ``look_again(False)`` otherwise.
     """
     read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     on_start(len(read))
@@ -222,7 +222,7 @@ class FolderMirror:
         return MirrorAnswer(status=200, size=found.st_size, sha256=digest.hexdigest(), modified=int(found.st_mtime))
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """Find files that are not in the published tree, and artifacts whose digest is wrong.
+        """Find files that are not in the published tree, and artifacts with a wrong digest.
 
         If the tree is not on this host, the function treats these files as published: the signed list, files in
         `assets/`, and content with a digest in its path.
@@ -251,10 +251,10 @@ class FolderMirror:
 class WebMirror:
     """A mirror behind a web server.
 
-    Requests by gitboot must not count as fetches by machines. Therefore the User-Agent of each request names gitboot.
-    If a fetch of a path is evidence, the request for the path also has a mark in its query. Endpoints and `gitboot
-    read-access-logs` check the User-Agent and the mark. By default, gitboot does not request such paths at all, not
-    even with HEAD, because a cache may turn a HEAD into a GET.
+    Requests by gitboot must not count as fetches by machines. Therefore, each request identifies gitboot in the
+    User-Agent. If a fetch of a path is evidence, the query of gitboot's request also contains a mark. Endpoints and
+    `gitboot read-access-logs` check the User-Agent and the mark. By default, gitboot does not request such paths at
+    all, not even with HEAD, because a cache may turn a HEAD into a GET.
     """
 
     def __init__(
@@ -270,8 +270,8 @@ class WebMirror:
     ) -> None:
         """``deadline_s`` is the time limit for the status and the headers of a response.
 
-        The body must arrive at ``rate`` or faster. ``nonce`` must differ in each comparison, so that no cache has a
-        stored response.
+        ``rate`` is the minimum transfer rate of the body. Each comparison needs a new ``nonce``, so that no cache has
+        already stored a response.
         """
         self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
@@ -295,8 +295,8 @@ class WebMirror:
     def find_cached_list(self) -> Iterator[MirrorFinding]:
         """Find caches that may serve an outdated signed list.
 
-        gitboot fetches the timestamp file twice: once bypassing all caches, and once from the caches. This file changes
-        with each publication.
+        gitboot fetches the timestamp file twice: once bypassing all caches, and once through the caches. This file
+        changes with each publication.
         """
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
@@ -344,10 +344,10 @@ class WebMirror:
         return self._reads_entries or not is_fetched_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
-        """Send a HEAD request, because firmware does this first.
+        """Request a file as firmware does: first with HEAD, and then with GET if the size in bytes is one of ``sizes``.
 
-        Then read the file if its size in bytes is one of ``sizes``. If only machines fetch the file, send a single GET,
-        because such files are small and boot loaders do not send HEAD requests for them.
+        If only machines fetch the file, send a single GET, because such files are small and boot loaders do not send
+        HEAD requests for them.
         """
         if is_fetched_by_machines_only(path):
             return self._request("GET", path, most_bytes=max(sizes) + 1)
@@ -413,7 +413,7 @@ def _read_answer(answer: AnswerStream) -> MirrorAnswer:
 
 
 class MirrorFault(StrEnum):
-    """The kind of a fault in one file of a mirror."""
+    """A kind of fault in one file on a mirror."""
 
     MISSING = "Missing"
     STALE = "Stale"  # the mirror has an earlier version
@@ -435,7 +435,7 @@ class MirrorFault(StrEnum):
 
 
 class MirrorFile(Struct, frozen=True, kw_only=True):
-    """A file that a mirror must contain, with the versions that are acceptable around the current time."""
+    """A file that a mirror must contain, with the versions that are acceptable at or near the current time."""
 
     path: str  # below boot/
     right: tuple[FileVersion | None, ...]  # allowed versions, the current version first; None: absent
@@ -500,7 +500,7 @@ class CheckedFile(NamedTuple):
 
 
 def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
-    """Return the most serious fault of a mirror's response, and whether the file is in transition."""
+    """Return the most serious fault in a mirror's response, and whether the file is in transition."""
     if answer.status in _GONE and None in file.right:
         return CheckedFile(None, is_in_transition=file.right[0] is not None)
     present = [each for each in file.right if each is not None]
@@ -521,7 +521,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
 
 
 def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
-    """Return the fault of a response for an unpublished path, or None.
+    """Return the fault in a mirror's response to a request for an unpublished path, or None.
 
     ``why`` is the reason why there must be no file at this path.
     """
@@ -539,10 +539,10 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
 
 
 def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
-    """Return the fault of a response for the boot script of an unknown machine, or None.
+    """Return the fault in a mirror's response to a request for an unknown machine's boot script, or None.
 
     A cache may store 404 and 410 responses by its own rules (RFC 9110, 15.1), and Varnish stores them for two minutes.
-    A machine that is added to the fleet would not get its boot script from such a cache.
+    From such a cache, a machine that was just added to the fleet would get the old response instead of its boot script.
     """
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
@@ -556,7 +556,7 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
 
 
 def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding | None:
-    """Return the fault of the body of a response to a GET for an absent path, or None.
+    """Return the fault in the body that a mirror sends in response to a GET for an absent path, or None.
 
     ``has_shim`` states whether machines can load shim from the mirror. shim waits forever for an empty body.
     """
@@ -572,7 +572,10 @@ def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding
 
 
 def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
-    """Return the fault of a response for an absent path. GRUB runs the body, unless the body is a comment."""
+    """Return the fault in the body of a mirror's response to a GET for an absent path, or None.
+
+    GRUB runs the body as its configuration, so the body must be a comment.
+    """
     if answer.is_there or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
         return None
     return MirrorFinding(
@@ -660,9 +663,9 @@ SAMPLE_SIZE: Final = 100
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
     """Return paths below boot/ that an earlier publication may have left for the same machines.
 
-    ``paths`` are the paths that are published now. If they do not contain a certain kind of path, for example GRUB
-    configurations, the Fleet document does not list this kind of output. An earlier tree with this output contained
-    such a path for every machine. Therefore it is sufficient to check `SAMPLE_SIZE` machines.
+    ``paths`` are the currently published paths. If they do not include any paths of one kind, such as GRUB
+    configurations, the Fleet document does not list this kind of output. If an earlier tree had this output, the tree
+    contained such a path for every machine. Therefore, it is sufficient to check `SAMPLE_SIZE` machines.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}
@@ -679,7 +682,10 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def build_headers(path: str) -> dict[str, str]:
-    """Return the HTTP headers that a store must send with a file. Only gitboot reads files below ops/."""
+    """Return the HTTP headers that a store must send with a file.
+
+    Only gitboot reads the files below ops/, so all of them have the same headers.
+    """
     if not path.startswith(BOOT):
         return {"Content-Type": ContentType.JSON.value, "Cache-Control": REVALIDATED}
     return {"Content-Type": find_content_type(path), "Cache-Control": find_delivery(path).cache_control}

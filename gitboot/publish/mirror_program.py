@@ -264,7 +264,10 @@ class Mirror:
     # A new tree
 
     def copy(self, source: str) -> None:
-        """Copy the tree to the staging folder with rsync, and keep ending windows during the copy. Raises `Failure`."""
+        """Copy the tree to the staging folder with rsync. Raises `Failure`.
+
+        The method continues to end maintenance windows during the copy.
+        """
         os.makedirs(self.staging, mode=0o700, exist_ok=True)
         self.fetch_again(SIGNED + TIMESTAMP)
         modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"
@@ -293,15 +296,16 @@ class Mirror:
             )
 
     def fetch_again(self, path: str) -> None:
-        """Remove a staged file, so that the next copy fetches the file again. rsync skips files with the same size and
-        time.
+        """Remove a staged file, so that the next copy fetches the file again.
+
+        Otherwise, rsync would skip the file if its size and modification time are unchanged.
         """
         at = os.path.join(self.staging, path)
         if os.path.lexists(at):
             os.unlink(at)
 
     def remember(self, keys: Sequence[bytes]) -> None:
-        """Read the ends of windows from the list that the mirror serves.
+        """Load the end times of maintenance windows from the list that the mirror serves.
 
         The program does this if there is no saved state.
         """
@@ -339,12 +343,13 @@ class Mirror:
         return Tree(root, signed, listings)
 
     def _note(self, tree: "Tree") -> None:
-        """Store a list and the ends of its windows in the state.
+        """Store a list and the end times of its windows in the state.
 
-        The method sets the latest time back only if this time is later than the expiry of a newer list. In that case,
-        either the clock of this host was ahead, because a publisher renews its list long before the expiry, or the list
-        is old because the copy took long. The latest time always stays after the ends of past windows, so that an ended
-        window stays ended. The method keeps future ends until `replace` has replaced the files.
+        The method sets the saved latest time back only if that time is not before the expiry of a newer list. A
+        publisher renews its list long before the expiry. Therefore, in that case, either the clock of this host was
+        ahead, or the copy took so long that the list is old. The saved time never moves back to before the end of a
+        past window, so that the window stays closed. The method keeps future end times until `replace` has replaced the
+        files.
         """
         state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
@@ -436,14 +441,14 @@ def paths_in(root: str) -> Iterator[str]:
 
 
 class Tree:
-    """A tree in a folder, with a verified list."""
+    """A tree in a folder, with its verified signed list."""
 
     def __init__(self, root: str, signed_list: SignedList, listings: Sequence[Listing]) -> None:
         self._root, self.signed_list, self._listings = root, signed_list, listings
         self._shared = {path for each in listings if each.server is None for path in each.files}
 
     def endings(self) -> Dict[str, Ending]:
-        """Return the content that files get at the end of their open maintenance windows, by path."""
+        """Return, by path, the content that files get when their open maintenance windows end."""
         return {
             path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
             for each in self._listings
@@ -509,10 +514,10 @@ def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
 def main(
     arguments: Optional[Sequence[str]] = None, clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 ) -> int:
-    """Run once.
+    """Run the program once.
 
-    Return 0, or 1 if no tree could be copied and verified. In both cases, the program ends the maintenance windows that
-    are over.
+    Return 0 on success, or 1 if no tree could be copied and verified. In both cases, the program replaces the files of
+    maintenance windows that have ended.
     """
     parser = argparse.ArgumentParser(
         prog="gitboot-mirror",
@@ -564,7 +569,7 @@ def _read_keys(names: Iterable[str]) -> List[bytes]:
 
 
 def _end_windows(mirror: Mirror, state: State) -> None:
-    """End the windows that are over, and save the state even after an error. Raises OSError."""
+    """Replace the files of windows that have ended, and save the state even after an error. Raises OSError."""
     try:
         mirror.end_windows()
     finally:

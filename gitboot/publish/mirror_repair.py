@@ -83,7 +83,9 @@ class MirrorStore:
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write files. Each file comes with the version of the file that it replaces, or None if there must be no file.
+        """Write files.
+
+        Each file comes with the version of the existing file to replace, or None if no file may exist at that path.
 
         Raises `Overtaken` if another process changed a file.
         """
@@ -175,7 +177,7 @@ def repair(
     repair restarts after ``retry_s`` seconds if another process publishes to the tree, if an instance writes to the
     mirror, or if a transition passes.
 
-    Raises `ForeignTree` if another ledger publishes to the mirror, `PublishError` and `UsageError`.
+    Raises `ForeignTree` if another ledger publishes to the mirror. Also raises `PublishError` and `UsageError`.
     """
     repairs: dict[str, RepairAction] = {}
     for left in reversed(range(_TRIES)):
@@ -320,7 +322,7 @@ def _read_tree_state(root: Path) -> dict[str, bytes | None]:
 
 
 def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
-    """Return the files that a mirror of the tree must contain at ``now``, by path below boot/.
+    """Return, by path below boot/, the files that a mirror of the tree must contain at ``now``.
 
     ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list belongs to another manifest.
     """
@@ -377,7 +379,7 @@ _HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this 
 
 
 class MirrorRecords:
-    """The records in a store: the records of a target, the records of a complete copy of OUTPUT, or none."""
+    """The records in a store: the records of a target, the records of a complete copy of OUTPUT, or no records."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
         self._name, self._store, self._ledger = name, store, ledger
@@ -385,11 +387,12 @@ class MirrorRecords:
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
-        """Return whether the mirror is a target of the tree's instance, and store the target's records for
-        `is_as_observed`.
+        """Return whether the mirror is a target of the tree's instance.
 
-        Raises `ForeignTree` if another ledger publishes to the mirror, `Overtaken` if the target differs from the tree,
-        `PublishError` and `HostUnreachable`.
+        The method also stores the target's records, so that `is_as_observed` can compare them.
+
+        Raises `ForeignTree` if another ledger publishes to the mirror, and `Overtaken` if the target differs from the
+        tree. Also raises `PublishError` and `HostUnreachable`.
         """
         found = self._store.get(HEAD)
         copied = _tree_head(found.content) if found is not None else None
@@ -484,7 +487,8 @@ WantedBy=timers.target
 def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
     """Return the files to install on a mirror's host, by name. ``keys`` is the text of the public keys.
 
-    Raises `UsageError`.
+    Raises `UsageError` if ``folder`` is not an absolute path, or if ``source`` or ``folder`` contains characters that a
+    unit file cannot contain.
     """
     if not folder.startswith("/"):
         raise UsageError(
@@ -509,15 +513,15 @@ def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
 
 
 def join_program() -> bytes:
-    """Return the mirror program as one file, replacing the import of the signed list reader with its source."""
+    """Return the mirror program as one file that contains the source of the signed list reader instead of an import."""
     before, _, after = getsource(mirror_program).partition("from gitboot.publish.signed_list_reader import (")
     return (before + getsource(signed_list_reader) + after.partition(")\n")[2]).encode()
 
 
 def _quote_word(text: str) -> str:
-    """Quote a word for a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
+    """Quote a word for a unit file, as described in systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
 
-    In a command line, the caller must also replace `$` by `$$`: systemd.service(5).
+    In a command line, the caller must also replace `$` with `$$` (systemd.service(5)).
     """
     if re.fullmatch(r"[A-Za-z0-9@:/._=+-]+", text):
         return text

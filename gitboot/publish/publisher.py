@@ -58,7 +58,7 @@ class PublicationResult(Struct, frozen=True, kw_only=True):
 
 
 class OutputDirectory:
-    """An output directory to which only this process publishes, from `open` to `close`."""
+    """An output directory to which only this process publishes between `open` and `close`."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class OutputDirectory:
     ) -> OutputDirectory:
         """Open the directory at ``root`` for the instance with this ledger, creating the directory if necessary.
 
-        ``heir_of`` returns the ledger whose tree the instance may take over, once a person has approved this.
-        ``report_progress`` is called during a publication. ``modes`` apply to all new files, and to existing files
-        unless ``modes`` is `OPEN_MODES`.
+        ``heir_of`` returns the ledger whose tree the instance may take over, or None if no person has approved a
+        takeover. ``report_progress`` is called during a publication. ``modes`` apply to all new files, and to existing
+        files unless ``modes`` is `OPEN_MODES`.
 
         Raises LockedByAnother if another process publishes there, and PublishError if the directory is not writable.
         """
@@ -202,15 +202,15 @@ class OutputDirectory:
     ) -> PublicationResult:
         """Publish the files of these servers, and the shared files.
 
-        The files of a server include its state. If they are None, the server was removed. If ``shared`` is None, the
-        shared files have not changed. ``parts`` contains shared files that are rendered in parts and may have changed.
-        The first publication of a process must be ``complete``. A complete publication contains all servers. It removes
-        all other files of the tree, and replaces files of the wrong size. If there is no tree yet, the items of
-        ``servers`` are read once and not stored. Later publications only need to contain the servers that may have
-        changed. They take no time for other servers. A publication of unchanged files does not write to the tree.
+        The files of a server include its state. If the files are None, the server was removed. If ``shared`` is None,
+        the shared files have not changed. ``parts`` contains shared files that are rendered in parts and may have
+        changed. The first publication of a process must be ``complete``. A complete publication contains all servers.
+        It removes all other files of the tree, and replaces files of the wrong size. If there is no tree yet, the items
+        of ``servers`` are read once and not stored. Later publications only need to contain the servers that may have
+        changed, and spend no time on other servers. A publication of unchanged files does not write to the tree.
 
-        Before anything is written, gitboot decides all changes and checks their paths for foreign files. After a crash
-        or a failure, each file is complete in its old or its new version, and all content that scripts refer to is
+        Before gitboot writes a file, it decides all changes and checks their paths for foreign files. After a crash or
+        a failure, each file is complete in its old or its new version, and all content that scripts refer to is
         present. The next publication writes the rest. Each version of a file is dated at least one second after the
         previous version, so that access logs show the difference. If somebody replaced the tree, gitboot reads it
         again, and the publication must be complete.
@@ -267,10 +267,10 @@ class OutputDirectory:
         self._last_manifest_digest = compute_digest(self._last_manifest or b"")
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows that are over at ``at``, in files that an earlier process published.
+        """Replace files that an earlier process published for windows that have ended by ``at``.
 
-        The next publication must include the servers whose files were replaced. Raises `PublishError`, after which the
-        next call tries again.
+        The next publication must include the servers whose files were replaced. If the method raises `PublishError`,
+        the next call tries again.
         """
         if not self._disk.is_in_place:
             return EndedWindows((), None)
@@ -280,11 +280,11 @@ class OutputDirectory:
             self._disk.release_folders()
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Update the signed list to match the current tree, or renew it if it is due. Return when the list expires.
+        """Update the signed list to match the current tree, or renew the list when due. Return when the list expires.
 
         ``keys`` sign the list. If they are None, the list is unsigned. The method does not write a list before the
         first publication is complete, or if somebody replaced the tree. Return None if this process has not written a
-        list. If the method raises `PublishError`, the earlier list stays.
+        list. If the method raises `PublishError`, the earlier list remains in the tree.
         """
         head = self._tree.head
         if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
@@ -331,7 +331,10 @@ class OutputDirectory:
         self._unfinished, self._indexed, self._last_manifest = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
-        """Write the state of the instance for endpoints. The method ignores errors, because only this file is lost."""
+        """Write the instance's state to a file that endpoints read.
+
+        The method ignores errors, because an error affects only this file.
+        """
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
             name, on_page = ON_PAGE[path]
@@ -357,8 +360,8 @@ def _build_result(changes: TreeChanges) -> PublicationResult:
 def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
     """Group the written paths of each server by identical content, keyed by the first path of each group.
 
-    The paths of a group become hard links to one file. All links to a file belong to one server, so they are replaced
-    together and have the same date, and their number stays below the limit of the file system.
+    The paths of a group become hard links to one file. All links to a file belong to one server. Therefore, they are
+    replaced together, they have the same date, and their number stays below the limit of the file system.
     """
     written, taken = set(changes.written), set[str]()
     found: dict[str, tuple[str, ...]] = {}
@@ -476,7 +479,9 @@ def _stage(
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """Render the list of content that this publication retires, and the lists that an interrupted publication may have
+    """Render the lists of retired content that this publication changes.
+
+    These are the list of content that this publication retires, and the lists that an interrupted publication may have
     changed.
     """
     since = {changes.at} if changes.retired else set[datetime]()
@@ -490,10 +495,7 @@ def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
 
 
 class PublicationPreview:
-    """Replacement for an `OutputDirectory` in a dry run.
-
-    It computes the result of a publication without writing files.
-    """
+    """A replacement for `OutputDirectory` in dry runs. It computes the result of a publication but writes no files."""
 
     def __init__(self, root: Path, *, ledger: str, heir_of: str | None) -> None:
         self._root, self._ledger, self._heir_of = root, ledger, heir_of

@@ -95,7 +95,7 @@ class _Unusable(ValueError):
 
 
 class ListAbout(NamedTuple):
-    """The facts about a tree that the signed list of the tree contains."""
+    """The facts about a tree that are recorded in its signed list."""
 
     stamp: Stamp
     manifest: str  # the digest of ops/manifest.json
@@ -119,9 +119,7 @@ class ListState(Struct, frozen=True, kw_only=True):
     bins: Mapping[str, int]  # the versions of the bins, by name
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether the timestamp must be renewed, because it expires soon, or because it has a date in the
-        future.
-        """
+        """Return whether the timestamp must be renewed because it expires soon or has a date in the future."""
         return not RENEWED_BELOW <= self.expires - now <= VALID
 
     def is_by(self, keys: ListKeys | None) -> bool:
@@ -150,11 +148,11 @@ def amend_list(
     least_version: int,
     read_bin: Callable[[str, int], Targets],
 ) -> tuple[ListState, dict[str, bytes]]:
-    """Return the list after these changes, and the files to write, by path, with the timestamp last.
+    """Return the changed list, and the files to write as a mapping by path, with the timestamp last.
 
     ``changed_targets`` contains the targets that differ from ``before``, or all targets if ``before`` is None. The
-    value of a removed target is None. ``read_bin`` returns the targets in a bin of ``before``, given the bin's name and
-    version.
+    value of a removed target is None. ``read_bin`` takes the name and the version of a bin in ``before``, and returns
+    the targets in the bin.
     """
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
@@ -233,7 +231,7 @@ def _sign_metadata(metadata: Mapping[str, Any], keys: ListKeys | None) -> bytes:
 def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
     """Verify TUF metadata, and return its signed part.
 
-    Raises `_Unusable` if another key signed the metadata, or if it is of another kind.
+    Raises `_Unusable` if another key signed the metadata, or if the metadata is of another kind.
     """
     try:
         document = json.loads(data or b"")
@@ -276,8 +274,8 @@ class SignedList:
     def note(self, listings: Listings, before: str | None, after: str) -> None:
         """Record the listings that a publication changed, by server.
 
-        A removed server has the listing None. ``before`` and ``after`` are the digests of the manifest before and after
-        the publication. If ``before`` is None, the tree had no servers.
+        The listing of a removed server is None. ``before`` and ``after`` are the digests of the manifest before and
+        after the publication. If ``before`` is None, the tree had no servers.
         """
         if self._to is None or self._to != before:
             self._from, self._changed = before, {}
@@ -285,12 +283,12 @@ class SignedList:
         self._to, self._is_current = after, False
 
     def update(self, disk: Disk, tree: Tree, about: ListAbout, keys: ListKeys | None, now: datetime) -> None:
-        """Update the list to match the current tree, or renew it if it is due.
+        """Update the list to match the current tree, or renew the list when due.
 
         All files except listings and the timestamp have a version in their name. The timestamp is written last. Until
         then, readers find the complete metadata of the earlier list. New root metadata is written just before the
-        timestamp, because it may reject the key that signed the earlier timestamp. If this raises PublishError, the
-        earlier list remains.
+        timestamp, because it may reject the key that signed the earlier timestamp. If the method raises PublishError,
+        the earlier list remains in the tree.
         """
         if self._is_current and self._is_as_wanted(about, keys, now):
             return
@@ -354,7 +352,7 @@ class SignedList:
 
 
 def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
-    """Write files durably: stage and sync all of them before the first is placed."""
+    """Write files durably: stage and sync all of them before placing the first one."""
     try:
         for path, content in files.items():
             disk.stage(path, content, now)
@@ -419,10 +417,7 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
 
 
 def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
-    """Read the digest and the size of each server's listing from the states in the manifest.
-
-    Return them by target name.
-    """
+    """Return the digest and the size of each server's listing by target name, based on the states in the manifest."""
     found: dict[str, ListedFile | None] = {}
     for server, digest in tree.iter_servers():
         data, path = disk.read(state_path(server)), listing_path(server)

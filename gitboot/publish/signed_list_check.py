@@ -71,7 +71,8 @@ def compare_with_list(
     """Compare a mirror with its own signed list, at the time ``now``.
 
     ``keys`` are the public root keys. If there are no keys, gitboot does not verify signatures. If the list is replaced
-    during the comparison, gitboot compares the paths with findings again. Raises `HostUnreachable`.
+    during the comparison, gitboot also compares files that are new in the list. gitboot compares a file with a finding
+    again if the entry of the file in the list has changed. Raises `HostUnreachable`.
     """
     with threads(parallel) as pool:
         findings = [*mirror.find_cached_list()]
@@ -118,7 +119,7 @@ class ListReader:
     def read(self, findings: list[MirrorFinding]) -> SignedList | None:
         """Return the list, or None if the list cannot be trusted.
 
-        Also return an unsigned list, and add a finding if there are keys.
+        If the list is unsigned, return the list anyway, and add a finding if there are keys.
         """
         try:
             return read_list(self._get, self._keys, each=self._pool.map)
@@ -163,9 +164,9 @@ class ListReader:
         return dict(sorted(files.items())), hidden
 
     def _read_listing(self, signed_list: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
-        """Return a listing, and the finding about the listing if there is one.
+        """Return a listing, and a finding if there is a problem with the listing.
 
-        The listing may have another version than the list states.
+        The listing may have a different version from the one in the list.
         """
         target = signed_list.targets[name]
         try:
@@ -181,7 +182,7 @@ class ListReader:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
 
     def _other_version(self, name: str) -> Listing | None:
-        """Return a server's listing without a check of its digest, or None if the file is not a listing of that server.
+        """Read a listing without checking its digest. Return None if the file is not the listing with this name.
 
         Both a publication and a copy write a listing before they write the list that names it.
         """
@@ -194,7 +195,10 @@ class ListReader:
 
 
 def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
-    """Return a file in a listing, as expected at ``now``. The content after an ended window is also acceptable."""
+    """Return a listed file with the versions that are acceptable at ``now``.
+
+    If the listing's window has ended, the version that follows the window is also acceptable.
+    """
     right, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
         ended = end.files[path]
@@ -214,7 +218,7 @@ def describe_signature(signed_list: SignedList) -> str:
 
 
 def list_facts(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
-    """Return the facts about a list that the JSON output contains."""
+    """Return the facts about a list for the JSON output."""
     return {
         "signature": describe_signature(signed_list),
         "version": signed_list.version,

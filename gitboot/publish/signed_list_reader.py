@@ -47,7 +47,7 @@ OLDER = "Older"
 
 
 class ListProblem(Exception):
-    """A file of the list cannot be trusted. The exception has the fault, the path below boot/, and the reason."""
+    """A file of the list cannot be trusted. The exception contains the fault, the path below boot/, and the reason."""
 
     def __init__(self, fault: str, name: str, message: str) -> None:
         super().__init__(f"{SIGNED}{name}: {message}")
@@ -65,7 +65,7 @@ _Point = Tuple[int, int, int, int]  # a point in extended homogeneous coordinate
 
 
 def _add(a: _Point, b: _Point) -> _Point:
-    """Return the sum of two points: RFC 8032, 5.1.4."""
+    """Return the sum of two points (RFC 8032, 5.1.4)."""
     difference = (a[1] - a[0]) * (b[1] - b[0]) % _FIELD
     total = (a[1] + a[0]) * (b[1] + b[0]) % _FIELD
     c, d = 2 * a[3] * b[3] * _D % _FIELD, 2 * a[2] * b[2] % _FIELD
@@ -74,7 +74,7 @@ def _add(a: _Point, b: _Point) -> _Point:
 
 
 def _decode_point(encoded: bytes) -> Optional[_Point]:
-    """Return the point that 32 bytes encode, or None: RFC 8032, 5.1.3."""
+    """Return the point that 32 bytes encode, or None if they do not encode a point (RFC 8032, 5.1.3)."""
     number = int.from_bytes(encoded, "little")
     y, sign = number & (1 << 255) - 1, number >> 255
     if y >= _FIELD:
@@ -91,7 +91,7 @@ def _decode_point(encoded: bytes) -> Optional[_Point]:
 
 
 def _encode_point(point: _Point) -> bytes:
-    """Return the 32 bytes of a point: RFC 8032, 5.1.2."""
+    """Encode a point as 32 bytes (RFC 8032, 5.1.2)."""
     inverse = pow(point[2], _FIELD - 2, _FIELD)
     x, y = point[0] * inverse % _FIELD, point[1] * inverse % _FIELD
     return (y | (x & 1) << 255).to_bytes(32, "little")
@@ -114,7 +114,7 @@ _BASE = _base()
 
 @lru_cache(maxsize=1024)  # cached, because most parts of a list are the same when the list is read again
 def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
-    """Return whether a signature of a message is valid for the key: RFC 8032, 5.1.7, without the cofactor.
+    """Return whether a key's signature of a message is valid (RFC 8032, 5.1.7, without the cofactor).
 
     Keys of small order are rejected.
     """
@@ -277,7 +277,7 @@ def _parse_role(value: Dict[str, Any], keys: _Keys) -> _Role:
 def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
     """Return the public keys whose signature of the metadata is valid.
 
-    If a key has several IDs, the function counts the key once.
+    If a key has several IDs, the function returns the key only once.
     """
     return frozenset(
         keys[keyid]
@@ -287,9 +287,9 @@ def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
 
 
 def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[_Role] = None) -> None:
-    """Raise `ListProblem` unless enough keys of a role have signed.
+    """Raise `ListProblem` unless enough keys of a role have signed the metadata.
 
-    ``previous_role`` contains the keys before the last key change.
+    ``previous_role`` contains the keys that were valid before the last key change.
     """
     found = len(_find_signers(metadata, role.keys))
     if found >= role.threshold:
@@ -334,7 +334,7 @@ class _MetadataReader:
         """Return the newest root in the chain that begins with a root that all ``keys`` signed.
 
         Return None if there is no root metadata. Each root needs signatures by enough of its own keys and by enough
-        keys of the previous root: TUF, 5.3.
+        keys of the previous root (TUF, 5.3).
         """
         trusted = None  # type: Optional[_Root]
         for version in range(1, _MAX_ROOTS):
@@ -361,7 +361,10 @@ class _MetadataReader:
         raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} roots")
 
     def get_metadata(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
-        """Return a file that other metadata refers to, after checking its version and any listed digest and length."""
+        """Read a metadata file that other metadata refers to.
+
+        Check the version of the file, and also the digest and the length if the other metadata contains them.
+        """
         file_name = f"{version}.{name}"
         data = self.get(file_name, max_bytes)
         digest = (meta.get("hashes") or {}).get("sha256")
@@ -556,9 +559,9 @@ def read_list(
 
     ``keys`` are public root keys, and all of them must have signed the first trusted root. If there are no keys, the
     function does not verify signatures. ``each`` works like `map`, and may read several bins at a time. The function
-    also returns an expired list, because an expired list still ends maintenance windows. If the list is replaced during
-    the reading, the function reads it again. Raises `ListProblem` if the list cannot be trusted, and the errors of
-    ``fetch``.
+    also returns an expired list, because an expired list still ends maintenance windows. If another process replaces
+    the list in the meantime, the function reads the new list. Raises `ListProblem` if the list cannot be trusted.
+    Errors that ``fetch`` raises are passed on.
     """
     known, reading = frozenset(keys), _MetadataReader(fetch)
     for left in reversed(range(_TRIES)):
@@ -636,9 +639,10 @@ def _read_verified_list(
 
 
 def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
-    """Raise `ListProblem` if a list is older than the accepted list: TUF, 5.4.3 and 5.5.5.
+    """Raise `ListProblem` if a list is older than the accepted list (TUF, 5.4.3 and 5.5.5).
 
-    If other keys sign the timestamp, for example after a key was stolen, the versions may begin again: TUF, 5.3.11.
+    If other keys sign the timestamp, for example after a key was stolen, the version numbers may start again (TUF,
+    5.3.11).
     """
     if accepted is None:
         return
@@ -654,7 +658,7 @@ _TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z
 
 
 def _bin_role(delegations: Dict[str, Any]) -> _Role:
-    """Return the role whose keys sign the bins: TAP 15 with 8 bits."""
+    """Return the role whose keys sign the bins (TAP 15, with 8 bits)."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
         raise ValueError("the list does not have the bins that gitboot writes")
@@ -668,7 +672,7 @@ def _read_bin(
 
     If ``role`` is None, the function does not check signatures.
 
-    The first byte of the sha256 of a target's name determines its bin: TAP 15.
+    The first byte of the sha256 of a target's name determines the bin of the target (TAP 15).
     """
     number = re.match(r"servers-([0-9a-f]{2})\.json\Z", name)
     if number is None:

@@ -139,7 +139,7 @@ class ContentReferences:
         return path in self._counts
 
     def update(self, server: str, paths: tuple[str, ...]) -> None:
-        """Set the content that ``server`` refers to."""
+        """Record the content that ``server`` refers to."""
         for path in self.by_server.pop(server, ()):
             self._counts[path] -= 1
             if not self._counts[path]:
@@ -149,7 +149,7 @@ class ContentReferences:
             self.by_server[server] = paths
 
     def update_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
-        """Set the content that these servers refer to. If ``complete``, no other server refers to content."""
+        """Record the content that these servers refer to. If ``complete``, forget the content of all other servers."""
         if complete:
             self.by_server.clear()
             self._counts.clear()
@@ -179,8 +179,8 @@ def decide_changes(
     are not rewritten. The files of an unchanged server are compared by existence and size. Files that an interrupted
     publication may have changed are always rewritten, because after a failed sync the kernel may return content that is
     not on the disk. ``possibly_indexed`` contains (identity, server) pairs that may be in the index. The changes remove
-    all pairs that the publication does not contain. Raises a PublishError with all files at wanted paths that gitboot
-    did not write.
+    all pairs that the publication does not contain. Raises a PublishError if files that gitboot did not write exist at
+    paths to publish. The error lists all of these files.
     """
     decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
     decision.find_suspects()
@@ -248,7 +248,7 @@ class _Decision:
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
         """Collect a server's previously published files, which may be replaced or removed.
 
-        Return the identities of the server that are in the index without doubt.
+        Return the identities of the server that are certainly in the index.
         """
         path = state_path(server)
         if digest is None and path not in self._tree.pending:
@@ -337,7 +337,7 @@ class _Decision:
     def expire(self) -> None:
         """Choose the retired content to remove: content that was not used during `GRACE`.
 
-        Content that is used again stays, but its list of retired content is removed.
+        Content that is used again stays, but the list that named it as retired is removed.
         """
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
@@ -383,7 +383,11 @@ Shards = dict[str, Shard]  # by path
 def find_index_changes(
     disk: Disk, removed: Collection[Pair], added: Collection[Pair], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
-    """Return the changed and pending index shards, first with the added pairs, then without the removed pairs."""
+    """Return the changed and pending index shards in two versions.
+
+    The first version includes the added pairs and still includes the removed pairs. The second version does not include
+    the removed pairs.
+    """
     joined: Shards = {}
     parted: Shards = {}
     leaving, coming = _group_by_shard(removed), _group_by_shard(added)
@@ -492,14 +496,14 @@ _UNCHANGED_FACTOR: Final = 200
 
 
 class EndedWindows(NamedTuple):
-    """The servers whose windows were ended, and the time at which the next window ends."""
+    """The servers whose files were replaced because their windows ended, and the time at which the next window ends."""
 
     servers: tuple[str, ...]  # servers whose files were replaced, sorted
     next_end: datetime | None  # None: no known end
 
 
 class WindowsNotEnded(PublishError):
-    """A window could not be ended. Some files of ``servers`` may already have been replaced."""
+    """The files of an ended window could not be replaced. Some files of ``servers`` may already have been replaced."""
 
     def __init__(self, message: str, servers: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -509,9 +513,9 @@ class WindowsNotEnded(PublishError):
 class WindowEnds:
     """The times at which the windows of a published tree end.
 
-    Reading all states of a large tree takes seconds, so gitboot does it rarely: soon after another process replaced a
-    state, which changes the modification time of the folder, and otherwise at long intervals. In between, it reads only
-    the states of servers with a window that ends.
+    Reading all states of a large tree takes seconds, so gitboot reads all of them only at long intervals, and soon
+    after another process has replaced a state, which changes the modification time of the folder. At other times,
+    gitboot reads only the states of servers whose windows end.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -525,11 +529,11 @@ class WindowEnds:
         return min(self._ends.values(), default=None)
 
     def is_due(self, root: Path, at: datetime) -> bool:
-        """Return whether `end` may have to change the tree at ``root`` at ``at``."""
+        """Return whether `end` may have to change the tree at ``root`` by the time ``at``."""
         return self._reads_all(root) or any(end <= at for end in self._ends.values())
 
     def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:
-        """Replace the files of all windows that are over at ``at``.
+        """Replace the files of all windows that have ended by ``at``.
 
         No other process may publish to the tree during the call. Each file gets the content that is valid for its path
         at ``at``. If that content belongs to another window, the file gets the content outside of windows, because a
@@ -599,7 +603,9 @@ def _read_folder_version(root: Path) -> tuple[int, ...] | None:
 
 
 def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
-    """End the windows of the tree at ``root`` that are over at ``at``, unless another process is publishing there.
+    """Replace the files of windows in the tree at ``root`` that have ended by ``at``.
+
+    If another process is publishing there, do nothing.
 
     ``ends`` must belong to this tree. Raises `PublishError`.
     """
@@ -646,7 +652,7 @@ def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
 def _replace_files(
     disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
 ) -> None:
-    """Durably replace files. ``files`` has the content by server and path; None removes the file.
+    """Durably replace files. ``contents`` maps servers and paths to the new content, or to None to remove the file.
 
     Each server is added to ``changed_servers`` before its first file changes.
     """
@@ -668,7 +674,7 @@ def _replace_files(
 
 
 def _read_content(disk: Disk, state: PublishedServer, turn: PathVersion | None) -> bytes | None:
-    """Return the content of a version, or its fallback if the boot writes a disk, or None if there is no file."""
+    """Return the content of a version, or the fallback if the boot writes a disk. Return None if there is no file."""
     if turn is None:
         return None
     digest = turn.content if turn.writes is None else turn.writes.fallback

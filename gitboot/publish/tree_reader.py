@@ -112,7 +112,10 @@ class Tree:
         return self.read_leaf(node, leaf, self.read_node(node).get(leaf)).get(server)
 
     def read_shared(self) -> dict[str, ListedFile]:
-        """Return the files that belong to no server. The listing stays in a cache until it changes or is pending."""
+        """Return the files that do not belong to any server.
+
+        The method caches the listing until the listing changes or is pending.
+        """
         expected = self.head.shared if self.head else None
         if self._shared is not None and self._shared[0] == expected and SHARED not in self.pending:
             return self._shared[1]
@@ -130,7 +133,7 @@ class Tree:
         return None
 
     def _read_digests(self, path: str, expected: str | None) -> Digests:
-        """Return a node or a leaf. They are cached, because many servers share a node."""
+        """Return a node or a leaf, and cache the result, because many servers share a node."""
         if expected is None or path in self.pending:
             return self._read_part(path, expected, parse_digests) or {}
         if (held := self._digest_cache.get((path, expected))) is None:
@@ -166,7 +169,7 @@ class Tree:
 
 
 def is_empty_tree(disk: Disk, tree: Tree) -> bool:
-    """Return whether gitboot never published to the tree, and the tree does not contain unknown files."""
+    """Return whether gitboot has never published to the tree and the tree does not contain unknown files."""
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
@@ -216,9 +219,7 @@ def read_state(root: Path, server: str) -> PublishedServer | None:
 
 
 class _WholeTree:
-    """A tree that was read completely: all files that the manifest lists, and the parts of the manifest with a wrong
-    digest.
-    """
+    """A completely read tree: all files in the manifest, and the parts of the manifest that have a wrong digest."""
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
@@ -291,7 +292,7 @@ class OlderTree(Struct, frozen=True, kw_only=True):
 
 
 def read_older(disk: Disk) -> OlderTree | None:
-    """Read a tree of gitboot 0.1.0, or return None for other trees. Replaced parts of its manifest are ignored."""
+    """Read a tree of gitboot 0.1.0, or return None for other trees. Ignore parts of its manifest that were replaced."""
     match _parse_older(disk.read(MANIFEST)):
         case {
             "version": 1,
@@ -322,7 +323,8 @@ def _parse_older(data: bytes | None) -> dict[str, object]:
 def read_records(path: Path) -> dict[SystemUuid, Record]:
     """Read exported records from a file, or from all files in a folder, such as a tree's ``ops/records``.
 
-    Raises OSError, or a `UsageError` that names the file without valid records.
+    Raises OSError if a file cannot be read. Raises `UsageError` with the path of the file if a file does not contain
+    valid records.
     """
     if not path.is_dir():
         return _import_records(path)
@@ -333,7 +335,7 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
 
 
 def _import_records(file: Path) -> dict[SystemUuid, Record]:
-    """Return the records in a file. Raises `UsageError` for a record whose UUID identifies no machine."""
+    """Return the records in a file. Raises `UsageError` for a record whose UUID does not identify a machine."""
     records = parse_exported_records(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
@@ -444,7 +446,7 @@ def find_suspects(root: Path) -> Iterator[str | None]:
 
 
 def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
-    """Return the server's name if an identity of the server is missing in the index.
+    """Return the server's name if an identity of the server is missing from the index.
 
     Return `ALL` if a shard is not readable.
     """

@@ -1,4 +1,4 @@
-"""Boot files of a server in all formats, including the variants for copies that no endpoint serves."""
+"""Boot files of a server in all formats, including variants for copies that are served without an endpoint."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def select_copy_files(
     """Return the boot files that OUTPUT and its copies contain for a plan.
 
     ``files`` are the files that the endpoint serves for the plan. ``policy_files`` are the files of the boot that the
-    server's policy selects without maintenances. If that boot writes a disk, ``policy_files`` are the files of the
-    local-disk boot instead. A copy does not contain one-time boots, because every client could fetch them many times. A
-    copy also does not contain boots of a maintenance, because the copy cannot end the maintenance if the publisher
-    stops. Instead, the boot scripts in the copy query the endpoint first, and boot ``policy_files`` if the endpoint
-    does not respond. A loader that cannot query the endpoint boots ``policy_files`` directly, unless the Fleet allows
-    copies to serve one-time boots or to end a maintenance late.
+    server's policy selects when no maintenance applies. If that boot writes a disk, ``policy_files`` are the files of
+    the local-disk boot instead. A copy does not contain one-time boots, because every client could fetch them many
+    times. A copy also does not contain boots that a maintenance selects, because the copy cannot end the maintenance if
+    the publisher stops. Instead, the boot scripts in the copy query the endpoint first, and boot ``policy_files`` if
+    the endpoint does not respond. A loader that cannot query the endpoint boots ``policy_files`` directly, unless the
+    Fleet allows copies to serve one-time boots or to end a maintenance late.
     """
     is_once = plan is not None and plan.key is not None and plan.writes_disk
     if is_once and not decision.copies.one_time_boots:
@@ -44,7 +44,7 @@ def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope
     """Return whether a copy must query the endpoint because a maintenance may have ended.
 
     Return False if the plan has no maintenance, if there is no endpoint, or if the boot is the same before and after
-    the end of the maintenance. With ``StopScope.ALL``, the server boots its disk both before and after the end.
+    the end of the maintenance. With ``StopScope.ALL``, the server boots from its disk both before and after the end.
     """
     if plan.maintenance is None or decision.endpoint is None or stop is StopScope.ALL:
         return False
@@ -149,9 +149,10 @@ Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 
 
 def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield ``v1/boot/<mac>/provisioned/<token>`` and ``v1/boot/<mac>/failed/<token>``, for every plan.
+    """Yield ``v1/boot/<mac>/provisioned/<token>`` and ``v1/boot/<mac>/failed/<token>``.
 
-    The endpoint accepts the report of an installation that ends after its deadline or during a maintenance window.
+    These files exist for every plan, so that the endpoint accepts the report of an installation that ends after its
+    deadline or during a maintenance window.
     """
     named = (decision.token, plan.token if plan is not None else None)
     for token in (each for each in named if each is not None):
@@ -196,7 +197,8 @@ SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple
 def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None) -> dict[str, File]:
     """Return the boot files of one server by path.
 
-    If the server boots its disk, each boot script only boots the disk, and a restricted server has no boot script.
+    If the server boots from its disk, each boot script just boots from the disk. In that case, a restricted server has
+    no boot scripts.
     """
     found: dict[str, File] = {}
     for render in _select_renderers(decisions.outputs, decisions.evidence):
@@ -217,7 +219,7 @@ def _select_renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[R
 def render_idle_files(
     outputs: Collection[Output], decision: Decision, idle_macs: tuple[MacAddress, ...]
 ) -> dict[str, File]:
-    """Return the boot files of the interfaces from which a server may not boot.
+    """Return the boot files for the interfaces from which a server may not boot.
 
     These files do not depend on the plan, and a fetch of such a file is not evidence. A restricted server has no such
     files, so an endpoint returns 404.
@@ -238,7 +240,7 @@ def lists_interfaces(outputs: Collection[Output]) -> bool:
 
 
 def render_fleet_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[str, File]:
-    """Return the files that every machine fetches first, and the configuration of DHCP servers and web servers.
+    """Return the files that every machine fetches first, and the configurations for DHCP servers and web servers.
 
     ``monitors`` are the networks in `provisioning.monitors` of the Fleet.
     """

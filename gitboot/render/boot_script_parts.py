@@ -72,7 +72,10 @@ _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 
 
 def render_ipxe_disk_boot(local_disk: str | None) -> str:
-    """Return the end of an iPXE script that boots the disk. If ``local_disk`` is None, use the default disk boot."""
+    """Return the last part of an iPXE script, which boots from the local disk.
+
+    If ``local_disk`` is None, use the default disk boot.
+    """
     if local_disk is None:
         return IPXE_DISK_BOOT
     if local_disk == EXIT:
@@ -86,7 +89,7 @@ _BACKSLASH: Final = "\\"  # the path separator of UEFI (UEFI specification 10.3.
 
 
 def render_grub_disk_boot(local_disk: str | None) -> str:
-    """Return the end of a GRUB configuration that boots the disk."""
+    """Return the last part of a GRUB configuration, which boots from the local disk."""
     if local_disk == EXIT:
         return "exit\n"
     return GRUB_DISK_BOOT if local_disk in (None, SANBOOT) else f"{_CHAINLOAD.format(path=local_disk)}{GRUB_DISK_BOOT}"
@@ -104,17 +107,17 @@ fi
 
 
 def render_pxelinux_disk_label(local_disk: str | None) -> str:
-    """Return the PXELINUX label that boots the disk."""
+    """Return the PXELINUX label that boots from the local disk."""
     return PXELINUX_DISK_LABEL.replace("localboot 0", "localboot -1") if local_disk == EXIT else PXELINUX_DISK_LABEL
 
 
 def render_pxelinux_disk_boot(local_disk: str | None) -> str:
-    """Return a complete PXELINUX configuration that boots the disk."""
+    """Return a complete PXELINUX configuration that boots from the local disk."""
     return f"default disk\nprompt 0\n{render_pxelinux_disk_label(local_disk)}"
 
 
 def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
-    """Return a boot script that boots the disk, for the loader that fetches ``path``.
+    """Return a boot script that boots from the local disk, for the loader that fetches ``path``.
 
     Return None if boot loaders do not fetch ``path``.
     """
@@ -126,7 +129,7 @@ def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | Non
 
 
 class ScriptLoader(StrEnum):
-    """A boot loader that fetches boot scripts. Its value occurs in every path of its scripts."""
+    """A boot loader that fetches boot scripts. The value of each member occurs in the paths of the loader's scripts."""
 
     IPXE = "ipxe"
     GRUB = "grub.cfg"
@@ -163,7 +166,7 @@ def describe_missing_plan(decision: Decision) -> str:
 
 
 def render_disk_comment(machine: str, reason: str) -> str:
-    """Return the comment at the top of a boot script that boots the disk without a plan."""
+    """Return the comment at the top of a boot script that boots from the local disk because there is no plan."""
     return f"# {machine}: {reason}\n# The machine boots its local disk.\n"
 
 

@@ -40,7 +40,7 @@ def _format_elements(elements: Iterable[Element]) -> bytes:
 
 
 class _V4:
-    """Expressions and options of kea-dhcp4."""
+    """Expressions and options for kea-dhcp4."""
 
     # iPXE sends its user class without the length byte that RFC 3004 requires.
     ipxe = "option[175].exists or option[77].hex == 'iPXE' or substring(option[77].hex, 1, 4) == 'iPXE'"
@@ -72,15 +72,16 @@ class _V4:
 
 
 def _build_boot_file_options(url: str, *options: Element) -> Element:
-    """Return the options that contain a boot file URL: option 67, and the 128-byte header field if the URL is short
-    enough.
+    """Return the options that contain a boot file URL.
+
+    These are option 67, and the 128-byte header field if the URL is short enough.
     """
     field = {"boot-file-name": url} if len(url) < 128 else {}
     return {**field, "option-data": [{"name": "boot-file-name", "data": _escape_commas(url)}, *options]}
 
 
 class _V6:
-    """Expressions and options of kea-dhcp6."""
+    """Expressions and options for kea-dhcp6."""
 
     ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: the value begins with two length bytes
     architecture = "option[61].hex"
@@ -124,7 +125,7 @@ _VENDOR_CLASS6: Final[Element] = {
 def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
     """Yield the Kea client classes.
 
-    The test of a class may refer to other classes, and these come before it. A machine matches at most one of the
+    The test of a class may refer to other classes. These other classes come first. A machine matches at most one of the
     classes that set options.
     """
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
@@ -206,7 +207,7 @@ def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
 
 def _list_site_tags(decisions: Decisions) -> Iterator[tuple[Mirror, str, str]]:
-    """Yield each mirror with the comment above its lines, and with the tags of the machines that use the mirror."""
+    """Yield each mirror with the comment for its section, and with the tags of the machines that use the mirror."""
     for mirror in list_mirrors(decisions):
         if mirror.site is not None:
             yield mirror, f"\n# Machines of the site {mirror.site}", f"tag:gitboot_site_{mirror.site},"
@@ -283,11 +284,10 @@ def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
 
 
 def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ...], Reservation]]:
-    """Return the reservations of one server with their MAC addresses.
+    """Return the reservations of one server, each with its MAC addresses.
 
-    Merge the interfaces that share an IP address, because dnsmasq rejects an IP address that occurs in two
-    reservations. A reservation may contain several MAC addresses (dnsmasq(8), ``dhcp-host``), but only one IPv4
-    address.
+    Merge interfaces that share an IP address, because dnsmasq rejects an IP address that occurs in two reservations. A
+    reservation may contain several MAC addresses (dnsmasq(8), ``dhcp-host``), but only one IPv4 address.
     """
     found: list[tuple[tuple[str, ...], Reservation]] = []
     for each in reservations:
@@ -366,7 +366,7 @@ def list_proxy_offers(decisions: Decisions, preferred: Loader | None = None) -> 
 
 
 def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
-    """Return the URLs that are too long for the response of a proxy, sorted."""
+    """Return the sorted URLs that are too long for a proxy's response."""
     scripts = {mirror.url("boot.ipxe") for mirror in list_mirrors(decisions) if Output.IPXE in decisions.outputs}
     loaders = {
         mirror.loader_url(offer.path)
@@ -381,8 +381,9 @@ def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
 def _render_proxy_script(tags: str, url: str, server: str) -> Iterator[str]:
     """Yield the lines that name the first script for iPXE.
 
-    iPXE ignores a boot file without the address of a server (`dhcp_has_pxeopts` in its net/udp/dhcp.c). dnsmasq sends
-    its own address to UEFI, but to BIOS only for a service.
+    iPXE ignores a boot file if the response does not contain a server address (`dhcp_has_pxeopts` in iPXE's
+    net/udp/dhcp.c). dnsmasq sends its own address to UEFI clients, but to BIOS clients only if there is a
+    ``pxe-service``.
     """
     yield _render_proxy_boot(tags, url, f",{server}" if server else "")
     if not server and len(url) <= LONGEST_PROXY_URL:
@@ -397,8 +398,9 @@ def _render_proxy_boot(tags: str, url: str, server: str = "") -> str:
 
 @lru_cache(maxsize=1)  # most commits change no interface
 def _render_proxy_servers(hosts: tuple[Host, ...]) -> str:
-    """Return a line with the tags of each server. dnsmasq also sets the tag ``known`` for the interfaces of these
-    servers.
+    """Return, for each server, a line that assigns tags to the interfaces of the server.
+
+    dnsmasq also sets the tag ``known`` for these interfaces.
     """
     lines = ["\n# The servers of the fleet. To answer only them, add dhcp-ignore=tag:!known to your configuration\n"]
     for host in hosts:
@@ -441,10 +443,9 @@ _NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
 
 
 def _as_hostname(server: str) -> str | None:
-    """Return the name of a server if the name is a valid host name, whose labels have at most 63 characters (RFC 1035,
-    2.3.4).
+    """Return the name of a server if it is a valid host name. Otherwise return None.
 
-    Otherwise return None.
+    Each label of a host name has at most 63 characters (RFC 1035, 2.3.4).
     """
     fits = all(len(label) <= 63 for label in server.split("."))
     return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
@@ -498,7 +499,7 @@ _SHIMS: Final = {Platform.X86_64: "loaders/shimx64.efi", Platform.AARCH64: "load
 
 
 class Mirror(Struct, frozen=True, kw_only=True):
-    """The base URL from which machines fetch their files, either the Fleet's or a site's."""
+    """The base URL, of the Fleet or of a site, from which machines fetch their files."""
 
     site: str | None  # None: the base URL is for machines without a site
     base_url: str
@@ -511,9 +512,10 @@ class Mirror(Struct, frozen=True, kw_only=True):
 
     @property
     def ipv4(self) -> IPv4Address | None:
-        """The IPv4 address in the base URL, whose host also serves TFTP.
+        """The IPv4 address in the base URL. The host with this address also serves TFTP.
 
-        None: the base URL has another host. dnsmasq then sends its own address as the TFTP server.
+        The value is None if the host in the base URL is not an IPv4 address. dnsmasq then sends its own address as the
+        TFTP server.
         """
         try:
             return IPv4Address(urlsplit(self.base_url).hostname or "")
@@ -540,8 +542,9 @@ class LoaderOffer(Struct, frozen=True, kw_only=True):
 
 
 def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
-    """Yield one loader for each kind of client: ``preferred`` if the client can load it, otherwise the first available
-    loader.
+    """Yield one loader for each kind of client.
+
+    The loader is ``preferred`` if the client can load it, and otherwise the first available loader.
     """
     for client in CLIENTS:
         found = [

@@ -23,7 +23,7 @@ FORMAT: Final = 1
 
 
 class Alias(NamedTuple):
-    """A path of another system's API, at which the query of the request identifies the machine."""
+    """A path of another system's API. The query of the request identifies the machine."""
 
     output: str  # the output of the Fleet that enables the alias
     path: str  # path below boot/
@@ -77,9 +77,9 @@ _BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
 
 
 def find_alias(path: str, outputs: Collection[str]) -> Alias | None:
-    """Return the alias at ``path`` (relative to boot/) if one of the fleet's ``outputs`` enables the alias.
+    """Return the alias at ``path``, or None if none of the fleet's ``outputs`` enables an alias there.
 
-    Otherwise return None.
+    ``path`` is relative to boot/.
     """
     alias = _BY_PATH.get(path)
     return alias if alias is not None and alias.output in outputs else None
@@ -118,8 +118,8 @@ def _parse_value(kind: IdentityKind, text: str) -> str | None:
 def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Collection[str]) -> Iterator[str]:
     """Yield the paths of an alias for a machine with ``uuid`` and ``macs``.
 
-    ``identity`` is the identity in the query. Only this identity selects a boot script. So a query does not select a
-    boot script if it contains the MAC address of an interface that may not boot.
+    ``identity`` is the identity in the query. Only this identity selects a boot script. Therefore, a query with the MAC
+    address of an interface that may not boot does not select a boot script.
     """
     own = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
     for kind in alias.kinds:
@@ -137,10 +137,9 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
 
 
 def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
-    """Return the path of the boot script that an alias and its query select, or ``path`` if they do not select a boot
-    script.
+    """Return the path of the boot script that an alias and its query select.
 
-    All paths are relative to boot/.
+    If they do not select a boot script, return ``path``. All paths are relative to boot/.
     """
     if (alias := _BY_PATH.get(path)) is None:
         return path
@@ -154,7 +153,7 @@ def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
 
 
 def render_alias_list(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
-    """Yield the file from which endpoints read which outputs with aliases the fleet enables."""
+    """Yield the file that lists the outputs with aliases that the fleet enables. Endpoints read this file."""
     chosen = sorted({EC2, INVENTORY, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
     if chosen:
         yield ALIASES, File(encode_canonical({"format": FORMAT, "outputs": chosen}) + b"\n", ContentType.JSON)
@@ -179,7 +178,7 @@ def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield the HTTP boot response for an address that does not belong to a server.
 
-    It corresponds to the default response of boot-operator. The response contains the URL of a file that firmware can
+    The response corresponds to the default response of boot-operator. It contains the URL of a file that firmware can
     start: a UKI, a loader or an ISO of the image for unknown machines. The request does not contain an architecture, so
     an image for x86_64 takes precedence.
     """
@@ -208,8 +207,8 @@ def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield BSS boot parameters for people and tools.
 
-    They do not contain boots that write a disk. The response is a list with one item, like the BSS response for a
-    single machine (bss: api/swagger.yaml, BootParams).
+    The parameters do not include boots that write a disk. The response is a list with one item, like the BSS response
+    for a single machine (bss: api/swagger.yaml, BootParams).
     """
     parameters: dict[str, object] = {
         "hosts": [decision.server],

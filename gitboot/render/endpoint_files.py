@@ -52,8 +52,9 @@ class NeededFile(NamedTuple):
 
 
 class DiskWrite(NamedTuple):
-    """The way in which an endpoint serves a boot that writes a disk, and the content that it serves if it withholds the
-    boot.
+    """The way in which an endpoint serves a boot that writes a disk.
+
+    This includes the content that the endpoint serves if it withholds the boot.
     """
 
     once: bool  # whether this is a one-time boot; the endpoint must record a fetch before it serves such a boot
@@ -99,7 +100,7 @@ class PublishedServer(Struct, frozen=True, kw_only=True):
 
     @property
     def stored_paths(self) -> dict[str, str]:
-        """By sha256, the paths of the contents that the output tree stores as separate files."""
+        """The paths of the contents that the output tree stores as separate files, by sha256."""
         return {
             each.sha256: path
             for path, each in self.files.items()
@@ -117,7 +118,10 @@ def parse_state_path(path: str) -> str | None:
 
 
 def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathVersion | None, datetime | None]:
-    """Return the version that applies at ``at`` or None, and the instant of the next version or None."""
+    """Return the version that applies at ``at``, and the instant at which the next version begins.
+
+    Each value is None if there is no such version.
+    """
     found = None
     for version in versions:
         if version.since is not None and at < version.since:
@@ -320,7 +324,7 @@ class WindowEnd(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """The files of one server, or the files that do not belong to a server."""
+    """The files of one server, or the files that do not belong to any server."""
 
     server: str | None  # None: the files do not belong to a server
     files: Mapping[str, tuple[FileVersion, ...]]  # by path below the output directory, sorted by time
@@ -381,7 +385,7 @@ def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
     """Return the versions of each path.
 
-    ``trees`` contains instants and the output tree's files from each instant on.
+    ``trees`` contains pairs of an instant and the files that the output tree contains from this instant on.
     """
     if len(trees) == 1:  # most servers have only one version of each file
         [(since, files)] = trees
@@ -457,7 +461,7 @@ def render_shard(shard: Shard) -> bytes:
 
 
 def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    """Return the shard files by path. For an empty shard, the value is None, and the caller must delete the file."""
+    """Return the shard files by path. If a shard is empty, the value is None, and the caller must delete the file."""
     return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 

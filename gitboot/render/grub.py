@@ -1,4 +1,4 @@
-"""GRUB configurations: for each boot NIC and each UUID, shared, and for unknown machines."""
+"""GRUB configurations for each boot NIC, for each UUID and for unknown machines, and the shared first configuration."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PAUSE_S: Final = 5
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield a server's GRUB configurations for each MAC address, in the folder ``v1`` and at ``grub.cfg-01-<mac>``.
 
-    GRUB requests ``grub.cfg-01-<mac>`` by default. Without a plan, the configurations boot the disk, so that a known
-    machine never boots as an unknown machine.
+    GRUB requests ``grub.cfg-01-<mac>`` by default. Without a plan, the configurations boot from the local disk, so that
+    a known machine never boots as an unknown machine.
     """
     shared = _render_file(decision, plan)
     needs_boot_nic = reads_boot_nic(shared.content.decode())
@@ -34,7 +34,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """Yield configurations that boot the disk, for the interfaces from which the server may not boot."""
+    """Yield configurations that boot from the local disk, for the interfaces from which the server may not boot."""
     configuration = _render_disk_boot(decision, IDLE_REASON)
     yield from ((paths.GRUB_LOOKUP.build_path(mac), configuration) for mac in idle_macs)
 
@@ -170,8 +170,9 @@ _MAC: Final = "-".join(f"${name}" for name in _PAIRS)
 
 
 def _render_boot_nic(mac: MacAddress | None) -> str:
-    """Return lines that set two variables to the boot NIC's MAC address: one with colons, and one in the form of
-    `BOOTIF`.
+    """Return lines that store the boot NIC's MAC address in two variables.
+
+    One variable contains the address with colons, and the other in the form of `BOOTIF`.
     """
     addresses = _MACS if mac is None else f'{_DEFAULT_MAC} "{mac.replace("-", ":")}"'
     # GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,

@@ -21,7 +21,7 @@ _PAUSE_S: Final = 5
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield the iPXE scripts of a server for each MAC address, and for both byte orders of the UUID.
 
-    Without a plan, the scripts boot the disk, so that a known machine never boots as an unknown machine.
+    Without a plan, the scripts boot from the local disk, so that a known machine never boots as an unknown machine.
     """
     script = _render_file(decision, plan)
     yield from ((paths.IPXE_BY_MAC.build_path(mac), script) for mac in decision.macs)
@@ -29,7 +29,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
-    """Return a function that renders the boot script of each boot interface at paths of these kinds."""
+    """Return a function that renders a boot script for each boot interface, at paths of these kinds."""
 
     def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
         script = _render_file(decision, plan)
@@ -104,7 +104,7 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _verify(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
-    """Return the command that verifies a loaded file, or () if the file has no signature for iPXE."""
+    """Return the command that verifies a loaded file, or an empty tuple if the file has no signature for iPXE."""
     signature = files.loader_signatures.get(file.url)
     return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()
 
@@ -123,7 +123,7 @@ iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boot
 def _render_attempts(steps: tuple[str, ...] | str, label: str = "") -> str:
     """Return lines that try the steps several times. If every attempt fails, iPXE continues after these lines.
 
-    If ``steps`` is a reason why iPXE cannot boot the image, the lines only show that reason.
+    If ``steps`` is the reason why iPXE cannot boot the image, the lines only show that reason.
     """
     if isinstance(steps, str):
         return _render_messages(f"gitboot: {steps}", TO_DISK)
@@ -180,8 +180,8 @@ def render_first_script(prefix: str = "") -> str:
     several times. At the end, it requests a boot script once by serial number. A serial number is the least reliable
     identity, and a machine must not get another machine's boot script while its own boot script is unavailable. The
     script does not test ``${errno}``, because the value of this setting after a 404 differs between builds of iPXE.
-    Fetching and running a boot script are separate steps, because a boot script may end in an error on purpose to make
-    the firmware boot the disk.
+    Fetching and running a boot script are separate steps, because a boot script may deliberately end with an error so
+    that the firmware boots from the disk.
     """
     return f"""\
 #!ipxe

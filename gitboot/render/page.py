@@ -90,7 +90,7 @@ _MAX_TEXT: Final = 120  # the maximum number of characters of a subject or an au
 def render_history(changes: Iterable[FileChanges]) -> bytes:
     """Return the page's history: the latest commits, newest first, and the files that each commit changed.
 
-    To limit the size, the history contains only the number of files if a commit changed too many files.
+    To limit the size, the history contains only the number of changed files for a commit that changed too many files.
     """
     commits: list[dict[str, Any]] = []
     files: dict[str, list[int]] = {}
@@ -120,7 +120,7 @@ def list_plan_changes(
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
     """Yield the transitions that change what the server boots, its phase, or the maintenance that selects the boot.
 
-    Omit plans that take effect only if no instance renders the server again in time.
+    The result does not include plans that take effect only if no instance renders the server again in time.
     """
     from gitboot.resolve.server_plan import Cause  # imported here, because endpoints start without the model
 
@@ -149,7 +149,7 @@ def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
 def update_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
-    """Return the new members of each shard. The machines in ``changed`` got or lost a record."""
+    """Return the new members of each shard. ``changed`` contains the machines that gained or lost a record."""
     now = dict(before)
     for uuid in changed:
         shard = shard_name(uuid)
@@ -200,8 +200,7 @@ def build_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
 def build_summary(
     decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
 ) -> dict[str, Any]:
-    """Return the plan of a server in the form in which the command line and the API show it, with null for missing
-    values.
+    """Return the plan of a server as the command line and the API show it, with null for missing values.
 
     ``files`` maps the paths of the plan's boot files to their sha256. ``progress`` is the progress of a started
     installation.
@@ -243,7 +242,7 @@ class FileUpdates(Struct, frozen=True, kw_only=True):
         return not (self.files or self.removed or self.is_whole)
 
     def merge(self, later: FileUpdates) -> FileUpdates:
-        """Return updates that have the effect of these updates and the ``later`` updates together."""
+        """Return updates that have the combined effect of these updates and the ``later`` updates."""
         if later.is_whole:
             return later
         return FileUpdates(

@@ -41,7 +41,7 @@ UNCACHED: Final = "no-store"
 
 
 class Delivery(NamedTuple):
-    """The ways in which endpoints, mirrors and targets send a file."""
+    """The way in which endpoints, mirrors and targets send a file."""
 
     cache_control: str
     has_etag: bool  # a client that already has this version gets a 304
@@ -130,17 +130,17 @@ class PathKind(NamedTuple):
 
     @property
     def needs_identity_only(self) -> bool:
-        """Whether the identity is sufficient to build the path."""
+        """Whether a path of this kind can be built from an identity alone."""
         return "{token}" not in self.text and "{name}" not in self.text
 
     @property
     def expression(self) -> str:
-        """A regular expression for these paths below boot/, in the output tree's spelling."""
+        """A regular expression for paths of this kind below boot/, in the output tree's spelling."""
         return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spell('-')}"))
 
     @property
     def any_spelling(self) -> str:
-        """A regular expression for these paths below boot/, with one group for the identity in any spelling."""
+        """A regular expression for paths of this kind below boot/, with one group for the identity in any spelling."""
         return self._expression("([^/]+)")
 
     def _expression(self, identity: str) -> str:
@@ -286,7 +286,7 @@ _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_non_script_kind(path: str) -> PathKind | None:
-    """Return the kind of a path to user data, a secret or a report of any server, or None for other paths."""
+    """Return the kind of a path to a server's user data, secret or report, or None for other paths."""
     found = _NON_SCRIPT_PATTERN.fullmatch(path)
     return _NON_SCRIPT_KINDS[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
@@ -358,7 +358,7 @@ _BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # 
 
 @cache
 def _folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
-    """For each row of the table, return the role and one expression for each component of the paths."""
+    """Return, for each row of the table, the role and one expression for each component of the row's paths."""
     return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
@@ -408,7 +408,7 @@ _EVIDENCE_ROLES: Final = (Role.BOOT_SCRIPT, Role.DATA, Role.REPORT)
 
 
 def evidence_expression() -> str:
-    """Return an expression that matches the paths below boot/ at which a completed GET from a mirror is evidence."""
+    """Return a regular expression for the paths below boot/ for which a completed GET from a mirror is evidence."""
     return "|".join(kind.expression for kind in TABLE if kind.role in _EVIDENCE_ROLES)
 
 
@@ -446,5 +446,5 @@ RECORDS: Final = "ops/records/"
 
 
 def is_page_or_record_file(path: str) -> bool:
-    """Return whether a shared file is a file of the page or of the records."""
+    """Return whether a shared file belongs to the web page or to the records."""
     return path.startswith((PAGE, RECORDS))

@@ -26,7 +26,7 @@ from gitboot.resolve.server_plan import BootPlan
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield ``pxelinux.cfg/01-<mac>``. Without a plan, the configuration boots the disk."""
+    """Yield ``pxelinux.cfg/01-<mac>``. Without a plan, the configuration boots from the local disk."""
     if plan is None:
         text = _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
     else:
@@ -37,7 +37,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """Yield configurations that boot the disk, for the interfaces from which the server may not boot."""
+    """Yield configurations that boot from the local disk, for the interfaces from which the server may not boot."""
     file = File(_render_disk_boot(decision, IDLE_REASON).encode(), ContentType.TEXT)
     yield from ((paths.PXELINUX.build_path(mac), file) for mac in idle_macs)
 
@@ -45,7 +45,7 @@ def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterat
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield ``pxelinux.cfg/default``, unless unknown machines get a 404.
 
-    PXELINUX uses this file for every machine without its own file. Only x86 machines run PXELINUX.
+    PXELINUX uses this file for every machine that does not have its own file. Only x86 machines run PXELINUX.
     """
     if not decisions.unknown_not_found:
         boot = (decisions.unknown or {}).get(Architecture.X86_64)

@@ -86,7 +86,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
 
 
 class ServerDetails(Struct, frozen=True, kw_only=True):
-    """Facts from a Server document with which people and systems find the server. They do not affect the decision."""
+    """Facts from a Server document that help people and systems find the server. They do not affect the decision."""
 
     site: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -118,9 +118,9 @@ class ServerState(Struct, frozen=True, kw_only=True):
 
     @property
     def installs_at(self) -> datetime | None:
-        """The first instant, not before `at`, at which a planned boot may write the disk.
+        """The first instant, `at` or later, at which a planned boot may write the disk.
 
-        None: no planned boot writes the disk.
+        The value is None if no planned boot writes the disk.
         """
         if self.plan is not None and self.plan.writes_disk:
             return self.at
@@ -133,7 +133,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> frozenset[Digest]:
-        """The tokens with which the machine fetches user data and sends reports, for its current and later plans."""
+        """The tokens of the current and later plans, with which the machine fetches user data and sends reports."""
         plans = [each for each in (self.plan, *(planned for _, planned in self.later)) if each is not None]
         tokens = (self.decision.token, *(each.token for each in plans), *(each.data for each in plans))
         return frozenset(token for token in tokens if token is not None)
@@ -170,7 +170,7 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
 
     @property
     def evidence_digests(self) -> dict[str, Digest]:
-        """The plan digest or the report token for which a completed GET of a path is evidence, by path."""
+        """By path, the plan digest or the report token for which a completed GET is evidence."""
         return {
             path: Digest(version.digest)
             for path, (version, *_) in self.published.paths.items()
@@ -216,7 +216,7 @@ def plan_server(
     """Plan one server for ``at`` and the following transitions. The last plan does not belong to a window with an end.
 
     ``latest_clock`` is a time after ``at`` that the clock has already reached. Windows that ended before that time stay
-    closed. The plans do not offer boots that need an ``absent`` file.
+    closed. The plans do not offer boots that need one of the ``absent`` files.
     """
     remaining = drop_ended_windows(decision, latest_clock)
     now = make_plan(remaining, at, record, stop=stop, absent=absent)
@@ -257,7 +257,7 @@ def _limit_open_end(
     stop: StopScope,
     absent: frozenset[BootFile],
 ) -> tuple[list[tuple[datetime, BootPlan | None]], datetime | None]:
-    """Limit a maintenance without an end to one hour.
+    """Limit a maintenance that has no end time to one hour.
 
     Return the later plans, and the time at which gitboot must render the server again. A running instance renders the
     server again before the hour ends. The hour begins at a multiple of 15 minutes, so that gitboot renders the same
@@ -278,7 +278,7 @@ _QUARTER: Final = timedelta(minutes=15)
 
 
 def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
-    """Return the server's state while all network boots are stopped: the server boots its disk."""
+    """Return the server's state while all network boots are stopped. In this state, the server boots from its disk."""
     return plan_server(
         *(state.decision, state.record, state.at, state.about, StopScope.ALL), keys=keys, absent=state.absent
     )
@@ -452,8 +452,8 @@ def _find_window_end(
     """Return the end of the window that is open now.
 
     Return None if no window is open or if the window has no end. If another window follows immediately, use the files
-    without a maintenance, because a copy without a publisher can end windows, but cannot begin them. A one-time boot
-    that writes the disk may end before its window.
+    that apply without a maintenance, because a copy without a publisher can end windows, but cannot begin them. A
+    one-time boot that writes the disk may end before its window.
     """
     now = renderings[0]
     if now.maintenance is None:
@@ -513,7 +513,8 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
     """Return the plan digest or the installation token for which a completed GET is evidence.
 
     A fetch of a boot that is served every time is not evidence, unless the boot belongs to a maintenance and writes a
-    disk. If the installer does not send a report, a fetch of the disk boot proves that a served installation has ended.
+    disk. If the installer does not send a report, a fetch of the local-disk boot proves that a served installation has
+    ended.
     """
     planned = rendering.plan
     if (name := find_token(path)) is not None:
@@ -537,7 +538,7 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
 
 
 def _is_withheld_script(kind: PathKind, planned: BootPlan) -> bool:
-    """Return whether this boot script boots the disk because iPXE would not find a signature."""
+    """Return whether this boot script boots from the local disk because iPXE would not find a signature."""
     is_script = kind.role is Role.BOOT_SCRIPT and find_loader(kind.text) is ScriptLoader.IPXE
     return is_script and planned.is_withheld_from_ipxe
 
@@ -616,7 +617,7 @@ def _list_firmware_identities(decision: Decision, machine: Machine | None) -> di
 def _list_identities(
     decisions: Decisions, decision: Decision, about: ServerDetails, paths: Collection[str]
 ) -> Iterator[str]:
-    """Yield the identities of a server with these ``paths``. They include the identities that other systems use."""
+    """Yield the identities of a server with these ``paths``, including the identities that other systems use."""
     yield from (format_identity(IdentityKind.MAC, mac) for mac in (*decision.macs, *about.idle))
     yield from (format_identity(IdentityKind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
     yield from (format_identity(IdentityKind.ADDRESS, address) for address in about.addresses)

@@ -21,9 +21,7 @@ _DEPTH: Final = 2  # how many times a template may have encoded a token in base6
 
 
 class EarlierKey(NamedTuple):
-    """An earlier key, and the interval in which gitboot still publishes and accepts the names that it made with this
-    key.
-    """
+    """An earlier key, and the interval in which gitboot still publishes and accepts names made with this key."""
 
     key: bytes | None
     since: datetime
@@ -120,7 +118,7 @@ class PublishedNames:
 
 
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a token and its published name, without encoding and in the forms in which they appear in base64 text.
+    """Yield pairs of a token and its published name: unencoded, and in each form that they can have in base64 text.
 
     base64 encodes three bytes as four characters, so a token has three encodings, depending on its offset. The
     characters at both ends also depend on neighbouring bytes, but are the same for the token and its name.

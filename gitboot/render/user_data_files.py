@@ -51,7 +51,7 @@ _JOLIET: Final = _Spelling(_spell_joliet, has_rock_ridge=False)
 
 
 def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the ISO image of a volume that contains ``files``, which has the content by path.
+    """Return the ISO image of a volume. ``files`` maps the paths of the files on the volume to their contents.
 
     The caller must respect these limits:
 
@@ -88,7 +88,7 @@ def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
 def _build_descriptor(
     kind: int, label: bytes, escape: bytes, size: int, tables: int, paths: tuple[bytes, bytes], root: int
 ) -> bytes:
-    """Return the primary volume descriptor, or the supplementary descriptor of Joliet (ECMA-119, 8.4 and 8.5)."""
+    """Return the primary volume descriptor, or the supplementary descriptor for Joliet (ECMA-119, 8.4 and 8.5)."""
     space = b" " if kind == 1 else b"\0 "
     little, _ = paths
     return _pad_to_sector(
@@ -202,8 +202,9 @@ def _pad_to_sector(data: bytes) -> bytes:
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the user data of a plan below ``o/``, and also at paths with the UUID and with the token of a one-time
-    boot.
+    """Yield the user data of a plan.
+
+    The paths are below ``o/``. There are also paths with the UUID, and paths with the token of a one-time boot.
 
     Only endpoints serve secrets. `server_files` does not write the secrets to the output tree.
     """
@@ -244,7 +245,7 @@ def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) 
 def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
     """Yield the user data files, and an empty vendor-data file if cloud-init would fetch one.
 
-    If vendor-data does not exist, cloud-init tries to fetch it ten times, once a second.
+    If vendor-data does not exist, cloud-init tries to fetch this file ten times, once a second.
     """
     yield from user_data.files.items()
     if "meta-data" in user_data.files and "vendor-data" not in user_data.files:
@@ -252,7 +253,10 @@ def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]
 
 
 def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
-    """Replace the first attempt's token with the token of this attempt, with which the installer reports."""
+    """Replace the first attempt's token in ``text`` with the token of this attempt.
+
+    The installer uses the token to report its result.
+    """
     if plan.token is None or decision.token is None:
         return text
     return text.replace(decision.token, plan.token)

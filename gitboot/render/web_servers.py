@@ -111,15 +111,17 @@ def _escape_path(path: str) -> str:
 
 
 def _decode_path(prefix: str) -> str:
-    """Return the path of a base URL in the form that web servers compare: decoded, and without double slashes or dot
-    segments.
+    """Return the path of a base URL in the form that web servers compare.
+
+    This form is decoded, and has no double slashes or dot segments.
     """
     return f"/{normpath(unquote(prefix)).lstrip('/')}"
 
 
 def _render_nginx_prefixes(prefixes: Sequence[str]) -> str:
-    """Return the lines that remove the base URL's path from requests, so that paths in the log are relative to
-    ``boot/``.
+    """Return the lines that remove the path of the base URL from requests.
+
+    The paths in the log are then relative to ``boot/``.
 
     With several base URLs, a path in ``boot/`` may start with the same folder as a base URL. nginx does not rewrite the
     path of an existing file.
@@ -142,9 +144,9 @@ def _render_nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKi
 
 
 def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
-    """Return an nginx location for files.
+    """Return the nginx location for the files whose paths match ``expression``.
 
-    With ``by_ending``, ``type`` only applies to files with an unknown extension.
+    With ``by_ending``, ``type`` applies only to files with an unknown extension.
     """
     types = "" if by_ending else "        types {}\n"
     parts = "" if delivery.in_parts else "        max_ranges 0;\n"
@@ -433,7 +435,7 @@ def _build_path(kind: PathKind, alias: Alias, variable: str) -> str:
 
 
 def render_nginx_maps(outputs: Collection[str]) -> str:
-    """Return the nginx ``map`` blocks from queries to identities, or "" if the outputs have no aliases."""
+    """Return the nginx ``map`` blocks that map queries to identities, or "" if the outputs have no aliases."""
     if not _select_aliases(outputs):
         return ""
     maps = "# The identity of a machine in a query\n"
@@ -450,8 +452,8 @@ def render_nginx_maps(outputs: Collection[str]) -> str:
 def render_nginx_locations(outputs: Collection[str]) -> str:
     """Return the nginx locations for aliases.
 
-    With them, nginx logs the path of the file that it sent. Each path that an alias refers to has its own location,
-    because ``try_files`` would treat an unreadable file as absent.
+    With these locations, nginx logs the path of the file that it sent. Each path that an alias refers to has its own
+    location, because ``try_files`` would treat an unreadable file as absent.
     """
     chosen = _select_aliases(outputs)
     known = "".join(_nginx_location_queries(alias) for alias in chosen)
@@ -519,8 +521,8 @@ def render_caddy_aliases(outputs: Collection[str]) -> str:
 def _render_caddy_alias(number: int, alias: Alias) -> str:
     """Return the Caddy directives for one alias.
 
-    The matcher does not distinguish an unreadable file from an absent file. So if the matcher does not find a file, the
-    directives try each file again, which produces the correct error.
+    The matcher does not distinguish an unreadable file from an absent file. Therefore, if the matcher does not find a
+    file, the directives try each file again to produce the correct error.
     """
     matcher, files = f"@alias{number}", [_build_path(kind, alias, "{gitboot_%s}") for kind in _select_kinds(alias)]
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"

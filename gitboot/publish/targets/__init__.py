@@ -1,1 +1,1 @@
-"""Targets: copies of the output tree in Git branches, S3 buckets, folders and on other hosts."""
+"""Targets: copies of the output tree in Git branches, in S3 buckets, in folders and on other hosts."""

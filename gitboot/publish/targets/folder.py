@@ -33,8 +33,8 @@ from gitboot.render.endpoint_files import ListedFile
 class TargetFolder:
     """A target in the local folder ``root``, which must exist.
 
-    Files get the permissions and the group of ``root``. gitboot syncs each file to the disk before the file replaces
-    another file, and does not follow symlinks. A process locks the folder only during a single `create` or `replace`.
+    Files get the permissions and the group of ``root``. gitboot does not follow symlinks, and syncs each file to the
+    disk before the file replaces another file. A process locks the folder only during a single `create` or `replace`.
     Therefore a new instance that takes over the target does not have to wait.
     """
 
@@ -142,7 +142,7 @@ class TargetFolder:
 def folder_opener(root: Path) -> Callable[[], TargetFolder]:
     """Return a function that opens the folder.
 
-    The function reopens the folder if its path now refers to another folder or disk.
+    The returned function reopens the folder if the path now refers to another folder or disk.
     """
     opened: list[TargetFolder] = []
 
@@ -186,7 +186,7 @@ _ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: %n show
 class RsyncStore:
     """A target folder on another host.
 
-    Each method starts only a few rsync processes, independent of the number of files. ``folder`` is a local folder that
+    Each method starts only a few rsync processes, regardless of the number of files. ``folder`` is a local folder that
     only this target uses. It contains the files that rsync sends and receives.
     """
 
@@ -280,7 +280,7 @@ class RsyncStore:
         return StoredFile(content, compute_digest(content))
 
     def _run(self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)) -> ProcessResult:
-        """Run rsync for these paths. The folder on the other host replaces an argument that is None."""
+        """Run rsync for these paths, with the folder on the other host in place of each argument that is None."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
@@ -335,7 +335,7 @@ class RsyncStore:
 
     @contextmanager
     def _lock_folder(self) -> Iterator[int]:
-        """Lock the local folder until the block ends. Yields the descriptor of the lock.
+        """Lock the local folder until the block ends, and yield the descriptor of the lock.
 
         Raises `HostUnreachable` if an earlier process's rsync is still running, and `PublishError` for other failures.
         """

@@ -60,7 +60,7 @@ class TargetStore(Protocol):
 class Follower:
     """Updates one target in a thread. `publish` never waits for the target.
 
-    The follower starts after the first publication, because the output tree may be an outdated copy before that.
+    The follower starts after the first publication, because the output tree may be an outdated copy until then.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Follower:
             self._changed.notify_all()
 
     def publish_transition(self, at: datetime) -> None:
-        """Start to update the target for a transition at ``at`` that was just published.
+        """Start to update the target after gitboot published the transition at ``at``.
 
         The next attempt starts now, even if earlier attempts failed.
         """
@@ -130,7 +130,7 @@ class Follower:
             return self._changed.wait_for(lambda: self._following.behind_since is None, timeout_s)
 
     def end(self) -> None:
-        """Stop after the current request. A request that hangs ends with the process."""
+        """Stop the follower after its current request. If the request hangs, the request ends when the process ends."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -334,7 +334,7 @@ class RsyncAddress(_Address, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The user and the host."""
+        """The user and the host in the URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.user}@{host}" if self.user else host
 

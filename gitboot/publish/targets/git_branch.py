@@ -33,7 +33,7 @@ from gitboot.text import format_count
 
 
 class BranchTarget:
-    """A branch to which only this instance pushes. The parents of its commits are never commits of another author."""
+    """A branch to which only this instance pushes. The parent of each commit is also a commit by gitboot."""
 
     most = sys.maxsize  # the maximum number of servers in one step; each step is one commit
 
@@ -91,7 +91,7 @@ class BranchTarget:
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
         """Commit a step and push it.
 
-        If a step does not change a served file, the method commits it together with the next step that does.
+        If a step does not change any served files, the method delays its commit until a step changes a served file.
         """
         self._uncommitted |= step.shards
         if not step.placed and not step.removed:

@@ -134,8 +134,8 @@ class Bucket:
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         """Write objects in parallel.
 
-        If a path in ``fresh`` already has other content, keep that content. Return these paths. The modification time
-        of an object is the time at which the store received it.
+        If a path in ``fresh`` already has other content, keep that content, and include the path in the result. The
+        modification time of an object is the time at which the store received it.
         """
         left: set[str] = set()
 
@@ -180,8 +180,8 @@ class Bucket:
     def names(self, folder: str) -> list[str]:
         """Return the sorted paths of all objects below a folder.
 
-        obstore reads page after page until it has enough names, and the request timeout only applies to each page.
-        Therefore gitboot lists the folder in a thread, and stops waiting for the thread at the deadline.
+        obstore reads page after page until it has enough names, and the request timeout applies to each page
+        separately. Therefore gitboot lists the folder in a thread, and stops waiting for the thread at the deadline.
         """
         found: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
@@ -274,9 +274,9 @@ def _describe_clock_fault(text: str) -> str:
 
 
 def _find_cause(source: str) -> str:
-    """Read from the debug text of an obstore error why a request got no response.
+    """Return the reason why a request got no response, based on the debug text of an obstore error.
 
-    Return "" if the text does not show this.
+    Return "" if the text does not contain the reason.
     """
     for expression, describe in _CAUSES:
         if (found := expression.search(source)) is not None:

@@ -47,7 +47,7 @@ _MAX_SERVERS: Final = 200
 
 
 class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The files of one server, or the files that do not belong to a server. All of these files change together."""
+    """The files of one server, or the files that do not belong to any server. All of these files change together."""
 
     state: str  # the digest of the server's state
     files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
@@ -60,7 +60,7 @@ Shard = Mapping[str, ServerFiles]  # by server
 def build_server_files(digest: str, state: PublishedServer) -> ServerFiles:
     """Return the files that a target serves for one server. ``digest`` is the digest of the server's state.
 
-    `gitboot.render.copies` already removed one-time boots.
+    `gitboot.render.boot_files` has already omitted one-time boots that copies may not serve.
     """
     boots = [
         turn.writes
@@ -201,7 +201,10 @@ class FileStore(Protocol):
         """
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        """Write files. If a path in ``fresh`` already has other content, keep that content. Return these paths."""
+        """Write files.
+
+        If a path in ``fresh`` already has other content, keep that content, and include the path in the result.
+        """
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the sorted paths whose content differs from the content that `place` has just written."""
@@ -278,11 +281,11 @@ class FollowedTree:
         return TreeSummary(commit=head.stamp.commit, manifest=compute_digest(data), states=states)
 
     def _digest_list_files(self) -> dict[str, str]:
-        """Return the sha256 of the signed list's files by path, without the listings of servers.
+        """Return the sha256 of each file in the signed list by path, except for the listings of servers.
 
         Bins and snapshots have a version in their names and never change, so the method reads them once. Root metadata
-        can change: after a new root key was made, its names are used again. Raises `Overtaken` if a publication is in
-        progress.
+        can change, because gitboot uses the same file names again after a new root key was made. Raises `Overtaken` if
+        a publication is in progress.
         """
         found = {}
         try:
@@ -463,7 +466,7 @@ class StoreTarget:
     """A target to which only this process writes after `load`.
 
     ``open_store`` opens the store with the current credentials. ``writer`` is a random number that identifies this
-    process. This process replaces a head only if it wrote or read that head last.
+    process. This process replaces the head only if the head is still the one that this process last wrote or read.
     """
 
     def __init__(
@@ -497,8 +500,8 @@ class StoreTarget:
     def observe(self, hint: str) -> Holding | None:
         """Return the content of the target without writing, or None if no process has claimed the target.
 
-        If the target belongs to another ledger, the error contains ``hint``. Raises `ForeignTree`, `Overtaken` if
-        another process writes a step, `PublishError` and `HostUnreachable`.
+        If the target belongs to another ledger, raises `ForeignTree` with ``hint`` in the message. Raises `Overtaken`
+        if another process writes a step. Also raises `PublishError` and `HostUnreachable`.
         """
         store = self._open()
         self._last_head = store.get(HEAD)
