@@ -183,7 +183,7 @@ def list_failures() -> list[Failure]:
 def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
     """Until the block ends, call the listener each time a background thread dies.
 
-    The call runs in the thread that dies.
+    The dying thread itself calls the listener.
     """
     with _noting:
         _listeners.append(listener)

@@ -110,9 +110,9 @@ def run_with_input(
 def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
     """Run a program without a shell, and return its exit status and its standard output.
 
-    The program does not inherit GITBOOT_ variables. In the end, the function kills the process group of the program.
-    Raises OSError if the program cannot be started or writes more than ``most_bytes``. Raises TimeoutError if the
-    program does not end in time.
+    The program does not inherit GITBOOT_ variables. Before it returns, the function kills the process group of the
+    program. Raises OSError if the program cannot be started or writes more than ``most_bytes``. Raises TimeoutError if
+    the program does not end in time.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = _start(command, environment=_environment(), process_group=0, **pipes)
@@ -176,7 +176,10 @@ def end_with_parent(parent: int) -> None:
 
 
 def reap_orphans(wait: Callable[[float], bool]) -> None:
-    """Reap orphans in a thread until ``wait`` returns True, if this process has PID 1, for example in a container."""
+    """Reap orphans in a thread until ``wait`` returns True.
+
+    Do nothing unless this process has PID 1, as in a container.
+    """
 
     def keep_reaping() -> None:
         while not wait(_REAP_S):
@@ -340,7 +343,7 @@ class Child:
 
 
 def describe_exit(status: int) -> str:
-    """Describe how a child unexpectedly ended."""
+    """Return a description of a child's unexpected exit."""
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
     return f"{how}. This is a bug in gitboot. The log of gitboot has the details"
 

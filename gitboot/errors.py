@@ -59,7 +59,7 @@ class GitbootError(Exception):
 
 
 class TryAgain(GitbootError):
-    """A fault that may be gone at a later attempt."""
+    """A temporary fault. A later attempt may succeed."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         self.retry_after_s = retry_after_s  # the Retry-After header of a response
@@ -110,7 +110,7 @@ class Orders(NamedTuple):
 
 
 class Ordering(Protocol):
-    """A fleet with settings that can be read as `Orders`."""
+    """A fleet that can return its `Orders`."""
 
     def orders_at(self, site: str | None) -> Orders:
         """Return the orders for the instance of a site.

@@ -147,7 +147,7 @@ def take_lock(fd: int) -> str | None:
 
 
 def find_lock_holder(path: Path) -> int | None:
-    """Return the PID of the process on this machine that holds the lock on a file, or None if there is none.
+    """Return the PID of the local process that holds the lock on a file, or None if there is no such process.
 
     Raises OSError if the file cannot be opened.
     """

@@ -321,7 +321,7 @@ def is_loopback(host: str) -> bool:
 def check_credentials(url: str, credential: str = "the token", *, allow_token_over_http: bool = False) -> None:
     """Raise `UsageError` unless gitboot may send credentials to a URL.
 
-    gitboot may send credentials over https and to a loopback address, and over other http only if the caller allows it.
+    The URL must use https or a loopback address, unless the caller allows http.
     """
     parts = split_url(url)
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
@@ -574,7 +574,10 @@ class HttpClient:
 
 
 def _resolve_redirect(url: str, location: str) -> str:
-    """Return the target of a redirect. The target must have the same scheme, or https after http."""
+    """Return the target of a redirect.
+
+    The target must have the same scheme as the URL, or https if the URL has http.
+    """
     try:
         target = urljoin(url, location)
         before, (after, *_) = urlsplit(url).scheme, parse_origin(target)

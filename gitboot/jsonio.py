@@ -146,9 +146,9 @@ _making: Final = RLock()
 
 
 def build_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that decodes msgpack as a type.
+    """Return a function that decodes msgpack data into a value of this type.
 
-    The first call of the function takes longer, because it inspects the type.
+    The first call of the returned function takes longer, because this call inspects the type.
     """
     return _decode_lazily(lambda: msgspec.msgpack.Decoder(kind, dec_hook=_decode_path).decode)
 
@@ -161,9 +161,9 @@ def _decode_path(kind: type, text: object) -> Path:
 
 
 def build_json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
-    """Return a function that decodes JSON as a type.
+    """Return a function that decodes JSON into a value of this type.
 
-    The first call of the function takes longer, because it inspects the type.
+    The first call of the returned function takes longer, because this call inspects the type.
     """
     return _decode_lazily(lambda: msgspec.json.Decoder(kind).decode)
 

@@ -1,4 +1,4 @@
-"""Problems: the codes of problems, the type of a problem, and the order of problems."""
+"""Problems in commits: their codes, their type, and their order."""
 
 from __future__ import annotations
 

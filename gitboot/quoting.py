@@ -12,7 +12,8 @@ comments, gitboot replaces unsafe characters instead. The three programs process
 - The kernel splits the line at whitespace outside of double quotes, and removes double quotes around a value or a whole
   argument. It has no escapes (Linux: lib/cmdline.c, ``next_arg``).
 
-An initramfs may split an argument that the kernel keeps together: some of them split /proc/cmdline at every space.
+An initramfs may split an argument that the kernel keeps together, because some initramfs programs split
+/proc/cmdline at every space.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 This module escapes everything that gitboot, Python or a library writes to `sys.stdout` or `sys.stderr`, with
 `gitboot.text`. Therefore commands do not have to escape their output. There are two exceptions. The module does not
 escape colours that `style` adds. These colours contain a random number, which text from outside gitboot cannot contain.
-It also does not escape the output of `write_verbatim` and `open_verbatim`.
+The module also does not escape the output of `write_verbatim` and `open_verbatim`.
 
 A reader may close its pipe early (as in ``gitboot validate | head``), or a disk may be full. In both cases, the command
 runs to its end with the correct exit code. An instance continues to run if the reader of its log ends.

@@ -50,7 +50,7 @@ def printable_lines(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as one `printable` line, with a single space for each run of white space."""
+    """Return the text as one `printable` line, with a single space in place of each run of white space."""
     return printable(" ".join(text.split()))
 
 

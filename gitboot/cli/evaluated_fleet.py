@@ -68,7 +68,7 @@ def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
 
 
 class FleetEvaluator:
-    """An evaluator for snapshots of one fleet for the same time.
+    """An evaluator for snapshots of one fleet. It evaluates all snapshots for the same time.
 
     If two snapshots share a part, the evaluator evaluates the part only once.
     """
@@ -216,8 +216,8 @@ def plan_fleet(
 ) -> PlannedFleet:
     """Return the fleet at a path, with the records that the option ``--records`` selects.
 
-    Raises `UsageError` if the fleet does not contain these ``servers``, before the function prints which fleet it
-    shows.
+    Raises `UsageError` if the fleet does not contain these ``servers``. The function checks this before it prints
+    anything.
 
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
     ledger. If the command line does not name a fleet, ``rev`` is a revision in the instance's repository. The default
@@ -412,8 +412,8 @@ def compare_range(
 ) -> ComparedRange:
     """Evaluate both sides of a commit range for the given time. An invalid side contains problems instead of decisions.
 
-    With ``accepted``, that commit is BASE. If a commit lacks a required signature, HEAD gets a problem. The result of a
-    trial merge does not need a signature.
+    With ``accepted``, that commit is BASE. If a commit lacks a required signature, the result contains a problem for
+    HEAD. The result of a trial merge does not need a signature.
     """
     evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")

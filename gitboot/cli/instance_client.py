@@ -226,7 +226,7 @@ def find_decision(look: OfflineInstance, server: str) -> Decision:
 
 
 def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs of the machines with the name of a server.
+    """Return the UUIDs of the machines that have a server's name.
 
     The result includes machines with this name that were removed from the fleet while their override was set. Raises
     `UsageError` if there is no such machine.
@@ -244,7 +244,7 @@ def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
 
 
 def select_names(names: Collection[str], look: OfflineInstance, selector: str | None = None) -> frozenset[str] | None:
-    """Return the given server names, or None if there are none, which means all servers.
+    """Return the given server names. If no names are given, return None, which means all servers.
 
     Each server must be in the fleet or have a record.
 

@@ -162,7 +162,7 @@ inherited_settings_option = click.option(
 
 
 def name_value_source(error: click.UsageError) -> None:
-    """Add the configuration key or the environment variable that contains a wrong value to the error."""
+    """Add to the error the configuration key or the environment variable from which the wrong value comes."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
         return
     match error.ctx.get_parameter_source(error.param.name):

@@ -127,7 +127,7 @@ def format_table(
 
 
 def _measure_words(cells: Iterable[str]) -> int:
-    """Return the width of the widest word in some cells."""
+    """Return the width of the widest word in these cells."""
     return max([1, *(cell_len(word.rstrip()) for cell in cells for word in _WORD.findall(strip_style(cell)))])
 
 
@@ -310,7 +310,7 @@ class DownloadBar:
         self._shown, self._task = shown, None if shown is None else shown.add_task("", visible=False)
 
     def begin(self, name: str, size: int | None) -> None:
-        """Start to show the download of another file. ``size`` is in bytes, or None if it is unknown."""
+        """Start showing the download of another file. ``size`` is in bytes, or None if it is unknown."""
         if self._shown is not None and self._task is not None:
             self._shown.remove_task(self._task)
             self._task = self._shown.add_task(_shorten_cell(printable(name), _DOWNLOAD_NAME), total=size)
@@ -399,7 +399,7 @@ def stop_on_signal_within() -> Iterator[StopRequest]:
 
 
 def call_on_signal(stop: Callable[[], None], *, timeout_s: float) -> None:
-    """Call ``stop`` on SIGINT or SIGTERM, and exit if the process is still running after ``timeout_s``."""
+    """Call ``stop`` on SIGINT or SIGTERM, and exit if the process still runs ``timeout_s`` seconds later."""
 
     def end(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)

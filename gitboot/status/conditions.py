@@ -29,7 +29,7 @@ class Event(Struct, frozen=True, kw_only=True):
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
     """Merge events that differ only in the name and the UUID of their server.
 
-    A merged event contains the names of all servers and no UUIDs, and replaces the first of these events in the order.
+    A merged event contains the names of all servers and no UUIDs. It takes the place of the first of these events.
     """
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):

@@ -50,7 +50,7 @@ class ThreadFailure(NamedTuple):
 
 
 class TargetStatus(Struct, frozen=True, kw_only=True):
-    """The state of a target that follows OUTPUT."""
+    """The state of a target, which is a copy of OUTPUT that gitboot writes."""
 
     name: str
     base_url: str | None = None  # the URL that machines use, if known

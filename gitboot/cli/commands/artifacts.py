@@ -203,7 +203,7 @@ def find_unsigned_files(
 
 
 def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
-    """Return the decisions of a fleet and the artifacts that they need.
+    """Return the decisions for a fleet and the artifacts that the decisions need.
 
     Raises `InvalidRepository` if the fleet has errors, and `UsageError` for an unknown site.
     """

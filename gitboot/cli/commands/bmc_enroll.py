@@ -669,7 +669,7 @@ def _build_item(
 
 
 def _complete(found: FoundServer, line: _Line) -> FoundServer:
-    """Add the MAC addresses that the operator stated, if the BMC does not show MAC addresses."""
+    """Add the MAC addresses that the operator specified, if the BMC does not report MAC addresses."""
     if found.nics or not found.is_only_system:
         return found
     return structs.replace(found, nics=tuple(FoundNic(name="", mac=mac) for mac in line.macs))

@@ -451,7 +451,7 @@ def of_firmware_suites(url: str) -> Examination:
 
 
 def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
-    """Check that each mirror serves the boot loaders and the first script that DHCP names."""
+    """Check that each mirror serves the boot loaders and the first script whose URLs DHCP sends to machines."""
     fetcher = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=tls.authority)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
     offers = [

@@ -189,7 +189,7 @@ def _count_origins(files: Iterable[Provenance | None]) -> str:
 
 
 def _format_follow(follow: Follow) -> str:
-    """Return the source that a stream follows, and the rules for its releases."""
+    """Format the source that a stream follows, and the rules for choosing releases."""
     parts = [follow.source, *([f"channel {follow.channel}"] if follow.channel is not None else [])]
     parts += [f"from {follow.minimum_version}"] if follow.minimum_version is not None else []
     parts += [f"below {follow.below_version}"] if follow.below_version is not None else []

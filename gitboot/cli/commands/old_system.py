@@ -1,4 +1,4 @@
-"""`gitboot import` and `gitboot compare-old-system`: move to a fleet from another system."""
+"""`gitboot import` and `gitboot compare-old-system`: migrate from another system to a fleet."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def boot_script_command(
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Return each boot script, with its paths and with how an endpoint serves it.
+    """Return each boot script, with its paths and the way in which an endpoint serves it.
 
     The scripts that machines load first come first.
     """

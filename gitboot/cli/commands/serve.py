@@ -1,4 +1,4 @@
-"""`gitboot serve`, and the options of endpoints, which `gitboot run` shares."""
+"""`gitboot serve`, and the endpoint options that `gitboot run` also has."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ MAX_ANNOTATIONS: Final = 10
 def format_github(problems: Sequence[Problem]) -> str:
     """Format problems as GitHub Actions commands, one per line.
 
-    A notice states the number of problems that GitHub would not show.
+    If GitHub would not show all of the problems, a notice states how many it would omit.
     """
     ordered = sort_by_severity(problems)
     lines: list[str] = []
