@@ -1,3 +1,3 @@
-"""gitboot: a controller that decides from a Git repository what bare-metal servers boot."""
+"""gitboot: a controller that uses a Git repository to decide what bare-metal servers boot."""
 
 __version__ = "0.2.0"

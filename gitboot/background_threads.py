@@ -41,7 +41,7 @@ class BackgroundThread:
     ) -> None:
         """Prepare the thread.
 
-        After an error, the thread calls ``on_death`` with the error on one line, and then pauses.
+        After an error, the thread calls ``on_death`` with the error message on one line, and then pauses.
         """
         self._run, self._on_death, self._first_pause_s = run, on_death, first_pause_s
         self._ending = threading.Event()
@@ -51,7 +51,7 @@ class BackgroundThread:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Prevent further restarts of the function. Wait until the function has returned or the timeout has passed."""
+        """Prevent further restarts of the function, and wait until it has returned or the timeout has passed."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -93,7 +93,7 @@ class BackgroundThread:
 
 
 class RetryingSender(ABC):
-    """A thread that sends items to one service. After a failure, it retries with increasing pauses."""
+    """A thread that sends items to one service. After a failure, the thread retries with increasing pauses."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, label: str = "", first_retry_s: float) -> None:
         """Prepare the thread. ``wake`` is called, from any thread, when `failure` changes.
@@ -110,7 +110,7 @@ class RetryingSender(ABC):
 
     @abstractmethod
     def send_next(self) -> None:
-        """Wait until an item is due or until `is_ending`, then send the due items."""
+        """Wait until an item is due or until `is_ending` is true, then send the items that are due."""
 
     @property
     @abstractmethod
@@ -121,7 +121,7 @@ class RetryingSender(ABC):
         self._thread.start()
 
     def close(self, *, patience_s: float = 0) -> None:
-        """End the thread, after waiting up to ``patience_s`` for the delivery of pending items."""
+        """Wait up to ``patience_s`` seconds until the pending items have been sent, and then end the thread."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_done or self.failure is not None, patience_s)
             self.is_ending = True
@@ -129,7 +129,7 @@ class RetryingSender(ABC):
         self._thread.join(timeout_s=0.1)  # a thread that still waits for the network ends with the process
 
     def note_failure(self, kind: str | None, message: str = "") -> None:
-        """Store the error of the last attempt. ``kind`` is None if the attempt succeeded."""
+        """Store the error from the last attempt. ``kind`` is None if the attempt succeeded."""
         with self.changed:
             before, self.failure = self.failure, (kind, self._label + message) if kind is not None else None
             self.changed.notify_all()
@@ -172,7 +172,7 @@ def _store_failure(thread: threading.Thread, failure: Failure | None, until_s: f
 
 
 def list_failures() -> list[Failure]:
-    """Return the failures of threads that have not yet run for a minute without another error."""
+    """Return the failures of the threads that have failed and have not yet run for a minute without another error."""
     now_s = time.monotonic()
     with _noting:
         found = [failure for failure, until_s in _failures.values() if now_s < until_s]
@@ -183,7 +183,7 @@ def list_failures() -> list[Failure]:
 def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
     """Until the block ends, call the listener each time a background thread dies.
 
-    The thread that dies calls the listener.
+    The dying thread itself calls the listener.
     """
     with _noting:
         _listeners.append(listener)
@@ -204,8 +204,8 @@ _LONGEST_WAIT_S: Final = 1.0
 class SignalQueue(Generic[Item]):
     """A first-in, first-out queue to which a signal handler can add items at any time.
 
-    The queue does not use a Python lock. In contrast, a `threading.Event` uses a lock: if a handler interrupts the
-    thread that holds the lock and then sets the Event, the process hangs.
+    The queue does not use a Python lock. In contrast, a `threading.Event` uses a lock. If a handler interrupts the
+    thread that holds this lock and then sets the Event, the process hangs.
     """
 
     def __init__(self) -> None:

@@ -45,10 +45,10 @@ def spawn(
     process_group: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process that ends no later than the calling thread.
+    """Start a process that ends no later than the thread that calls this function.
 
-    The process must first call `end_with_parent`. The process inherits the variable `LOG_FORMAT`. It does not inherit
-    other GITBOOT_ variables, because they are settings for the command of the user.
+    The new process must call `end_with_parent` before anything else. The process inherits the variable `LOG_FORMAT`. It
+    does not inherit other GITBOOT_ variables, because those variables are settings for the command that the user ran.
     """
     return _start(
         command,
@@ -110,9 +110,9 @@ def run_with_input(
 def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
     """Run a program without a shell, and return its exit status and its standard output.
 
-    The program does not inherit GITBOOT_ variables. At the end, the function kills the process group of the program.
-    Raises OSError if the program cannot be started or writes more than ``most_bytes``. Raises TimeoutError if the
-    program does not end in time.
+    The program does not inherit GITBOOT_ variables. Before it returns, the function kills the process group of the
+    program. Raises OSError if the program cannot be started or writes more than ``most_bytes``. Raises TimeoutError if
+    the program does not end in time.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = _start(command, environment=_environment(), process_group=0, **pipes)
@@ -152,7 +152,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def raise_limits() -> None:
-    """Raise the limit on open files to its maximum."""
+    """Raise the limit on open files as far as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # the new limit is higher than the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -161,13 +161,13 @@ def raise_limits() -> None:
 def python_command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of this gitboot.
 
-    Python does not import modules from the current directory then.
+    With this command line, Python does not import modules from the current directory.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent thread ends. Exit if the parent is no longer ``parent``."""
+    """Make Linux kill this process when its parent thread ends. Exit if the parent process is no longer ``parent``."""
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # only Linux has prctl
     if prctl is not None:
         prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -176,7 +176,10 @@ def end_with_parent(parent: int) -> None:
 
 
 def reap_orphans(wait: Callable[[float], bool]) -> None:
-    """If this process has PID 1, for example in a container, reap orphans in a thread until ``wait`` returns True."""
+    """Reap orphans in a thread until ``wait`` returns True.
+
+    Do nothing unless this process has PID 1, as in a container.
+    """
 
     def keep_reaping() -> None:
         while not wait(_REAP_S):
@@ -210,7 +213,7 @@ def _encoder() -> Encoder:
 
 
 def encode(value: object) -> bytes:
-    """Encode a value as msgpack, for `gitboot.jsonio.build_decoder`."""
+    """Encode a value as msgpack. The functions that `gitboot.jsonio.build_decoder` returns decode the value."""
     return _encoder().encode(value)
 
 
@@ -238,7 +241,7 @@ def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
 
 
 class FrameBuffer:
-    """Splits received bytes into frames."""
+    """A buffer that splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -283,7 +286,10 @@ class Child:
         return self._process.poll() is not None
 
     def send(self, question: Struct, remaining_s: Callable[[], float] | None = None) -> None:
-        """Send a frame. Raises BrokenPipeError if the child has ended, and TimeoutError if the time is over."""
+        """Send a request in a frame.
+
+        Raises BrokenPipeError if the child has ended, and TimeoutError if no time remains.
+        """
         assert self._process.stdin is not None  # noqa: S101
         pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(question)))
         poll = select.poll()
@@ -299,7 +305,7 @@ class Child:
     def read_answers(self, remaining_s: Callable[[], float] | None = None) -> Iterator[bytes]:
         """Yield the child's answers until the child ends.
 
-        Raises TimeoutError if the time is over before an answer arrives.
+        Raises TimeoutError if no time remains before an answer arrives.
         """
         assert self._process.stdout is not None  # noqa: S101
         pipe = self._process.stdout.fileno()
@@ -324,8 +330,8 @@ class Child:
     def reap(self) -> None:
         """Wait until the child ends, and close its pipes.
 
-        Call this method from the thread that sends and reads. The kernel cannot kill a process that waits for a disk.
-        For such a child, the method starts a thread that reaps the child when the disk responds.
+        Call this method from the thread that calls `send` and `read_answers`. The kernel cannot kill a process that
+        waits for a disk. For such a child, the method starts a thread that reaps the child when the disk responds.
         """
         try:
             self._process.wait(_END_S)
@@ -337,13 +343,13 @@ class Child:
 
 
 def describe_exit(status: int) -> str:
-    """Describe the unexpected exit of a child."""
+    """Return a description of a child's unexpected exit."""
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
     return f"{how}. This is a bug in gitboot. The log of gitboot has the details"
 
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
-    """Set up this process as a `Child`. Return the streams for requests and for answers."""
+    """Set up this process as a `Child`. Return two streams: one for requests and one for answers."""
     end_with_parent(int(parent))
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -386,7 +392,7 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
 
 
 class ProcessLimits(NamedTuple):
-    """The limits of a process: processor time in seconds, memory in bytes. None: no limit."""
+    """The limits of a process: processor time in seconds and memory in bytes. None means no limit."""
 
     processor_s: int | None
     memory: int | None
@@ -400,7 +406,7 @@ class ProcessLimits(NamedTuple):
 
 
 def divide_limits(parts: int) -> ProcessLimits:
-    """Divide the remaining resources of this process among ``parts`` forks. Return the limits of each fork.
+    """Divide the remaining resources of this process among ``parts`` forks. Return the limits for each fork.
 
     Each fork gets an equal share of the memory. Each fork also gets all of the remaining processor time, because the
     kernel counts the time of each fork separately.
@@ -416,7 +422,7 @@ def divide_limits(parts: int) -> ProcessLimits:
 
 
 def deduct_processor_time(processor_s: float) -> None:
-    """Subtract the processor time of forks from the remaining processor time of this process."""
+    """Subtract the processor time that forks have used from the remaining processor time of this process."""
     if (limit := _find_soft_limit(resource.RLIMIT_CPU)) is not None:
         _set_soft_limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
 
@@ -430,7 +436,7 @@ def _find_soft_limit(kind: int) -> int | None:
 def limit_file_size(size_bytes: int | None) -> Iterator[None]:
     """Limit the size of files that this process writes until the block ends.
 
-    If the size is None, there is no limit. A larger write fails with EFBIG, because Python ignores SIGXFSZ.
+    If the size is None, there is no limit. A write beyond the limit fails with EFBIG, because Python ignores SIGXFSZ.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size_bytes is not None:
@@ -442,7 +448,7 @@ def limit_file_size(size_bytes: int | None) -> Iterator[None]:
 
 
 def lift_memory_limit() -> None:
-    """Remove the memory limit, so that the process can report that it exceeded the limit."""
+    """Remove the memory limit of this process, so that the process can report that it exceeded the limit."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
@@ -454,7 +460,7 @@ def lift_processor_limit() -> None:
 
 
 def _set_soft_limit(kind: int, limit: int) -> None:
-    """Set a soft limit. The hard limit stays, because a process cannot raise it again."""
+    """Set a soft limit, and keep the hard limit, because a process that lowers its hard limit cannot raise it again."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 

@@ -54,9 +54,9 @@ _REFUSED: Final = _BUSY | {
 
 
 class DiskCache:
-    """A cache of values by kind and key.
+    """A cache of values that are stored by kind and key.
 
-    The cache treats damaged entries, and entries of other versions of gitboot, as missing. Methods do not raise
+    The cache treats damaged entries, and entries that other versions of gitboot wrote, as missing. Methods do not raise
     exceptions for problems with the file. If the file cannot be used, each lookup is a miss, and the cache calls
     ``warn`` once with the reason. Each call is one transaction. Several threads may use one object, and several
     processes may use one file. In each process, use only one object for a file, because a process loses all of its
@@ -100,7 +100,7 @@ class DiskCache:
                 self._fd = -1
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the cached values of these keys, by key."""
+        """Return a mapping of these keys to their cached values."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         read = self._transact(partial(_read, ids=sorted(wanted)), "BEGIN")
         if read is None:
@@ -115,7 +115,7 @@ class DiskCache:
         return {wanted[entry]: value for entry, value in values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
-        """Return the keys that are in the cache, without checking their values."""
+        """Return which of these keys are in the cache, without checking the values."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
         return frozenset(wanted[entry] for entry in found if entry in wanted)
@@ -189,7 +189,7 @@ class DiskCache:
         return result
 
     def _usable_connection(self) -> sqlite3.Connection | None:
-        """Return a connection to the file that is currently at the path, or None if there is no usable file.
+        """Return a connection to the file that is now at the path, or None if there is no usable file.
 
         Raises OSError and `sqlite3.Error`.
         """
@@ -276,7 +276,7 @@ def _checksum(entry: bytes, value: bytes) -> bytes:
 def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connection:
     """Connect to a file, which may be empty.
 
-    Raises `sqlite3.Error` if the file cannot be used or has another schema.
+    Raises `sqlite3.Error` if the file cannot be used or has a different schema.
     """
     uri = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
     connection = sqlite3.connect(uri, busy_ms / 1000, isolation_level=None, check_same_thread=False, uri=True)
@@ -306,7 +306,7 @@ def _read_statements(connection: sqlite3.Connection) -> list[object]:
 def _read_newest(connection: sqlite3.Connection) -> int:
     """Return the number of the last insertion.
 
-    The age of an entry is the number of insertions since the entry was used.
+    The age of an entry is the number of insertions since the entry was last used.
     """
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
@@ -317,8 +317,8 @@ def _read_newest(connection: sqlite3.Connection) -> int:
 def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes], list[bytes], int]:
     """Read entries by id.
 
-    Return the values, the ids of damaged entries, the ids of entries whose time of use should be stored, and the number
-    of the last insertion.
+    Return the values, the ids of damaged entries, the ids of entries whose time of last use must be updated, and the
+    number of the last insertion.
     """
     values: dict[bytes, bytes] = {}
     damaged, stale = [], []
@@ -380,8 +380,9 @@ _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 def this_program() -> bytes:
     """Return a digest of gitboot's source files, Python's version and the versions of installed libraries.
 
-    Two checkouts of one version have different digests if a file differs. Call this at the start of a process, because
-    after an upgrade it would return the digest of the new files while the process still runs the old ones.
+    Two checkouts of the same version have different digests if a file differs. Call this function at the start of a
+    process. After an upgrade, it would return the digest of the new files although the process still runs the old
+    files.
     """
     program = sha256(repr(sys.version).encode())
     top = os.path.dirname(__file__)

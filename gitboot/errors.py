@@ -59,7 +59,7 @@ class GitbootError(Exception):
 
 
 class TryAgain(GitbootError):
-    """A fault after which a later attempt may succeed."""
+    """A temporary fault. A later attempt may succeed."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         self.retry_after_s = retry_after_s  # the Retry-After header of a response
@@ -110,10 +110,13 @@ class Orders(NamedTuple):
 
 
 class Ordering(Protocol):
-    """A fleet whose `Orders` can be read."""
+    """A fleet that can return its `Orders`."""
 
     def orders_at(self, site: str | None) -> Orders:
-        """Return the orders for the instance of a site, or for the instance of all sites if ``site`` is None."""
+        """Return the orders for the instance of a site.
+
+        If ``site`` is None, return the orders for the instance of all sites.
+        """
 
 
 class InvalidRepository(GitbootError):
@@ -128,7 +131,7 @@ class InvalidRepository(GitbootError):
         super().__init__("\n".join(map(str, self.problems)))
 
     def at(self, now: datetime) -> InvalidRepository:
-        """Return this error together with the dated problems that exist at an instant."""
+        """Return this error, including the dated problems that exist at an instant."""
         if not (found := find_problems_at(self.dated, now)):
             return self
         return InvalidRepository((*self.problems, *found), fleet=self.fleet)
@@ -154,11 +157,11 @@ class BranchNotNamed(UsageError):
 
 
 class BmcNotTrusted(UsageError):
-    """The settings of the instance do not allow gitboot to send credentials to a BMC in a document."""
+    """The settings of the instance do not allow gitboot to send credentials to a BMC that a document names."""
 
 
 class StaleDigest(OperatorError):
-    """An acknowledgement refers to changes that no guard holds, or that no guard holds any longer."""
+    """An acknowledgement refers to changes that no guard holds, or no longer holds."""
 
 
 class SourceRefused(OperatorError):
@@ -202,7 +205,7 @@ class DamagedLedger(LedgerError):
 
 
 class LedgerLeft(LedgerError):
-    """An instance uses the ledger at another location now."""
+    """The ledger was moved, and an instance now uses the copy at the new location."""
 
 
 class LedgerUnfinished(LedgerError):
@@ -212,7 +215,7 @@ class LedgerUnfinished(LedgerError):
 class LeaseLost(LedgerError):
     """Another instance uses or may use this ledger.
 
-    Therefore this instance does not write to the ledger and does not set boot overrides.
+    Therefore this instance neither writes to the ledger nor sets boot overrides.
     """
 
 
@@ -253,7 +256,7 @@ class MalformedIndex(UnusableSource):
 
 
 class UntrustedIndex(UnusableSource):
-    """An index of an image source has no signature by a key of the source."""
+    """An index of an image source is not signed with a key of the source."""
 
 
 class StaleIndex(UnusableSource):
@@ -265,4 +268,4 @@ class IncompleteRelease(UnusableSource):
 
 
 class UntrustedRelease(UnusableSource):
-    """A file of a release has another digest than the vendor published, or no signature by a trusted key."""
+    """A file of a release has a digest that the vendor did not publish, or has no signature by a trusted key."""

@@ -34,8 +34,8 @@ NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace the file at ``path`` atomically, and sync it to disk. Raises OSError.
 
-    The umask does not apply to ``mode``. If ``path`` is a symlink, the function replaces the symlink and does not
-    follow it.
+    The umask does not apply to ``mode``. If ``path`` is a symlink, the function replaces the symlink instead of
+    following it.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -49,7 +49,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 def _new_version(
     name: str, folder: int, *, mode: int | None, old: os.stat_result | None = None, sync: bool = True
 ) -> Iterator[IO[bytes]]:
-    """Yield an open file that replaces ``name`` in a folder if the block ends without an error.
+    """Yield an open file. If the block ends without an error, this file replaces ``name`` in a folder.
 
     Readers see either the old or the new content. After a crash, the file has the old or the new content, and there may
     be a file ``.gitboot-….new`` beside the file. The new file has exactly the permissions ``mode``. Without ``mode``,
@@ -81,7 +81,7 @@ def _new_version(
 def sync_folder(path: Path | str, above: int | None = None) -> None:
     """Sync the entries of a folder to disk.
 
-    ``path`` may be relative to an open folder. Raises OSError if this fails.
+    ``path`` may be relative to an open folder. Raises OSError if the sync fails.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
     try:
@@ -117,8 +117,8 @@ def hold_lock(path: Path, in_use_message: str) -> Iterator[None]:
 
     The lock also ends when the process ends. The function never removes the lock file. Otherwise one process could lock
     the removed file while another process locks a new file. Raises `LockedByAnother` if another process holds the lock.
-    The message is ``in_use_message`` (such as "DIR is in use") and the name of that process. Raises OSError if the file
-    cannot be locked.
+    The message of the error contains ``in_use_message`` (such as "DIR is in use") and the name of that process. Raises
+    OSError if the file cannot be locked.
     """
     fd = open_lock(path)
     try:
@@ -147,7 +147,7 @@ def take_lock(fd: int) -> str | None:
 
 
 def find_lock_holder(path: Path) -> int | None:
-    """Return the PID of the process on this machine that holds a lock on a file, or None if no process holds it.
+    """Return the PID of the local process that holds the lock on a file, or None if there is no such process.
 
     Raises OSError if the file cannot be opened.
     """
@@ -169,7 +169,10 @@ def _read_holder(fd: int) -> str:
 
 
 def read_private(file: Path) -> bytes:
-    """Return the content of a file with a secret. Raises `UsageError` if other users may read or write the file."""
+    """Return the content of a file that contains a secret.
+
+    Raises `UsageError` if other users may read or write the file.
+    """
     with convert_os_errors(file, "read"):
         mode = file.stat().st_mode
         content = file.read_bytes()
@@ -201,12 +204,12 @@ def write_output_file(
 ) -> None:
     """Write a file that the user specified, and replace an existing file.
 
-    If ``content`` or the system raises an error, the old file stays. The umask does not apply to ``mode``. Without
-    ``mode``, an existing file keeps its permissions, and a new file gets 0666 less the umask. With ``sync``, sync the
-    file to disk. If the path is a file descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr,
+    If ``content`` or the system raises an error, the old file stays unchanged. The umask does not apply to ``mode``.
+    Without ``mode``, an existing file keeps its permissions, and a new file gets 0666 minus the umask. With ``sync``,
+    sync the file to disk. If the path is a file descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr,
     /dev/fd/N, /proc/self/fd/N), write to that descriptor. Raises `UsageError` if a part of the path is a symlink that
-    `open_output_folder` does not follow, if the path is a symlink, a directory, a device, a named pipe or a socket, or
-    if the system does not allow the write.
+    `open_output_folder` does not follow. Raises `UsageError` if the path is a symlink, a directory, a device, a named
+    pipe or a socket. Raises `UsageError` if the system does not allow the write.
     """
     with convert_os_errors(path):
         if (descriptor := _find_caller_descriptor(path)) is not None:
@@ -245,7 +248,7 @@ def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_fo
 
 
 def read_output_file(path: Path) -> bytes | None:
-    """Return the content of a file below an output folder, or None if there is no such file.
+    """Return the content of a file in an output folder, or None if the file does not exist.
 
     Raises `UsageError` for the same paths as `write_output_file`, so that a symlink, a device or a pipe is never read.
     """
@@ -258,7 +261,7 @@ def read_output_file(path: Path) -> bytes | None:
 
 
 def remove_output_file(path: Path) -> None:
-    """Remove a file below an output folder if the file exists.
+    """Remove a file in an output folder if the file exists.
 
     Raises `UsageError` for the same paths as `write_output_file`.
     """
@@ -269,8 +272,8 @@ def remove_output_file(path: Path) -> None:
 def check_output_folder(path: Path) -> None:
     """Raise `UsageError` if the path of an output folder contains a symlink that `open_output_folder` does not follow.
 
-    The folder does not have to exist. The function ignores errors of the system, because the code that creates the
-    folder reports them.
+    The folder does not have to exist. The function ignores errors from the operating system, because the code that
+    creates the folder reports such errors.
     """
     with suppress(OSError), open_output_folder(path):
         pass
@@ -278,10 +281,12 @@ def check_output_folder(path: Path) -> None:
 
 @contextmanager
 def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
-    """Open an output folder, and yield its descriptor for `dir_fd`. With ``make``, create missing folders.
+    """Open an output folder, and yield its file descriptor for use as ``dir_fd``.
 
-    A symlink is followed only if it is outside of the current directory and outside of every Git work tree. Raises
-    `UsageError` for other symlinks, and OSError if the folder cannot be opened.
+    With ``make``, create missing folders.
+
+    The function follows a symlink only if the symlink is outside the current directory and outside every Git work tree.
+    Raises `UsageError` for other symlinks, and OSError if the folder cannot be opened.
     """
     with _Walk(path, guards_current=True) as walk:
         walk.enter_all(make=make)
@@ -313,10 +318,10 @@ class _Folder(NamedTuple):
 class _Walk:
     """A walk from / to a path.
 
-    It opens each folder relative to its parent, so that it finds each symlink before the system follows the symlink.
-    With ``guards_current``, it does not trust symlinks below the current directory even without Git, because a CI
-    system may unpack a commit as an archive. If the current directory is the root directory, this does not apply,
-    because every path is below the root directory.
+    The walk opens each folder relative to its parent, and so finds each symlink before the system follows the symlink.
+    With ``guards_current``, the walk does not trust symlinks below the current directory even without Git, because a CI
+    system may unpack a commit as an archive. The option ``guards_current`` has no effect if the current directory is
+    the root directory, because every path is below the root directory.
     """
 
     def __init__(self, path: Path, *, guards_current: bool) -> None:
@@ -400,7 +405,10 @@ class _Walk:
 
 @contextmanager
 def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
-    """Convert an OSError in the block to a `UsageError`. Its message is: ``path`` cannot be ``action``."""
+    """Convert an OSError in the block to a `UsageError`.
+
+    The message is "``path`` cannot be ``action``" with the cause.
+    """
     try:
         yield
     except OSError as error:
@@ -408,7 +416,7 @@ def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
 
 
 def read_text(file: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a user-specified file. Raises `UsageError`."""
+    """Return the text of a user-specified file. Raises `UsageError` if the file cannot be read."""
     with convert_os_errors(file, "read"):
         try:
             return file.read_text(encoding)
@@ -438,8 +446,8 @@ def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
 def _find_caller_descriptor(path: Path) -> int | None:
     """Return the file descriptor for a path such as /dev/stdout or /dev/fd/63, or None for any other path.
 
-    Accept only descriptors that the caller opened. They are inheritable, and descriptors that gitboot opens are not
-    (PEP 446).
+    Accept only descriptors that the caller of gitboot opened. Such descriptors are inheritable, but descriptors that
+    gitboot opens are not (PEP 446).
     """
     text = os.fspath(path)
     if (stream := _STREAMS.get(text)) is not None:
@@ -459,7 +467,7 @@ def _find_caller_descriptor(path: Path) -> int | None:
 
 
 def find_file_below(root: Path, path: str) -> Path | None:
-    """Return the readable file at ``path`` below ``root``, or None. Hidden files are never returned.
+    """Return the readable file at ``path`` below ``root``, or None. The function never returns hidden files.
 
     ``root`` must be resolved. Raises OSError if the file exists but cannot be read.
     """
@@ -499,11 +507,11 @@ Warn = Callable[[str], None]
 
 
 def check_state_directory(directory: Path, accepted_types: Collection[str], warn: Warn) -> None:
-    """Raise `UsageError` if a directory is not suitable for a ledger, and warn if a ledger may be lost there.
+    """Raise `UsageError` if a directory is not suitable for a ledger. Warn if a ledger in the directory may be lost.
 
-    On a network file system, a synced write can be lost, and SQLite can read its log incorrectly. For a file system
-    that ends with its container or with a reboot, the function only warns: a new ledger has no records, and gitboot
-    never installs a server without a record.
+    On a network file system, a synced write can be lost, and SQLite can read its log incorrectly. If the file system
+    loses its data at a reboot or with its container, the function only warns. This is safe, because a new ledger has no
+    records, and gitboot never installs a server without a record.
     """
     filesystem = find_filesystem(directory)
     _check_locks(directory, filesystem)
@@ -526,8 +534,8 @@ def check_fetch_log_folder(
 ) -> None:
     """Raise `UsageError` if a fetch log in this folder could lose recorded fetches.
 
-    ``state`` is the state directory of the instance that reads the fetch log, if known. If the fetch log is on the same
-    file system as ``state``, the file system may be volatile, because the fetch log and the ledger are lost together.
+    ``state`` is the state directory of the instance that reads the fetch log, if known. The file system may be volatile
+    if ``state`` is on the same file system, because the fetch log and the ledger are then lost together.
     """
     filesystem = find_filesystem(folder)
     _check_locks(folder, filesystem)
@@ -545,8 +553,8 @@ def check_fetch_log_folder(
 def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
     """Raise `UsageError` if two instances could publish to a directory at the same time.
 
-    Warn if the output tree may be lost. gitboot can write a lost output tree again. But if only the tree is lost,
-    gitboot cannot be sure that its ledger is not an older copy.
+    Warn if the output tree may be lost. gitboot can write a lost output tree again. But if only the output tree is
+    lost, gitboot cannot rule out that the ledger is an older copy.
     """
     filesystem = find_filesystem(directory)
     # The publication reports a directory that is not writable.
@@ -592,7 +600,10 @@ def find_filesystem(path: Path) -> str:
 
 
 def is_on_network(path: Path) -> bool:
-    """Return whether a file is on a network file system. If the file does not exist, return whether it would be."""
+    """Return whether a file is on a network file system.
+
+    If the file does not exist, check the nearest folder above it that exists.
+    """
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return _NETWORK.fullmatch(find_filesystem(path)) is not None
@@ -601,7 +612,7 @@ def is_on_network(path: Path) -> bool:
 def _find_mount_type(mounts: str, path: Path) -> str:
     """Return the file system type of the mount that contains a path (proc(5)).
 
-    A later mount at the same path has precedence.
+    If several mounts have the same path, the latest mount has precedence.
     """
     found = ("", "")
     for line in mounts.splitlines():
@@ -615,7 +626,7 @@ def _find_mount_type(mounts: str, path: Path) -> str:
 def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = True) -> None:
     """Raise `UsageError` if two processes can lock the same file at the same time, or if the directory is not writable.
 
-    gitboot runs this test once for each file system, because state, spool and output often share a file system.
+    gitboot tests each file system only once, because state, spool and output often share a file system.
     """
     probe = directory / f".gitboot-lock-{os.getpid()}"
     try:

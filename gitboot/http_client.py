@@ -58,7 +58,7 @@ logging.getLogger("urllib3").addHandler(logging.NullHandler())
 
 
 class RedirectRefused(HostUnreachable):
-    """A server redirects too often, or redirects to a URL to which gitboot does not send a request."""
+    """A server redirects too often, or redirects to a URL that gitboot does not request."""
 
 
 class _RequestTooSlow(TimeoutError):
@@ -70,11 +70,11 @@ class _AnswerTooLarge(OSError):
 
 
 class _CredentialsWithheld(OSError):
-    """A request contains credentials, but the connection goes to another machine and does not use TLS."""
+    """A request with credentials would go to another machine without TLS."""
 
 
 class MinimumRate(Struct, frozen=True, kw_only=True):
-    """The slowest download that gitboot accepts: a number of bytes in each period of waiting for the server."""
+    """The minimum download rate: a number of bytes that must arrive in each period of waiting for the server."""
 
     size_bytes: int = 60 << 10
     period_s: float = 60.0
@@ -84,7 +84,7 @@ SLOWEST_DOWNLOAD: Final = MinimumRate()  # 1 KiB/s, as suggested for --speed-lim
 
 
 class RequestLimits:
-    """The remaining time and bytes of one request, including its redirects."""
+    """The time and the number of bytes that remain for one request, including its redirects."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class RequestLimits:
         rate: MinimumRate | None = None,
         is_loopback_only: bool = False,
     ) -> None:
-        """Set the limits. ``connect_s`` applies to the connection to each address.
+        """Set the limits. ``connect_s`` is the time limit for the connection to each address, in seconds.
 
         With a ``rate``, the deadline does not apply to the body.
         """
@@ -107,7 +107,7 @@ class RequestLimits:
         self.is_fresh = False  # whether the request has opened a new connection
 
     def remaining_s(self) -> float:
-        """Return the number of seconds that the next step may take. Raises TimeoutError if the time is over."""
+        """Return the number of seconds that the next step may take. Raises TimeoutError if no time remains."""
         if self._is_body and self._rate is not None:
             left_s = self._rate.period_s - self._waited_s
         else:
@@ -118,17 +118,17 @@ class RequestLimits:
 
     @property
     def timeout_message(self) -> str:
-        """The message for a request that exceeded its time limit."""
+        """The error message for a request that exceeded its time limit."""
         if self._is_body and self._rate is not None:
             return f"the host sent less than {self._rate.size_bytes} bytes in {self._rate.period_s:g} s"
         return f"the response was not complete after {self._deadline_s:g} s"
 
     def begin_answer(self) -> None:
-        """Begin to count the bytes of the status line and the headers of a response."""
+        """Start counting the bytes of the status line and the headers of a response."""
         self._allowance, self.is_fresh = MAX_HEAD_BYTES, False
 
     def begin_body(self, size_bytes: int) -> None:
-        """Begin to count the next ``size_bytes`` of a body, including the bytes of the HTTP framing."""
+        """Start counting the next ``size_bytes`` of a body, including the bytes of the HTTP framing."""
         self._is_body, self._allowance = True, 2 * size_bytes + _FRAMING_BYTES
 
     def count(self, size_bytes: int, waited_s: float) -> None:
@@ -164,8 +164,8 @@ def apply_limits(limits: RequestLimits) -> Iterator[None]:
 def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
     """Return the IP addresses of a host, in the system's order and without duplicates.
 
-    The system's resolver has no deadline, so gitboot runs it in a thread, and stops waiting for the thread when the
-    time is over. Raises TimeoutError in that case, and OSError if the resolver fails.
+    The system's resolver has no deadline, so gitboot runs the resolver in a thread, and stops waiting for the thread
+    when no time remains. Raises TimeoutError in that case, and OSError if the resolver fails.
     """
     with suppress(ValueError):
         ip_address(host)
@@ -287,12 +287,15 @@ def split_url(url: str) -> SplitResult:
 
 
 def format_host(url: str) -> str:
-    """Return the host and the port of a web server's URL for messages. Raises `UsageError` for any other URL."""
+    """Return the host and port in a web server's URL, for use in messages. Raises `UsageError` for any other URL."""
     return split_url(url).netloc
 
 
 def format_origin(url: str) -> str:
-    """Return a URL without its path. Raises `UsageError` if the URL is not the URL of a web server."""
+    """Return the URL of a web server without its path.
+
+    Raises `UsageError` if the URL is not the URL of a web server.
+    """
     parts = split_url(url)
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -318,7 +321,7 @@ def is_loopback(host: str) -> bool:
 def check_credentials(url: str, credential: str = "the token", *, allow_token_over_http: bool = False) -> None:
     """Raise `UsageError` unless gitboot may send credentials to a URL.
 
-    This requires https or a loopback address, or the caller must allow http.
+    The URL must use https or a loopback address, unless the caller allows http.
     """
     parts = split_url(url)
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
@@ -330,7 +333,10 @@ def check_credentials(url: str, credential: str = "the token", *, allow_token_ov
 
 @cache
 def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
-    """Return a shared TLS context that trusts ``ca`` (PEM), or this machine's certificates if ``ca`` is None."""
+    """Return a shared TLS context that trusts ``ca`` (PEM).
+
+    If ``ca`` is None, the context trusts the certificates that this machine trusts.
+    """
     context = ssl.create_default_context(cadata=ca)
     if not verify:
         context.check_hostname = False
@@ -339,7 +345,7 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
 
 
 class WebAnswer(Struct, frozen=True, kw_only=True):
-    """A complete response with any status."""
+    """A complete response, whatever its status."""
 
     status: int
     json: Any  # None: the body is not JSON
@@ -347,7 +353,7 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
 
     @property
     def detail(self) -> str:
-        """The error message in the response on one line."""
+        """The error message in the response, on one line."""
         said = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
         return " ".join(str(said or "").split())[:_LONGEST_DETAIL]
 
@@ -385,7 +391,7 @@ class AnswerStream:
     def close(self) -> None:
         """Keep the connection open if the body was read to its end. Otherwise close the connection.
 
-        The rest of the body may be gigabytes.
+        The unread rest of a body may be gigabytes long.
         """
         if self._answer.length_remaining == 0:
             self._answer.drain_conn()
@@ -464,7 +470,7 @@ class HttpClient:
         rate: MinimumRate | None = None,
         redirects: int = 0,
     ) -> Iterator[AnswerStream]:
-        """Send a request and yield its response with any status.
+        """Send a request and yield the response, whatever its status.
 
         The deadline applies to the complete request: name resolution, connection, TLS, redirects, headers and body.
         With a ``rate``, only the rate applies to the body. ``credentials`` are headers that gitboot sends only to the
@@ -525,9 +531,9 @@ class HttpClient:
 
     @cached_property
     def _trust_context(self) -> ssl.SSLContext:
-        """A TLS context that trusts this machine's certificates and ``ca_bundle``.
+        """A TLS context that trusts ``ca_bundle`` and the certificates that this machine trusts.
 
-        It is cached, because loading the certificates takes 20 ms.
+        The context is cached, because loading the certificates takes 20 ms.
         """
         trusted = ssl.create_default_context()
         if self._ca_bundle is not None:
@@ -568,7 +574,10 @@ class HttpClient:
 
 
 def _resolve_redirect(url: str, location: str) -> str:
-    """Return the target of a redirect. The target must have the same scheme, or https after http."""
+    """Return the target of a redirect.
+
+    The target must have the same scheme as the URL, or https if the URL has http.
+    """
     try:
         target = urljoin(url, location)
         before, (after, *_) = urlsplit(url).scheme, parse_origin(target)

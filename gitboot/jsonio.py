@@ -27,12 +27,12 @@ UNLESS_DEFAULT: Final[Mapping[str, Any]] = {_UNLESS_DEFAULT: True}
 
 
 def json_key(key: str) -> Mapping[str, Any]:
-    """Return the metadata of a field whose key in JSON differs from the name of the field."""
+    """Return the metadata of a field whose JSON key differs from the field name."""
     return {_KEY: key}
 
 
 def json_writer(write: Callable[[Any], Any], *, unless_default: bool = False) -> Mapping[str, Any]:
-    """Return the metadata of a field that ``write`` converts to JSON.
+    """Return the metadata of a field whose value ``write`` converts to JSON.
 
     gitboot does not call ``write`` for text, numbers and null.
     """
@@ -101,7 +101,7 @@ def _fields_writer(keys: Sequence[_Key]) -> Callable[[Any], dict[str, Any]]:
 
 
 def to_camel(name: str) -> str:
-    """Return the camelCase key of a field."""
+    """Return the camelCase JSON key for a field name."""
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
 
@@ -118,7 +118,7 @@ def _keys(kind: type) -> list[_Key]:
 
 
 def format_instant(at: datetime) -> str:
-    """Format an instant as RFC 3339 in UTC, with fractions of a second only if there are any."""
+    """Format an instant as RFC 3339 in UTC, with fractions of a second only if they are not 0."""
     return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
@@ -131,7 +131,7 @@ _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def encode_indented(value: object) -> bytes:
-    """Encode a value as indented JSON with sorted keys, for people."""
+    """Encode a value as indented JSON with sorted keys, for people to read."""
     return msgspec.json.format(encode_canonical(value), indent=2)
 
 
@@ -146,9 +146,9 @@ _making: Final = RLock()
 
 
 def build_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that decodes msgpack as a type.
+    """Return a function that decodes msgpack data into a value of this type.
 
-    The first call of the function takes longer, because it inspects the type.
+    The first call of the returned function takes longer, because this call inspects the type.
     """
     return _decode_lazily(lambda: msgspec.msgpack.Decoder(kind, dec_hook=_decode_path).decode)
 
@@ -161,9 +161,9 @@ def _decode_path(kind: type, text: object) -> Path:
 
 
 def build_json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
-    """Return a function that decodes JSON as a type.
+    """Return a function that decodes JSON into a value of this type.
 
-    The first call of the function takes longer, because it inspects the type.
+    The first call of the returned function takes longer, because this call inspects the type.
     """
     return _decode_lazily(lambda: msgspec.json.Decoder(kind).decode)
 

@@ -1,4 +1,4 @@
-"""Problems: the codes of problems, the type of a problem, and the order of problems."""
+"""Problems in commits: their codes, their type, and their order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gitboot.text import printable
 
 
 class Code(StrEnum):
-    """A problem's code, with the text of ``gitboot explain CODE``."""
+    """The code of a problem, with the text that ``gitboot explain CODE`` prints."""
 
     headline: str  # the problem in a few words
     why: str  # the reason why gitboot reports the problem
@@ -26,7 +26,7 @@ class Code(StrEnum):
 
     @property
     def hint(self) -> str:
-        """The fix as a hint that follows a message."""
+        """The fix, in the form of a hint that follows a message."""
         return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
     def build_problem(self, message: str, path: str = ".") -> Problem:
@@ -774,7 +774,7 @@ class Problem(Struct, frozen=True, kw_only=True, order=True):
 class DatedProblem(Struct, frozen=True, kw_only=True):
     """A problem that exists from ``since`` until just before ``until``.
 
-    The commit determines this interval, and the clock determines whether the problem exists now.
+    The commit determines this interval. The clock determines whether the problem exists now.
     """
 
     problem: Problem
@@ -786,7 +786,7 @@ class DatedProblem(Struct, frozen=True, kw_only=True):
 
 
 def find_problems_at(dated_problems: Iterable[DatedProblem], at: datetime) -> tuple[Problem, ...]:
-    """Return the problems that exist at an instant, sorted."""
+    """Return the problems that exist at an instant, in sorted order."""
     return tuple(sorted(each.problem for each in dated_problems if each.holds(at)))
 
 

@@ -12,7 +12,8 @@ comments, gitboot replaces unsafe characters instead. The three programs process
 - The kernel splits the line at whitespace outside of double quotes, and removes double quotes around a value or a whole
   argument. It has no escapes (Linux: lib/cmdline.c, ``next_arg``).
 
-An initramfs may split an argument that the kernel keeps together: some of them split /proc/cmdline at every space.
+An initramfs may split an argument that the kernel keeps together, because some initramfs programs split
+/proc/cmdline at every space.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ _Faults = tuple[tuple[re.Pattern[str], str], ...]
 
 
 class Unquotable(ValueError):
-    """A value that gitboot cannot quote for ``loader``, because the loader would read a different value or several
-    values.
+    """A value that gitboot cannot quote for ``loader``.
+
+    The loader would read a different value, or several values.
     """
 
     def __init__(self, loader: str, value: str, reason: str) -> None:
@@ -62,7 +64,7 @@ class Unquotable(ValueError):
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def quote_kernel_argument(argument: str) -> str:
-    """Quote an argument as the kernel reads it: ``name``, ``name=value`` or ``name="a value"``.
+    """Quote an argument so that the kernel reads it correctly: ``name``, ``name=value`` or ``name="a value"``.
 
     The value may already be in double quotes.
     """
@@ -89,7 +91,7 @@ def build_command_line(arguments: Iterable[str]) -> str:
 
 
 def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
-    """Quote kernel arguments for an iPXE script, as the rest of a ``kernel`` or ``imgargs`` line."""
+    """Quote kernel arguments for an iPXE script, as the last part of a ``kernel`` or ``imgargs`` line."""
     line = build_command_line(arguments)
     for argument in arguments:
         _check_ipxe_argument(argument)
@@ -112,21 +114,21 @@ def quote_ipxe_word(text: str) -> str:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def check_ipxe_url(url: str) -> str:
-    """Return an absolute URL if it is safe in an iPXE script. iPXE must not read the URL as an option.
+    """Return an absolute URL if the URL is safe in an iPXE script and iPXE does not read it as an option.
 
-    Raises `Unquotable`.
+    Otherwise raise `Unquotable`.
     """
     _check("iPXE", url, _URL_FAULTS)
     return url
 
 
 def sanitize_ipxe_text(text: str) -> str:
-    """Return any text as one line for ``echo`` or a comment, with ``?`` for each unsafe character."""
+    """Return any text as one line for ``echo`` or a comment, with ``?`` in place of each unsafe character."""
     return _IPXE_HARMFUL.sub(lambda match: "?" * len(match[0]), _join_lines(text))
 
 
 def quote_grub_arguments(arguments: Sequence[str]) -> str:
-    """Quote kernel arguments for a GRUB script, as the rest of a ``linux`` line."""
+    """Quote kernel arguments for a GRUB script, as the last part of a ``linux`` line."""
     build_command_line(arguments)
     return " ".join(map(_quote_grub_argument, arguments))
 
@@ -145,17 +147,20 @@ def quote_grub_word(text: str) -> str:
 
 
 def sanitize_grub_text(text: str) -> str:
-    """Return any text as one quoted word for ``echo``, a title or a comment, with ``?`` for each unsafe character."""
+    """Return any text as one quoted word for ``echo``, a title or a comment.
+
+    Replace each unsafe character with ``?``.
+    """
     return _quote_single(_GRUB_HARMFUL.sub("?", _join_lines(text)))
 
 
 def names_boot_nic(text: str) -> bool:
-    """Return whether a text has a placeholder for the MAC address of the boot NIC, in any case."""
+    """Return whether a text contains a placeholder for the MAC address of the boot NIC, in upper or lower case."""
     return "{{" in text and _BOOT_NIC_IN_ANY_CASE.search(text) is not None
 
 
 def names_changed_boot_nic(text: str) -> bool:
-    """Return whether a template changed the case of a placeholder.
+    """Return whether a template changed the case of a placeholder for the MAC address of the boot NIC.
 
     Boot loaders would not replace such a placeholder.
     """
@@ -163,12 +168,12 @@ def names_changed_boot_nic(text: str) -> bool:
 
 
 def reads_boot_nic(script: str) -> bool:
-    """Return whether a GRUB script uses a variable with the MAC address of the boot NIC."""
+    """Return whether a GRUB script uses a variable that contains the MAC address of the boot NIC."""
     return any(variable in script for variable in _BOOT_NIC_GRUB.values())
 
 
 def fill_boot_nic(text: str, mac: str) -> str:
-    """Return a text with a MAC address in place of the placeholders. ``mac`` has hyphens."""
+    """Return a text with a MAC address in place of the placeholders. ``mac`` uses hyphens as separators."""
     return _replace_boot_nic(text, {BOOT_NIC_MAC: mac.replace("-", ":"), BOOT_NIC_BOOTIF: f"01-{mac}"})
 
 

@@ -1,12 +1,12 @@
-"""Standard output and standard error: escape text, use colours, and handle readers that close a pipe.
+"""Standard output and standard error: escape text, use colours, and handle readers that close a pipe early.
 
 This module escapes everything that gitboot, Python or a library writes to `sys.stdout` or `sys.stderr`, with
 `gitboot.text`. Therefore commands do not have to escape their output. There are two exceptions. The module does not
-escape colours that `style` adds; they contain a random number that text from outside cannot contain. It also does not
-escape the output of `write_verbatim` and `open_verbatim`.
+escape colours that `style` adds. These colours contain a random number, which text from outside gitboot cannot contain.
+The module also does not escape the output of `write_verbatim` and `open_verbatim`.
 
-A reader may close its pipe early (``gitboot validate | head``), or a disk may be full. In both cases, the command runs
-to its end with the correct exit code. An instance continues to run if the reader of its log ends.
+A reader may close its pipe early (as in ``gitboot validate | head``), or a disk may be full. In both cases, the command
+runs to its end with the correct exit code. An instance continues to run if the reader of its log ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def build_control_sequence(sequence: str) -> str:
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False) -> str:
-    """Return text with a colour or in bold for a terminal. Escape the text itself."""
+    """Return text with a colour or in bold for a terminal. The function escapes the text."""
     codes = [*([_COLOURS[fg]] if fg is not None else []), *([_BOLD] if bold else [])]
     begin = "".join(build_control_sequence(f"{code}m") for code in codes)
     return f"{begin}{escape_lines(text)}{build_control_sequence('0m')}" if begin else escape_lines(text)
@@ -74,8 +74,9 @@ def write_verbatim(text: str) -> None:
 
 @contextmanager
 def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
-    """Yield a stream that writes to the same destination without escaping, for a library that controls the terminal
-    itself.
+    """Yield a stream that writes to the same destination without escaping.
+
+    Use the stream for a library that controls the terminal itself.
     """
     wrapper = io.TextIOWrapper(stream.buffer, stream.encoding, "backslashreplace", write_through=True)
     try:
@@ -87,7 +88,8 @@ def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
 def guard_output() -> None:
     """Escape everything that this process writes to its standard streams.
 
-    Ignore errors if a reader closes a stream, if the process has no standard streams, or if the disk is full.
+    Ignore the errors that occur if a reader closes a stream, if the process has no standard streams, or if the disk is
+    full.
     """
     for fd in range(3):
         try:
@@ -102,7 +104,7 @@ def guard_output() -> None:
 
 
 def find_output_error() -> str | None:
-    """Return why a part of standard output could not be written.
+    """Return the reason why a part of standard output could not be written.
 
     Return None if everything was written, or if the reader has closed the pipe.
     """
@@ -124,7 +126,10 @@ class _Output(io.FileIO):
 
 
 class _Escaping(io.TextIOWrapper):
-    """A stream that escapes text on its way to a terminal, a file or a pipe. Only terminals get colours."""
+    """A stream that escapes text before it writes the text to a terminal, a file or a pipe.
+
+    Only terminals get colours.
+    """
 
     def write(self, text: str, /) -> int:
         shown = _SEQUENCE.sub(r"\1\2", escape_lines(text)) if self.isatty() else printable_lines(strip_style(text))

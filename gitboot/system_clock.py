@@ -20,7 +20,7 @@ _SERVICES: Final = (
 
 
 class ClockState(StrEnum):
-    """The state of the clock: whether a time service sets the clock."""
+    """The state of the clock, which shows whether a time service sets the clock."""
 
     SYNCHRONISED = "Synchronised"
     UNSYNCHRONISED = "Unsynchronised"  # a time service has set the clock, or will set it soon
@@ -41,17 +41,17 @@ class _Timex(ctypes.Structure):
 
 
 class Uptime(NamedTuple):
-    """The time since boot. It does not change when somebody sets the clock."""
+    """The time since boot. Setting the clock does not change this time."""
 
     boot: str  # the ID of the boot; "": unknown
     seconds: float
 
 
 def read_clock_state() -> ClockState:
-    """Return the state of this machine's clock, from adjtimex(2).
+    """Return the state of this machine's clock, as adjtimex(2) reports it.
 
-    A container sees the kernel of its host but not the services of its host. In a sandbox, or in a virtual machine
-    whose host sets the clock, the state may be `UNKEPT` although the clock is correct.
+    A container sees the kernel of its host, but not the services that run on the host. In a sandbox, or in a virtual
+    machine whose host sets the clock, the state may be `UNKEPT` although the clock is correct.
     """
     timex = _Timex()
     # the system call is not allowed here, or does not exist
@@ -63,7 +63,7 @@ def read_clock_state() -> ClockState:
 
 
 def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_service: bool) -> ClockState:
-    """Return the state of the clock for these values of adjtimex(2).
+    """Return the state of the clock that these values of adjtimex(2) describe.
 
     ``has_time_service`` is true if a time service runs on this machine.
     """

@@ -28,8 +28,8 @@ def printable(text: str) -> str:
     """Escape text for one line of output.
 
     The function replaces these characters with escapes: control characters (C0, DEL, C1, line ends), invisible
-    characters, characters that change the order of text, single surrogates, and all spaces except U+0020. It also
-    escapes the first ``#`` of a command for a CI system. A second call does not change the text.
+    characters, characters that change the order of text, unpaired surrogates, and all spaces except U+0020. It also
+    escapes the first ``#`` of a command for a CI system. Escaping the result again does not change it.
     """
     if not _is_plain(text):
         text = "".join(
@@ -42,7 +42,7 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Escape each line of a text with `printable`, but keep tabs.
 
-    No line begins with a command for a CI system, even after white space.
+    No line of the result begins with a command for a CI system, even after white space.
     """
     if not _is_plain(text.replace("\n", "").replace("\t", "")):
         text = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
@@ -50,7 +50,7 @@ def printable_lines(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as one `printable` line, with a single space for each run of white space."""
+    """Return the text as one `printable` line, with a single space in place of each run of white space."""
     return printable(" ".join(text.split()))
 
 
@@ -73,12 +73,12 @@ _LONGEST_WORD: Final = 300
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a count and its noun: 1 server, 2,000 servers."""
+    """Format a number together with its noun: 1 server, 2,000 servers."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_age(seconds: float) -> str:
-    """Return an age in its largest whole unit: 40 seconds, 9 minutes, 3 days."""
+    """Format an age in the largest unit that fits: 40 seconds, 9 minutes, 3 days."""
     units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
     size, unit = next((each for each in units if seconds >= each[0]), units[-1])
     return format_count(max(int(seconds), 0) // size, unit)
@@ -92,12 +92,12 @@ def format_rest(number: int, noun: str = "") -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """Format the message of an error, or its class name if the message is empty."""
+    """Return the message of an error, or the class name of the error if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def format_names(names: Sequence[str], most: int = 5) -> str:
-    """Join the first ``most`` names, and add the number of other names: a, b and 3 more."""
+    """Join the first ``most`` names, and add the number of remaining names: a, b and 3 more."""
     return " ".join(filter(None, (", ".join(names[:most]), format_rest(len(names) - most))))
 
 

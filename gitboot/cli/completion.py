@@ -26,7 +26,10 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _build_completer(find: Callable[[click.Context], Iterator[str]]) -> Completer:
-    """Return a completer. It lists the names that begin with the incomplete word, or no names after an error."""
+    """Return a completer that lists the names that begin with the incomplete word.
+
+    After an error, it lists no names.
+    """
 
     @wraps(find)
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -62,7 +65,7 @@ def _read_ledger_names(state: Path) -> Iterator[str]:
 
 
 def read_document_names(folder: Path, kind: str) -> Iterator[str]:
-    """Yield the names of the documents of one kind in the files of a folder, without parsing YAML.
+    """Yield the names of the documents of one kind that a folder contains, without parsing YAML.
 
     Stops after `_MAX_SECONDS`.
     """

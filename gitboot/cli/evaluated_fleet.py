@@ -68,9 +68,9 @@ def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
 
 
 class FleetEvaluator:
-    """An evaluator for snapshots of one fleet for the same time.
+    """An evaluator for snapshots of one fleet. It evaluates all snapshots for the same time.
 
-    It evaluates parts that two snapshots share only once.
+    If two snapshots share a part, the evaluator evaluates the part only once.
     """
 
     def __init__(self, now: datetime) -> None:
@@ -83,8 +83,8 @@ class FleetEvaluator:
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """Evaluate a snapshot, and compare it with the previous valid snapshot. Raises `InvalidRepository`.
 
-        gitboot calls ``set_limits`` with the number of files. With ``is_base``, it skips checks for new commits,
-        because an earlier version of gitboot may have accepted the snapshot.
+        The evaluation calls ``set_limits`` with the number of files. With ``is_base``, the evaluation skips the checks
+        that apply only to new commits, because an earlier version of gitboot may have accepted the snapshot.
         """
         set_limits(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
@@ -125,7 +125,7 @@ def _store_results(evaluator: Evaluator, cache: Cache | None) -> None:
 
 
 class PlannedFleet(Struct, frozen=True, kw_only=True):
-    """A fleet at one point in time, with the provisioning records of its servers."""
+    """A fleet at one point in time, together with the provisioning records of its servers."""
 
     repository: FleetRepository
     decisions: Decisions
@@ -145,7 +145,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         return found
 
     def check_servers(self, names: Iterable[str]) -> None:
-        """Raise `UsageError` if one of these servers does not exist."""
+        """Raise `UsageError` if any of these servers does not exist."""
         for name in names:
             self.find_decision(name)
 
@@ -158,7 +158,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         return make_plan(drop_ended_windows(decision, self.latest_clock), at, record, stop=self.stop, absent=absent)
 
     def drop_ended_windows(self) -> Decisions:
-        """Return the decisions without the maintenances that had ended before the clock was set back."""
+        """Return the decisions without the maintenances that had already ended when the clock was set back."""
         if self.latest_clock is None:
             return self.decisions
         servers = {name: drop_ended_windows(each, self.latest_clock) for name, each in self.decisions.servers.items()}
@@ -178,7 +178,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         }
 
     def render_pages(self, states: Mapping[str, RenderedState]) -> FileUpdates:
-        """Return the files of the status page, or no files if the Fleet's outputs do not include pages."""
+        """Return the files of the status page. If the Fleet's outputs do not include pages, there are no files."""
         if Output.PAGES not in self.decisions.outputs:
             return FileUpdates(is_whole=True)
         shown = encode_canonical(fleet_facts(self.repository, list_opt_outs(self.repository)))
@@ -186,7 +186,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
 
 def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[str, ServerDetails]:
-    """Return facts about each server that appear on the page and in exports, but do not affect any decision."""
+    """Return the facts about each server that appear on the status page and in exports but do not affect decisions."""
     machines_by_name = {machine.name: machine for machine in list_machines(repository).values()}
     has_page = Output.PAGES in repository.fleet.spec.outputs
     explanations = Explanations(repository, decisions.servers) if has_page else None
@@ -214,13 +214,14 @@ def plan_fleet(
     state: Path | None = None,
     servers: Iterable[str] = (),
 ) -> PlannedFleet:
-    """Return the fleet at a path, with the records of ``--records``.
+    """Return the fleet at a path, with the records that the option ``--records`` selects.
 
-    Before it prints what it shows, it raises `UsageError` if the fleet does not contain these ``servers``.
+    Raises `UsageError` if the fleet does not contain these ``servers``. The function checks this before it prints
+    anything.
 
     ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
-    ledger. If the command line does not name a fleet, ``rev`` is a revision in the instance's repository, by
-    default its accepted commit, for which gitboot withholds the same boots as the instance.
+    ledger. If the command line does not name a fleet, ``rev`` is a revision in the instance's repository. The default
+    is the accepted commit, without the boots that the instance withholds.
     """
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
@@ -277,7 +278,7 @@ def plan_fleet(
 
 
 def print_unknown_instance(records: str | None, state: Path | None) -> None:
-    """Print a note about the facts that a command cannot read without an instance.
+    """Print a note that lists what gitboot cannot read without an instance.
 
     Print nothing if ``records`` or ``state`` is set.
     """
@@ -302,7 +303,7 @@ def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | Non
 
 
 def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[SystemUuid, Record], bool]:
-    """Return the records of the option ``--records``, and whether the option is set."""
+    """Return the records that the option ``--records`` selects, and whether the option is set."""
     known_records: dict[SystemUuid, Record] = {}
     if records in ("fresh", "adopt"):
         new = make_first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
@@ -319,7 +320,7 @@ def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[Sy
 def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) -> None:
     """Print the one-time maintenances that are complete, and how to repeat them.
 
-    ``finished_runs`` contains the maintenances of each server, and the times at which they finished.
+    ``finished_runs`` contains, for each server, the names of the maintenances and the times at which they finished.
     """
     servers: dict[tuple[str, str], list[str]] = {}
     for server, runs in finished_runs.items():
@@ -334,10 +335,11 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
 
 
 def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None = None) -> None:
-    """Print the number of servers that boot their local disk only because gitboot does not know whether they are
-    installed.
+    """Print the number of servers that boot from their local disk only because their state is unknown.
 
-    ``state`` is the state directory of the instance whose records the plans use.
+    The state of a server is unknown if gitboot has no record of whether the server is installed.
+
+    ``state`` is the state directory of the instance from which the records in the plans come.
     """
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
         pronoun = "it is" if number == 1 else "they are"
@@ -386,7 +388,7 @@ NO_TRUST: Final = TrustSettings()
 
 
 class ComparedRange(Struct, frozen=True, kw_only=True):
-    """Both sides of a commit range, and the messages of the commits between them."""
+    """Both sides of a commit range, and the messages of the commits in the range."""
 
     base: Side
     head: Side
@@ -408,10 +410,10 @@ def compare_range(
     accepted: str | None = None,
     trust: TrustSettings = NO_TRUST,
 ) -> ComparedRange:
-    """Evaluate both sides of a commit range for the given time. An invalid side has problems instead of decisions.
+    """Evaluate both sides of a commit range for the given time. An invalid side contains problems instead of decisions.
 
-    With ``accepted``, that commit is BASE. If a commit lacks a required signature, this is a problem of HEAD. The
-    result of a merge has no signature yet, and does not need one.
+    With ``accepted``, that commit is BASE. If a commit lacks a required signature, the result contains a problem for
+    HEAD. The result of a trial merge does not need a signature.
     """
     evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")
@@ -468,8 +470,8 @@ def compare_range(
 def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: int) -> str | None:
     """Return the commit and author of a line in HEAD, or None for an uncommitted line.
 
-    ``number`` is the number of the line, from 1. The result of a merge is not a commit. If the merge does not change a
-    file, look up the line in the branch.
+    ``number`` is the number of the line, from 1. HEAD may be the result of a trial merge, which is not a commit. In
+    this case, look up the line in the branch, unless the merge changes the file.
     """
     revision = opened_range.head.revision.partition(" ")[0]
     if revision != opened_range.head.revision:
@@ -484,7 +486,7 @@ def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: 
 def evaluate_side(
     name: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
 ) -> tuple[Side, CommitPair | None]:
-    """Evaluate one side of a commit range. The pair is None if the side is invalid."""
+    """Evaluate one side of a commit range. The returned `CommitPair` is None if the side is invalid."""
     try:
         with limit_evaluation() as begun:
             found = evaluator.evaluate(snapshot, begun, is_base=is_base)

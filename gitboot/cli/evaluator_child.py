@@ -1,4 +1,4 @@
-"""Evaluation of commits in a child process with limits.
+"""Evaluation of commits in a child process with resource limits.
 
 The parent process gives the child access to the cache.
 """
@@ -55,10 +55,10 @@ _settings = _EvaluationSettings()
 
 
 def evaluator_command(command: Command) -> Command:
-    """Make a command evaluate commits in a child process with limits.
+    """Make a command evaluate commits in a child process with resource limits.
 
     Add --no-cache and the options for the limits to the command. The parent process opens the cache, because a commit
-    must not be able to damage it.
+    must not be able to damage the cache.
     """
 
     @wraps(command)
@@ -98,7 +98,7 @@ def get_results_cache() -> Cache | None:
 
 
 def count_evaluation_workers() -> Workers:
-    """Return the number of processes with which the current command evaluates a commit."""
+    """Return the number of processes that the current command uses to evaluate a commit."""
     from gitboot.evaluator.evaluation import Workers, count_processors
 
     return Workers(number=_settings.workers or count_processors())
@@ -108,8 +108,8 @@ def count_evaluation_workers() -> Workers:
 def limit_evaluation() -> Iterator[SetLimits]:
     """Limit the resources of this process while it reads and evaluates a commit.
 
-    Yields a function that sets the limits for a number of files. Raises `InvalidRepository` if the process runs out of
-    memory. If the process runs out of CPU time, the kernel kills it.
+    Yields a function that adjusts the limits to a number of files. Raises `InvalidRepository` if the process runs out
+    of memory. If the process runs out of CPU time, the kernel kills it.
     """
     from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
 
@@ -146,8 +146,8 @@ def _limit(allowance: EvaluationLimits, files: int) -> None:
 def open_cache(state: Path | None) -> DiskCache:
     """Return the cache of the instance with this state directory (read-only), or the user's cache if ``state`` is None.
 
-    The user's cache stays empty if there is no home directory. It also stays empty on a network file system, because
-    there the server determines how long SQLite waits for locks.
+    The user's cache stays empty if there is no home directory. The cache also stays empty on a network file system,
+    because there the file server determines how long SQLite waits for locks.
     """
     from gitboot.disk_cache import DiskCache
 
@@ -163,7 +163,10 @@ def open_cache(state: Path | None) -> DiskCache:
 
 
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
-    """Fork, and continue in the child. The parent serves the cache, waits, and exits with the child's status."""
+    """Fork, and continue in the child.
+
+    The parent serves the cache, waits for the child, and exits with the child's status.
+    """
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
     from gitboot.child_processes import end_with_parent
     from gitboot.evaluator.cache import RemoteCache

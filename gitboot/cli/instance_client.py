@@ -69,22 +69,22 @@ _SERVER_REASON: Final = "UnverifiedServers"
 
 
 class InstanceReader(Protocol):
-    """A source for an instance's status and records."""
+    """A source from which gitboot reads an instance's status and records."""
 
     def status(self) -> Mapping[str, Any]:
         """Return the status document of the instance."""
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        """Return the records of these machines. The result does not contain machines without a record."""
+        """Return the records of these machines. Machines without a record are not in the result."""
 
 
 def read_proof(
     informant: InstanceReader, find_applied_commit: Callable[[Revision], AppliedRollout]
 ) -> tuple[AppliedRollout, InstanceReport]:
-    """Return the rollout in the commit that an instance has applied, and the evidence for the machines in this rollout.
+    """Return the rollout in the commit that an instance has applied, and the evidence for the machines in the rollout.
 
-    Raises `HostUnreachable` if the instance applies another commit in the meantime. Also raises the errors of
-    ``informant``.
+    Raises `HostUnreachable` if the instance applies another commit in the meantime. Also raises the errors that
+    ``informant`` raises.
     """
 
     def commit_in(status: Mapping[str, Any]) -> Revision:
@@ -113,7 +113,7 @@ def read_proof(
 
 
 class TreeReader(Struct, frozen=True):
-    """A reader for the output tree of an instance, or for a copy of its records and its status."""
+    """A reader for an instance's output tree, or for a copy of the instance's records and status."""
 
     folder: Path
 
@@ -129,7 +129,7 @@ class TreeReader(Struct, frozen=True):
 
 
 class StateReader(Struct, frozen=True):
-    """A reader for the state directory of an instance, which contains its status and its ledger."""
+    """A reader for the state directory of an instance, which contains the instance's status and ledger."""
 
     folder: Path
     at: datetime
@@ -185,7 +185,7 @@ def open_instance(
     allow_token_over_http: bool = False,
     deadline_s: float = 30,
 ) -> InstanceReader:
-    """Return a reader for an API's URL, an output tree, or the ``ops/records`` in an output tree."""
+    """Return a reader for the URL of an API, an output tree, or the folder ``ops/records`` in an output tree."""
     if "://" not in place:
         path = Path(place)
         return TreeReader(path.parent.parent if path.parts[-2:] == Path(RECORDS).parts else path)
@@ -207,7 +207,7 @@ _REQUEST_TIMEOUT_S: Final = 30
 
 @contextmanager
 def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
-    """Open the instance state in this state directory, and limit the resources for reading its accepted commit."""
+    """Open the state of the instance with this state directory. Limit the resources for reading the accepted commit."""
     with ExitStack() as stack:
         with limit_evaluation() as begun:
             look = stack.enter_context(assembly.open_offline(state, at, on_begin=begun, results=get_results_cache()))
@@ -226,9 +226,9 @@ def find_decision(look: OfflineInstance, server: str) -> Decision:
 
 
 def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
-    """Return the UUID of a server.
+    """Return the UUIDs of the machines that have a server's name.
 
-    Include machines with the same name that were removed from the fleet while their override was set. Raises
+    The result includes machines with this name that were removed from the fleet while their override was set. Raises
     `UsageError` if there is no such machine.
     """
     knowledge, described = look.knowledge, look.commit.machines
@@ -244,7 +244,9 @@ def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
 
 
 def select_names(names: Collection[str], look: OfflineInstance, selector: str | None = None) -> frozenset[str] | None:
-    """Return the given names of servers that are in the fleet or have a record, or None for all servers.
+    """Return the given server names. If no names are given, return None, which means all servers.
+
+    Each server must be in the fleet or have a record.
 
     With a selector, return only the servers that also have these labels. Raises `UsageError` if a name is unknown or no
     server has these labels.
@@ -260,9 +262,9 @@ def select_names(names: Collection[str], look: OfflineInstance, selector: str | 
 def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
     """Send a request to the instance with this state directory, and return the outcome.
 
-    If no instance is running, this process carries out the request. ``commit`` is the accepted commit, for requests
-    that need it. Raises `UsageError` if the request is rejected, `NotYetDone` if the instance has not processed the
-    request in time, and `HeldByAnother` if another host is active.
+    If no instance is running, this process carries out the request. Some requests need ``commit``, the accepted commit.
+    Raises `UsageError` if the request is rejected. Raises `NotYetDone` if the instance has not processed the request in
+    time. Raises `HeldByAnother` if an instance on another host is active.
     """
     if not has_ledger(state):
         raise no_instance_error(state)
@@ -296,7 +298,7 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
 
 
 def read_held_change(state: Path) -> Held | None:
-    """Return the change that the instance held according to its last status, or None."""
+    """Return the change that a guard holds according to the last status of the instance, or None."""
     with suppress(UsageError):
         attempted = read_status(state)["attempted"]
         if (held := attempted.get("held")) is not None:
@@ -334,8 +336,9 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
 
 
 def confirm_or_abort(*, yes: bool, err: bool = False) -> None:
-    """Ask for confirmation unless ``yes`` is set, on standard error if ``err``. Raises `click.Abort` if the user
-    declines.
+    """Ask for confirmation, unless ``yes`` is set.
+
+    With ``err``, the question appears on standard error. Raises `click.Abort` if the user declines.
     """
     if yes:
         return
@@ -387,8 +390,9 @@ def _read_documents(directory: Path) -> Iterator[Any]:
 
 
 def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
-    """Return the existing folders in which an instance's endpoints look for the stop file: the folder beside the tree,
-    and the spools.
+    """Return the existing folders in which an instance's endpoints look for the stop file.
+
+    These are the folder beside the output tree, and the spools.
 
     If the ledger cannot be read, include only the default spool.
     """
@@ -398,7 +402,7 @@ def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
 
 
 def find_output(state: Path) -> Path | None:
-    """Return the output tree of the instance with this state directory, or None if its ledger cannot be read."""
+    """Return the output tree of the instance with this state directory, or None if gitboot cannot read the ledger."""
     return _read_places(state)[0]
 
 
@@ -411,7 +415,7 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 def resolve_active_state(state: Path) -> Path:
     """Return ``state``.
 
-    If it belongs to a standby on this host, return the state directory of the active instance instead.
+    If ``state`` belongs to a standby on this host, return the state directory of the active instance instead.
     """
     if (active := find_acting_directory(state)) != state:
         click.echo(

@@ -1,4 +1,4 @@
-"""The command line: find commands by name, show their help pages, and show errors as messages and exit codes."""
+"""The command line: find commands by name, show their help pages, and turn errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def cli() -> None:
 
 
 def program() -> NoReturn:
-    """Run the command line as the program of this process. A child process with limits reads commits."""
+    """Run the command line as the main program of this process. A child process with resource limits reads commits."""
     from gitboot.cli.evaluator_child import OWN_PROCESS
 
     guard_output()
@@ -224,7 +224,7 @@ def program() -> NoReturn:
 
 
 def _suggest_replacement(error: click.UsageError) -> click.UsageError:
-    """Return the error. If the error is about an option of an earlier version, add the replacement to the message."""
+    """Return the error. If a user passed an option of an earlier version, suggest the replacement in the message."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
         return error
     known = {option for parameter in error.ctx.command.params for option in parameter.opts}
@@ -235,7 +235,7 @@ def _suggest_replacement(error: click.UsageError) -> click.UsageError:
 
 
 def main(context: object = None) -> NoReturn:
-    """Run the command line and exit. For an error of gitboot, print one message and set the exit code."""
+    """Run the command line and exit. If gitboot raises one of its errors, print one message and set the exit code."""
     try:
         code = cli.main(prog_name="gitboot", standalone_mode=False, obj=context)
         sys.exit(code if isinstance(code, int) else Exit.FINE)
@@ -266,7 +266,7 @@ def main(context: object = None) -> NoReturn:
 
 
 class Exit(IntEnum):
-    """Exit codes of commands, with their meanings for the reference page."""
+    """The exit codes of commands, with the meanings that the reference page shows."""
 
     meaning: str
 

@@ -38,7 +38,7 @@ _CONFIG: Final = "gitboot.config"  # key in the context for the path of the conf
 
 
 class Setting(click.Option):
-    """A key in the configuration file that also has a GITBOOT_ variable, but no command line option.
+    """A key in the configuration file that has a GITBOOT_ environment variable but no command line option.
 
     `--help` and completion omit settings. The parser accepts the name of a setting as an option, so that the error for
     `--bmc-parallel 5` can show the correct line for the configuration file.
@@ -68,7 +68,7 @@ def format_key(parameter: click.Parameter) -> str:
 
 
 def list_variables(parameter: click.Parameter) -> list[str]:
-    """Return a parameter's environment variables, assuming that its command uses variables that begin with GITBOOT_."""
+    """Return a parameter's environment variables. The command must use variables that begin with GITBOOT_."""
     variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
     return [variables] if isinstance(variables, str) else list(variables)
 
@@ -84,7 +84,10 @@ def list_keys(command: click.Command) -> dict[str, click.Parameter]:
 
 
 def build_config_option(command_name: str | None) -> Callable[[Command], Command]:
-    """Return a --config option. With ``command_name``, the file may also contain the keys of that command."""
+    """Return a --config option.
+
+    With ``command_name``, the configuration file may also contain the keys of that command.
+    """
 
     def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
@@ -127,7 +130,10 @@ config_option = build_config_option(None)
 
 
 def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) -> str | None:
-    """Return the expected type of a parameter if a TOML value has the wrong type. click checks the value."""
+    """Return the expected type of a parameter if a TOML value has the wrong type, otherwise None.
+
+    click checks the content of the value.
+    """
     if isinstance(parameter, click.Option) and parameter.is_flag:
         return None if isinstance(value, bool) else f"{key} = true or {key} = false"
     if parameter.multiple or parameter.nargs != 1:
@@ -156,7 +162,7 @@ inherited_settings_option = click.option(
 
 
 def name_value_source(error: click.UsageError) -> None:
-    """Add the configuration key or the environment variable to the error for a wrong value."""
+    """Add to the error the configuration key or the environment variable from which the wrong value comes."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
         return
     match error.ctx.get_parameter_source(error.param.name):
@@ -247,7 +253,7 @@ fleet_argument = combine_options(path_argument, rev_option)
 
 
 class StateDirectory(click.Path):
-    """The state directory of an instance, which the user can also set with a variable."""
+    """The state directory of an instance. Users can also set it with an environment variable."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
@@ -277,7 +283,7 @@ shown_state_option = click.option(
 
 
 def describe_state_variable(context: click.Context) -> str:
-    """Return how to read another fleet if only the variable GITBOOT_STATE chose the instance, otherwise ""."""
+    """Return how to read another fleet if the instance comes from the variable GITBOOT_STATE, otherwise ""."""
     if context.get_parameter_source("state") is not ParameterSource.ENVIRONMENT:
         return ""
     return "; the variable GITBOOT_STATE chose this instance: add --path . to read this directory"
@@ -286,7 +292,7 @@ def describe_state_variable(context: click.Context) -> str:
 def is_path_named(context: click.Context) -> bool:
     """Return whether the command line names the fleet to read.
 
-    ``--rev WORKTREE`` names the fleet at the path, because the repository of an instance has no work tree.
+    ``--rev WORKTREE`` also names the fleet at the path, because the repository of an instance has no work tree.
     """
     if context.params.get("rev") == "WORKTREE":
         return True
@@ -315,7 +321,10 @@ _BRACKETS: Final = re.compile(r"<[^<>]*>|\{[^{}]*\}")
 
 
 def check_reason(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    """Return the reason unchanged. Raises `click.BadParameter` if it is empty or the placeholder of an example."""
+    """Return the reason unchanged.
+
+    Raises `click.BadParameter` if the reason is empty or a placeholder from an example.
+    """
     if text is None:
         return None
     if not text.strip():
@@ -387,7 +396,7 @@ def reject_old_variables() -> None:
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers. Unlike click's range, it rejects NaN."""
+    """A range of finite numbers. Unlike `click.FloatRange`, this range rejects NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
         found: float = super().convert(value, param, context)
@@ -434,7 +443,10 @@ at_option = click.option(
 
 
 def current_time() -> datetime:
-    """Return the current time with fractions of a second, so that it is never before the last event of an instance."""
+    """Return the current time with fractions of a second.
+
+    Without the fractions, the time could be before the last event of an instance.
+    """
     return datetime.now(UTC)
 
 
@@ -501,8 +513,8 @@ class OutputOption(Struct, frozen=True):
     def write_lines(self, lines: Iterable[str]) -> None:
         """Write each line as soon as it arrives.
 
-        Escape the lines, except commands for a CI system. A file gets no colours. The method replaces an existing file
-        after the last line. Raises `UsageError` if the file cannot be written.
+        Escape the lines, except commands for a CI system. In a file, omit colours. An existing file is replaced after
+        the last line. Raises `UsageError` if the file cannot be written.
         """
         if self.format in _COMMAND_FORMATS:
             lines = list(lines)
@@ -520,7 +532,7 @@ class OutputOption(Struct, frozen=True):
 
 
 def write_outputs(outputs: Iterable[OutputOption], **formats: Callable[[], str]) -> None:
-    """Write each output in its format, with the function that ``formats`` contains for it."""
+    """Write each output in its format, with the function for that format in ``formats``."""
     for output in outputs:
         output.write(formats[output.format]())
 
@@ -604,7 +616,10 @@ def open_registries(
     *,
     allow_token_over_http: bool,
 ) -> Registries:
-    """Return the registries that the registry options configure. Raises `UsageError` if an option is not valid."""
+    """Return the registries that a command may contact according to its registry options.
+
+    Raises `UsageError` if an option is not valid.
+    """
     from gitboot.artifacts.oci import AllowedRegistry, Registries, RegistryCredentials
     from gitboot.http_client import HttpClient
 
@@ -655,7 +670,7 @@ limit_settings = _build_limit_options(Setting)
 
 
 def build_limits(values: Mapping[str, int | None], **allowed: bool) -> Limits:
-    """Return the limits of the guards. Defaults replace values that are None."""
+    """Return the limits of the guards. If a value is None, use the default."""
     from gitboot.review.guards import Limits
 
     numbers: dict[str, Any] = {name: limit for name, limit in values.items() if limit is not None}

@@ -48,9 +48,10 @@ _COLOURS = {"Network": "cyan", "Maintenance": "magenta", "Disk": None, "no plan"
 
 
 def terminal_width() -> int:
-    """Return the output width in columns: that of COLUMNS or of the terminal, but at least 40 and at most 100.
+    """Return the output width in columns, from COLUMNS or from the terminal, but at least 40 and at most 100.
 
-    If standard output is not a terminal, for example with `| less`, standard error and standard input may be.
+    If standard output is not a terminal, for example with `| less`, use the terminal of standard error or standard
+    input.
     """
     found = shutil.get_terminal_size((0, 0)).columns
     for stream in (sys.__stderr__, sys.__stdin__) if not found else ():
@@ -60,12 +61,12 @@ def terminal_width() -> int:
 
 
 def format_plan_source(item: Mapping[str, Any]) -> str:
-    """Return the document that determines a plan: Maintenance/NAME, the name of a policy, or ``-``."""
+    """Return the name of the document that determines a plan: Maintenance/NAME, the name of a policy, or ``-``."""
     return f"Maintenance/{item['maintenance']}" if item["maintenance"] else item["policy"] or "-"
 
 
 def format_time(instant: str) -> str:
-    """Return an instant of `format_instant` as 2026-12-31 08:00Z, with seconds only if they are not 0."""
+    """Return the result of `format_instant` in the form 2026-12-31 08:00Z, with seconds only if they are not 0."""
     return f"{instant[:10]} {instant[11:19].removesuffix(':00')}Z"
 
 
@@ -78,14 +79,14 @@ def format_table(
     below: Sequence[str] = (),
     indent: int = 0,
 ) -> str:
-    """Return left-aligned columns with two spaces between them.
+    """Return a table with left-aligned columns and two spaces between columns.
 
-    ``below`` contains the text for the line below each row. The function escapes each cell, so that a cell cannot
-    contain a line break.
+    ``below`` contains, for each row, the text of the line below the row. The function escapes each cell, so that a cell
+    cannot contain a line break.
 
-    If the table is wider than the terminal, the function truncates the columns ``shrinkable``, in this order, but not
-    below the width of their headers. If a column would become narrower than 11 characters, the function omits the
-    column ``optional``. If the table is still too wide, it wraps the widest columns, between words if possible. If the
+    If the table is wider than the terminal, the function truncates the ``shrinkable`` columns in the given order, but
+    not below the width of their headers. If a column would become narrower than 11 characters, the function omits the
+    ``optional`` column. If the table is still too wide, it wraps the widest columns, between words if possible. If the
     header is empty, the table has no header line.
     """
     lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
@@ -126,15 +127,16 @@ def format_table(
 
 
 def _measure_words(cells: Iterable[str]) -> int:
-    """Return the width of the widest word."""
+    """Return the width of the widest word in these cells."""
     return max([1, *(cell_len(word.rstrip()) for cell in cells for word in _WORD.findall(strip_style(cell)))])
 
 
 def _fit_widths(widths: Sequence[int], room: int, *, floors: Iterable[Sequence[int]]) -> list[int]:
     """Return column widths that fit into ``room``.
 
-    Reduce the widest column first. Reduce the first column, which contains the names, last. A width falls below one of
-    the ``floors`` only if these minimum widths do not fit. Words are wrapped last.
+    Reduce the widest column first. Reduce the first column, which contains the names, last. Each item in ``floors`` is
+    a list of minimum widths. If the first minimum widths do not fit, use the next ones. Reduce columns below all
+    minimum widths only if nothing else fits.
     """
     fitted = list(widths)
     for floor in (*floors, [2] * len(fitted)):
@@ -243,7 +245,7 @@ def _is_terminal() -> bool:
 
 
 def log_to_events() -> None:
-    """Print log records from gitboot and libraries as events, so that standard error contains only events."""
+    """Print the log records of gitboot and of libraries as events, so that standard error contains only events."""
     logging.lastResort = _EventHandler(logging.WARNING)
 
 
@@ -288,7 +290,7 @@ def show_progress(description: str, total: int) -> Iterator[Callable[[int], None
 def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
     """Show a progress bar whose total may grow.
 
-    Yields a function that sets the total, and a function that adds finished items.
+    Yield two functions: one sets the total, and the other adds finished items.
     """
     if not sys.stderr.isatty():
         yield _ignore_number, _ignore_number
@@ -302,13 +304,13 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
 
 
 class DownloadBar:
-    """A progress bar for downloads, which run one after the other. It shows bytes, speed and remaining time."""
+    """A progress bar for downloads that run one after the other. The bar shows bytes, speed and remaining time."""
 
     def __init__(self, shown: Progress | None) -> None:
         self._shown, self._task = shown, None if shown is None else shown.add_task("", visible=False)
 
     def begin(self, name: str, size: int | None) -> None:
-        """Show the download of another file. ``size`` is in bytes, or None if it is unknown."""
+        """Start showing the download of another file. ``size`` is in bytes, or None if it is unknown."""
         if self._shown is not None and self._task is not None:
             self._shown.remove_task(self._task)
             self._task = self._shown.add_task(_shorten_cell(printable(name), _DOWNLOAD_NAME), total=size)
@@ -376,7 +378,7 @@ class StopRequest:
 
 
 def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
-    """Return a stop request. From now on, these signals trigger it. The default signals are SIGINT and SIGTERM."""
+    """Return a stop request that these signals trigger from now on. The default signals are SIGINT and SIGTERM."""
     stop = StopRequest()
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -397,7 +399,7 @@ def stop_on_signal_within() -> Iterator[StopRequest]:
 
 
 def call_on_signal(stop: Callable[[], None], *, timeout_s: float) -> None:
-    """Call ``stop`` on SIGINT or SIGTERM, and exit if the process is still running after ``timeout_s``."""
+    """Call ``stop`` on SIGINT or SIGTERM, and exit if the process still runs ``timeout_s`` seconds later."""
 
     def end(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)

@@ -1,4 +1,4 @@
-"""Condition types, each with its remedies, events and alerts."""
+"""Condition types, with the remedies, events and alerts of each type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Event(Struct, frozen=True, kw_only=True):
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
     """Merge events that differ only in the name and the UUID of their server.
 
-    A merged event contains the names of all servers, and no UUIDs. It takes the position of the first of these events.
+    A merged event contains the names of all servers and no UUIDs. It takes the place of the first of these events.
     """
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
@@ -76,7 +76,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class Announcement(Enum):
-    """The changes of a false condition that gitboot reports as events."""
+    """The kinds of changes to a false condition that gitboot reports as events."""
 
     CHANGE = auto()  # the status, the reason or the message changed
     REASON = auto()  # the status or the reason changed
@@ -84,7 +84,10 @@ class Announcement(Enum):
 
 
 class Alert(NamedTuple):
-    """A rule in docs/monitoring/alerts.yml. `scripts/reference.py` generates its expression, duration and labels."""
+    """A rule in docs/monitoring/alerts.yml.
+
+    `scripts/reference.py` generates the expression, duration and labels of the rule.
+    """
 
     name: str
     severity: str  # critical or warning
@@ -94,7 +97,7 @@ class Alert(NamedTuple):
 
 
 class ConditionType(Struct, frozen=True):
-    """The declaration of a condition type. gitboot derives documentation, alerts and events from the declaration."""
+    """The declaration of a condition type, from which gitboot derives documentation, alerts and events."""
 
     name: str
     # remedies by reason; each is a command or a setting, in which words in capitals are placeholders
@@ -709,10 +712,10 @@ def find_condition_type(type: str) -> ConditionType | None:
 
 
 def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
-    """Return the remedy of a false condition, or None if no remedy is declared.
+    """Return the remedy for a false condition, or None if no remedy is declared.
 
-    ``values`` has the values of placeholders, which `fill_placeholders` inserts. The placeholder STATE stays in the
-    text.
+    `fill_placeholders` replaces the placeholders in the remedy with ``values``. The placeholder STATE stays in the text
+    unless ``values`` contains it.
     """
     declared, server = find_condition_type(type), type.partition("/")[2]
     line = declared.find_remedy(reason) if declared is not None else None
@@ -723,9 +726,11 @@ def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]
 
 
 def fill_placeholders(line: str, values: Mapping[str, str | Sequence[str]]) -> str:
-    """Replace the placeholders in a line (words in capitals) with shell-quoted values. A word without a value stays.
+    """Replace the placeholders in a line (words in capitals) with shell-quoted values.
 
-    A sequence is inserted as several words. If the placeholder is in double quotes, its values are inserted as the
+    A placeholder without a value stays in the line.
+
+    A sequence is inserted as several words. If the placeholder is in double quotes, the values are inserted as the
     strings of a TOML list.
     """
 

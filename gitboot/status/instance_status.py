@@ -1,4 +1,4 @@
-"""Instance status: a summary of the state that an instance reports, and the age of that status."""
+"""Instance status: a summary of the state that an instance reports, and the age of the summary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ForgeReport(Struct, frozen=True, kw_only=True):
 
 
 class ThreadFailure(NamedTuple):
-    """A thread of an instance that died from an error and has run for less than a minute since its restart."""
+    """A thread that died from an error and, since its restart, has run for less than a minute."""
 
     thread: str
     message: str  # the error on one line
@@ -50,7 +50,7 @@ class ThreadFailure(NamedTuple):
 
 
 class TargetStatus(Struct, frozen=True, kw_only=True):
-    """The state of a target that follows OUTPUT."""
+    """The state of a target, which is a copy of OUTPUT that gitboot writes."""
 
     name: str
     base_url: str | None = None  # the URL that machines use, if known
@@ -85,7 +85,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class WithheldServer(Struct, frozen=True, kw_only=True):
-    """A server that would get an install boot now, if gitboot did not withhold it because of a newer commit."""
+    """A server whose current install boot gitboot withholds because of newer commits."""
 
     server: str
     by: tuple[str, ...]  # the newer commits that do not offer the boot, sorted
@@ -207,11 +207,11 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime | None) -> dict[str, Any]:
-    """Return a status with its age added, and with a false condition if the status is stale.
+    """Return a status with its age, and with a false condition if the status is stale.
 
-    Everything in a stale status may be outdated, so the status must show this even if all other conditions are true.
-    ``written_at`` is when the status was written, and ``age_s`` is its age in seconds. Both parameters are None if no
-    instance has written a status.
+    Everything in a stale status may be outdated, so the false condition is necessary even if all other conditions are
+    true. ``written_at`` is when the status was written, and ``age_s`` is its age in seconds. Both parameters are None
+    if no instance has written a status.
     """
     conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
     if age_s is not None and age_s > STALE_S and written_at is not None:
@@ -222,7 +222,10 @@ def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime
 
 
 def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
-    """Return when an instance wrote a status, by its host's clock, or None if no instance wrote it."""
+    """Return the time at which an instance wrote a status, or None if no instance wrote the status.
+
+    The time comes from the clock of the instance's host.
+    """
     try:
         return datetime.fromisoformat(status["clock"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError):

@@ -19,11 +19,11 @@ _T = TypeVar("_T")
 
 
 def ignore_progress(_done: int, _total: int) -> None:
-    """Ignore progress."""
+    """Ignore a progress report."""
 
 
 def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iterator[_T]:
-    """Yield each item, and report the progress before each item and at the end."""
+    """Yield each item. Report the progress before each item and at the end."""
     total = len(items)
     for done, item in enumerate(items):
         report(done, total)
@@ -32,7 +32,7 @@ def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iter
 
 
 class Work(StrEnum):
-    """The kinds of work that take a long time for a large fleet, in the order of a reconcile."""
+    """The kinds of work that take a long time for a large fleet, in the order in which a reconcile does them."""
 
     READ = "Reading"  # the time includes the decisions, but the numbers count only files
     PLAN = "Planning"
@@ -93,7 +93,7 @@ _RECONCILED: Final = (
 
 
 class StageTimes:
-    """Histograms of stage durations since the process started. Thread-safe."""
+    """Histograms of the stage durations that were measured since the process started. Thread-safe."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s, self._lock = clock_s, threading.Lock()
@@ -110,7 +110,7 @@ class StageTimes:
         return Stopwatch(self, self._clock_s, of_reconcile=first is not None)
 
     def start_stage(self, stage: Stage) -> Callable[[], None]:
-        """Start to measure the duration of a stage. Call the returned function when the stage ends."""
+        """Start measuring the duration of a stage. Call the returned function when the stage ends."""
         return partial(self.start(), stage)
 
     def enter(self, stage: Stage | None) -> None:
@@ -144,7 +144,7 @@ class StageTimes:
 
 
 class Stopwatch:
-    """Measures consecutive stages. Each call records a stage that began when the previous stage ended."""
+    """A stopwatch for consecutive stages. Each call records a stage that began when the previous stage ended."""
 
     def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
         self._times, self._clock_s, self._of_reconcile = times, clock_s, of_reconcile
@@ -176,7 +176,7 @@ class _WorkPeriod(Struct, kw_only=True):
 class WorkListener:
     """A listener for the progress of long work.
 
-    It calls ``report`` at intervals, and once with None when the work ends.
+    The listener calls ``report`` at intervals, and once with None when the work ends.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class WorkListener:
         self._periods: dict[Work, _WorkPeriod] = {}
 
     def make_reporter(self, work: Work) -> ReportProgress:
-        """Return the progress callback for this work.
+        """Return the progress callback for one kind of work.
 
-        Call the callback first with 0 finished items, and at the end with the total number of items.
+        The caller must call the callback first with 0 finished items, and at the end with the total number of items.
         """
         return partial(self._record, work)
 

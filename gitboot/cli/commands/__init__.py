@@ -1,1 +1,1 @@
-"""The commands of gitboot, with one module for each command or group of commands."""
+"""The commands of gitboot, in one module for each command or group of commands."""

@@ -187,7 +187,7 @@ def download(
 def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
-    """Return the digests of the files that no image has with a trusted signature, with the reason for each file."""
+    """Return the digests of the files for which no image has a trusted signature, each with the reason."""
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
@@ -203,7 +203,7 @@ def find_unsigned_files(
 
 
 def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
-    """Return the decisions of a fleet and the artifacts that they need.
+    """Return the decisions for a fleet and the artifacts that the decisions need.
 
     Raises `InvalidRepository` if the fleet has errors, and `UsageError` for an unknown site.
     """
@@ -219,9 +219,9 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
 
 
 def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
-    """Return a fetcher for web servers, registries, and a directory that is served below the base URL.
+    """Return a fetcher for web servers, for registries, and for the directory ``assets`` below the base URL.
 
-    It uses the proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
+    The fetcher uses the proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
     """
     web, base = WebFetcher(uses_proxies=True), f"{base_url}/assets/"
     by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
@@ -330,7 +330,7 @@ class CheckedFile(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The path of the file below spec.architectures."""
+        """The path of the field for this file, relative to spec.architectures."""
         return ".".join(map(str, self.file.at[2:]))
 
 

@@ -1,4 +1,4 @@
-"""`gitboot bmc`: show and set boot overrides and power, and answer questions about BMCs."""
+"""`gitboot bmc`: show and change boot overrides and power, and answer questions about BMCs."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def _warn_without_hostname(is_named: bool) -> None:
 def _build_resolution(
     look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
-    """Return the type and content of a request for one machine, or None if gitboot has not read its BMC yet."""
+    """Return the type and content of a request for a machine, or None if gitboot has not read its BMC yet."""
     knowledge, planned = look.knowledge, None
     commit = remove_withheld_boots(look.commit, knowledge.facts.withheld)
     machine, pinned = commit.machines.get(uuid), knowledge.pins.get(uuid)
@@ -377,7 +377,7 @@ def _inspect(
     def find_fault(url: str, base_url: str) -> str | None:
         """Return the reason why firmware with Secure Boot rejects the program at a URL, or None.
 
-        Do not check files outside ``assets``.
+        Files outside ``assets`` are not checked.
         """
         from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
 
@@ -643,7 +643,7 @@ def _change_power(
     yes: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Read the BMCs, confirm the changes, record the request, then read each BMC again and change its power."""
+    """Read the BMCs, ask for confirmation, and record the request. Then read each BMC again and change the power."""
     if not servers and selector is None:
         raise UsageError("pass the names of servers, or select servers by their labels: -l role=web")
     action = PowerAction(what)

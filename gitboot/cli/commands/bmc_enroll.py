@@ -184,7 +184,10 @@ def scan_network(
 
 
 def read_places(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the source and the words of each place on the command line, and of each line of a file without comments."""
+    """Yield the source and the words of each place on the command line.
+
+    If a place is a file, yield the source and the words of each line in this file, without comments.
+    """
     for place in places:
         if not Path(place).is_file():
             yield place, [place]
@@ -203,7 +206,7 @@ def require_credentials(directory: Path | None) -> Path:
 def scan_places(
     places: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int
 ) -> list[Probe]:
-    """Return the responses of Redfish services, in the order of ``places``."""
+    """Return the responses of the Redfish services at ``places``, in the same order."""
     from gitboot.bmc.redfish.client import BmcConnection
 
     credentials = require_credentials(credentials)
@@ -454,7 +457,7 @@ Done. Next steps:
 
 @contextmanager
 def _remove_on_error() -> Iterator[list[Path]]:
-    """Remove the files in the yielded list if the block fails, so that the fleet stays valid."""
+    """Yield a list. If the block fails, remove the files in this list, so that the fleet stays valid."""
     created: list[Path] = []
     try:
         yield created
@@ -480,7 +483,7 @@ def _restore_on_error(file: Path) -> Iterator[None]:
 
 
 class _Report:
-    """The text of a run, which appears at once, and its JSON document, which appears at the end."""
+    """The output of a run: text, which is printed immediately, and a JSON document, which is printed at the end."""
 
     def __init__(self, outputs: Sequence[OutputOption]) -> None:
         self._outputs = outputs
@@ -525,7 +528,7 @@ def _is_mac(text: str) -> bool:
 
 
 def _expand(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
-    """Return the lines by the address of each BMC."""
+    """Return the line for each BMC, by the address of the BMC."""
     found: dict[str, _Line] = {}
     for line in lines:
         addresses = list_addresses([line.place], ports, schemes=_SCHEMES)
@@ -546,7 +549,7 @@ _WEAK: Final = {
 
 
 def _read_fingerprints(file: Path) -> dict[str, str]:
-    """Return the fingerprints in a file, by the key of each BMC in an access file."""
+    """Return the fingerprints in a file, by the key that an access file uses for each BMC."""
     found: dict[str, str] = {}
     for number, text in enumerate(read_text(file).splitlines(), start=1):
         words = text.partition("#")[0].split()
@@ -568,7 +571,7 @@ def _build_access(address: str, credentials: str) -> BmcAccess:
 def _refuse(
     contact: FirstContact, trust: Trust, name: str, expected: Mapping[str, str] | None
 ) -> tuple[str, str] | None:
-    """Return the address and the reason if gitboot must not send credentials to a BMC."""
+    """Return the address of a BMC and the reason if gitboot must not send credentials to the BMC, otherwise None."""
     if contact.certificate is None:
         return None
     if expected is not None:
@@ -589,13 +592,13 @@ def _refuse(
 
 
 def _is_known(contact: FirstContact, trust: Trust, name: str) -> bool:
-    """Return whether an access file has the certificate of a BMC already."""
+    """Return whether an access file already contains the certificate of a BMC."""
     certificate = contact.certificate
     return certificate is not None and trust.find_certificate(_build_access(contact.address, name)) == certificate
 
 
 def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, refused: Mapping[str, str]) -> str:
-    """Return the certificates as lines for a file of --fingerprints. All other lines are comments."""
+    """Return the certificates as lines for a --fingerprints file. Refused and missing certificates become comments."""
     lines = []
     for each in contacts:
         if each.address in refused:
@@ -617,7 +620,10 @@ _MAX_SILENT: Final = 10
 def _read_bmcs(
     contacts: Sequence[FirstContact], credentials: Credentials, parallel: int, on_result: Callable[[], None]
 ) -> list[Probe]:
-    """Read the machines, in the order of the contacts. This is the first time that BMCs get the credentials."""
+    """Read the machines, in the order of the contacts.
+
+    This is the first time that gitboot sends credentials to the BMCs.
+    """
     by_address = {each.address: each for each in contacts}
     found = list(
         scan(
@@ -653,7 +659,7 @@ def _list_differences(compared: Comparison) -> tuple[Discrepancy, ...]:
 def _build_item(
     found: FoundServer, compared: Comparison, document: tuple[str, str] | None, path: Path
 ) -> dict[str, object]:
-    """Return a machine as in `gitboot bmc scan -o json`, but with the name of a new server too."""
+    """Return a machine as in `gitboot bmc scan -o json`. For a new server, include the name that the server gets."""
     server = PurePath(document[0]).stem if document is not None else compared.servers.get(found)
     return {
         **to_json_value(found),
@@ -663,7 +669,7 @@ def _build_item(
 
 
 def _complete(found: FoundServer, line: _Line) -> FoundServer:
-    """Add the MAC addresses that the operator stated, if the BMC does not show MAC addresses."""
+    """Add the MAC addresses that the operator specified, if the BMC does not report MAC addresses."""
     if found.nics or not found.is_only_system:
         return found
     return structs.replace(found, nics=tuple(FoundNic(name="", mac=mac) for mac in line.macs))
@@ -676,7 +682,7 @@ def _build_documents(
     used_names: Collection[str],
     render: Callable[[FoundServer, str], str],
 ) -> dict[FoundServer, tuple[str, str]]:
-    """Return the path and the text of the document of each new machine. ``lines`` may contain names for them."""
+    """Return the path and text of the document for each new machine. ``lines`` may contain names for these machines."""
     documents: dict[FoundServer, tuple[str, str]] = {}
     names = {*used_names, *(line.name for line in lines.values() if line.name is not None)}
     for each in found:
@@ -727,14 +733,14 @@ _HINT: Final = (
 
 
 class _LedgerPlan(Struct, frozen=True, kw_only=True):
-    """The changes that gitboot will write so that the Fleet names the ledger of an instance."""
+    """The changes that gitboot will write so that the Fleet document names the ledger of an instance."""
 
     identity: str | None  # the ledger to write into the Fleet; None: there is no ledger yet
     steps: tuple[tuple[Path, str], ...]  # what gitboot will write, and how it describes the change
 
 
 def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan | None:
-    """Return the changes, or None if the Fleet names a ledger already."""
+    """Return the changes that are needed for the Fleet document to name a ledger, or None if it already names one."""
     spec = fleet.fleet.spec
     named = spec.provisioning.ledger or next((each.ledger for each in spec.sites if each.ledger is not None), None)
     identity = None
@@ -763,7 +769,7 @@ def _find_fleet_file(fleet: FleetRepository) -> str:
 
 
 def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
-    """Return the file of the Fleet with the line provisioning.ledger. Raises `UsageError` if it cannot be edited."""
+    """Return the Fleet file with provisioning.ledger added. Raises `UsageError` if gitboot cannot edit the file."""
     index, data = fleet.origins[Id("Fleet", fleet.fleet.metadata.name)].document, file.read_bytes()
     for name in ("evidence", "attempts"):
         with suppress(KeyError):

@@ -274,7 +274,7 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 def _read_review(file: Path, subpath: str, commit: str) -> str:
     """Return the review that `gitboot diff` wrote for this folder and commit. Raises `UsageError` for any other file.
 
-    The file must be a regular file. The file and its folder must not be symlinks.
+    The file must be a regular file. Neither the file nor its folder may be a symlink.
     """
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -329,9 +329,9 @@ class _CommentThread:
         return str(_read_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
-        """Edit the newest comment of this account with the marker, or add a comment.
+        """Edit the newest comment by this account that contains the marker, or add a comment if there is none.
 
-        Return a text that states which of the two was done.
+        Return a text that states whether the comment was edited or added.
         """
         # The token of a GitHub job belongs to an app, and an app may not GET /user. GraphQL returns the bot account of
         # the app.
@@ -442,7 +442,7 @@ _SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def format_review_text(review: Review, prefix: str) -> str:
-    """Format the review as text, with the most important parts first. ``prefix`` is the path of the fleet's folder."""
+    """Format the review as text, with the most important parts first. ``prefix`` is the path of the fleet folder."""
     sections = (
         _format_verdict(review),
         _format_blast_radius(review),

@@ -204,7 +204,7 @@ class Health(StrEnum):
 
 
 class Examined(Struct, frozen=True, kw_only=True):
-    """One result of a check."""
+    """A result of a check."""
 
     subject: str
     health: Health
@@ -330,7 +330,7 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
 
 
 def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
-    """Check that the credentials for each BMC exist, and that gitboot is allowed to send them to the BMC."""
+    """Check that the credentials for each BMC exist, and that gitboot may send these credentials to the BMC."""
     bmcs = {each.name: each.bmc for each in look.commit.machines.values() if each.bmc is not None}
     if not bmcs:
         yield fine("credentials", "no server has a BMC")
@@ -366,7 +366,7 @@ def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examinati
 
 
 def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Examination:
-    """Check whether firmware can use the certificate for machines at the https URLs of the fleet."""
+    """Check whether firmware accepts the machines' TLS certificate for the https URLs of the fleet."""
     if tls.address is None:
         return
     from gitboot.endpoint.tls import Suites, find_firmware_problem
@@ -451,7 +451,7 @@ def of_firmware_suites(url: str) -> Examination:
 
 
 def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
-    """Check that each mirror serves the boot loaders and the first script that DHCP names."""
+    """Check that each mirror serves the boot loaders and the first script whose URLs DHCP sends to machines."""
     fetcher = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=tls.authority)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
     offers = [
@@ -509,7 +509,7 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
     """Check that programs for servers with Secure Boot have signatures, and that the signed GRUB supports HTTP.
 
     gitboot does not verify the signatures, because only the firmware contains the trusted keys. ``authority`` is a
-    certificate authority to trust in addition to those of this machine.
+    certificate authority that gitboot trusts in addition to the authorities that this machine trusts.
     """
     servers_by_url: dict[str, set[str]] = {}
     base_urls: dict[str, set[str]] = {}  # the servers that boot with shim, by base URL
@@ -557,11 +557,11 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
 
 
 def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]) -> Examination:
-    """Check the script that the signed GRUB loads from the root of the web server if GRUB was loaded by HTTP.
+    """Check the script that the signed GRUB loads from the root of the web server if the machine loaded GRUB over HTTP.
 
     The output tree contains the script, so the script is at the root if the base URL has no path. Otherwise machines
-    that load shim by HTTP need a copy of the script at the root. Machines that load shim by TFTP find the script in the
-    TFTP root.
+    that load shim over HTTP need a copy of the script at the root. Machines that load shim over TFTP find the script in
+    the TFTP root.
     """
     path = SIGNED_GRUB.removeprefix(BOOT)
     url = urljoin(base_url, f"/{path}")
@@ -589,7 +589,7 @@ _NO_HTTP: Final = "has no module for HTTP"
 
 
 def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
-    """Yield the loaders that the firmware of a machine verifies, and the GRUB that shim verifies."""
+    """Yield the paths of the loaders that the firmware of a machine verifies, and of the GRUB that shim verifies."""
     architecture = str(decisions.servers[host.server].architecture)
     for offer in list_loader_offers(decisions, host.loader):
         if offer.client.platform.value == architecture:
@@ -615,7 +615,7 @@ _LONGEST_GRUB: Final = 16 * 2**20  # bytes
 
 
 def of_proxy(decisions: Decisions) -> Examination:
-    """Check that a proxyDHCP server can send each URL, if the Fleet has the output for such a server."""
+    """If the Fleet has an output for a proxyDHCP server, check that the server can send each URL."""
     if Output.DHCP_PROXY not in decisions.outputs:
         return
     omitted = list_omitted_proxy_urls(decisions)
@@ -631,7 +631,7 @@ def of_proxy(decisions: Decisions) -> Examination:
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
-    """Check whether a file system has enough free space, and enough inodes for a number of new files."""
+    """Check whether a file system has enough free space, and enough inodes for ``files`` new files."""
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:
@@ -649,7 +649,7 @@ def _of_room(place: Path, *, files: int) -> Examination:
 
 
 def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """Run a check. Yield the error or the warnings of the check, or ``message`` if there are none."""
+    """Run a check. Yield its error or its warnings, or ``message`` if the check finds no fault."""
     warnings: list[str] = []
     try:
         check(warnings.append)

@@ -1,4 +1,4 @@
-"""`gitboot history`: the commits that changed a server's decision or a document, and a server's installations."""
+"""`gitboot history`: show the commits that changed a server or a document, and the installations of a server."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _show_server(
 
 
 class Installation(Struct, frozen=True, kw_only=True):
-    """One installation of a machine that a ledger or exported records contain."""
+    """An installation of a machine, from a ledger or from exported records."""
 
     at: datetime | None  # None: the provision number is not known
     image: str | None  # the BootImage; None: not known, or another tool installed the machine
@@ -217,7 +217,8 @@ def _list_installations(
 ) -> tuple[Installation, ...]:
     """Return the installations of a machine, newest first.
 
-    Events of version 0.1.0 contain only the name of the server, so use them if the machine had this name.
+    Events from version 0.1.0 contain only the name of the server. The result includes these events if the name is in
+    ``names``.
     """
     events: list[Installation] = []
     record = None

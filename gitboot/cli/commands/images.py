@@ -179,9 +179,9 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
 
 
 def _count_origins(files: Iterable[Provenance | None]) -> str:
-    """Return the claims of an image about the digests of its files, each with its files.
+    """Return where the digests of an image's files come from.
 
-    The weakest claim comes first.
+    If the origins differ, add the number of files for each origin. The weakest origin comes first.
     """
     counts = Counter(map(describe_origin, files))
     texts = sorted(counts, key=lambda text: (text.startswith("signed"), text != "not stated", text))
@@ -189,7 +189,7 @@ def _count_origins(files: Iterable[Provenance | None]) -> str:
 
 
 def _format_follow(follow: Follow) -> str:
-    """Return the source that a stream follows, and the rules for its releases."""
+    """Format the source that a stream follows, and the rules for choosing releases."""
     parts = [follow.source, *([f"channel {follow.channel}"] if follow.channel is not None else [])]
     parts += [f"from {follow.minimum_version}"] if follow.minimum_version is not None else []
     parts += [f"below {follow.below_version}"] if follow.below_version is not None else []
@@ -218,7 +218,7 @@ _PREFIX: Final = "gitboot/update-"
 
 
 class CommittedFleet:
-    """The fleet of a commit, which is the parent of new commits."""
+    """The fleet in a commit on which new commits are based."""
 
     def __init__(self, path: Path, base: str | None, evaluator: FleetEvaluator) -> None:
         self.path, self._evaluator = path, evaluator
@@ -322,7 +322,11 @@ def update_images_command(
 
 
 def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
-    """Return the results. ``body`` is the text of a pull request, in which forges interpret no text of a vendor."""
+    """Return the results as JSON.
+
+    ``body`` is the text for a pull request. Vendor text in it is in code blocks, so that forges do not interpret the
+    text.
+    """
     bodies = [format_code_block(each.message.splitlines()) if each.message else "" for each in updates]
     items = [{**to_json_value(each), "body": body} for each, body in zip(updates, bodies, strict=True)]
     return format_document(base=base, streams=items)
@@ -536,7 +540,7 @@ class _Proposal(Struct, frozen=True, kw_only=True):
 def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
     """Return a stream's rollout, or None if the stream has no rollout.
 
-    Without ``accept_fetched``, raises `UsageError` if the Fleet's evidence is Fetched.
+    Raises `UsageError` if the Fleet's evidence is Fetched and ``accept_fetched`` is not set.
     """
     if stream not in repository.streams:
         hint = did_you_mean(stream, repository.streams, "`gitboot images` lists the streams")

@@ -112,7 +112,7 @@ def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
 
 
 def place_ci_file(name: str, subpath: str) -> str:
-    """Return the path of a CI file. With a subpath, the name of the file is unique in the repository."""
+    """Return the path of a CI file. With a subpath, the file name is unique in the repository."""
     slug = _find_subpath(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
@@ -137,7 +137,7 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the requirements file with hashes, for the CI jobs that use a token.
+    """Return the requirements file, with hashes, for the CI jobs that use a token.
 
     A requirement that ends in ``#sha256=DIGEST`` gets this hash. Any other requirement gets the hash MISSING, so the
     jobs fail until a person runs the command in the comment above the requirement.
@@ -201,8 +201,9 @@ _FROM_INDEX: Final = ("pip", "uv")
 
 
 def requirement() -> str | None:
-    """Return the requirement from which gitboot was installed (PEP 610), or None if the source exists only on this
-    host.
+    """Return the requirement from which gitboot was installed (PEP 610).
+
+    Return None if the source exists only on this host.
     """
     try:
         found = distribution("gitboot")

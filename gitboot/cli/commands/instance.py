@@ -109,9 +109,9 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
 
 def find_status_code(status: Mapping[str, Any]) -> Exit:
-    """Return the exit code for a status. It is `Exit.FINE` only if all conditions are true.
+    """Return the exit code for a status. The code is `Exit.FINE` only if all conditions are true.
 
-    A waiting standby is not a fault, so its condition Active may be false.
+    The condition Active may be false for a waiting standby, because waiting is not a fault.
     """
     false = {each["type"]: each["reason"] for each in status["conditions"] if not each["status"]}
     if false.pop("Active", None) is not None:
@@ -124,7 +124,10 @@ def find_status_code(status: Mapping[str, Any]) -> Exit:
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Return ``status`` with newer values from the output tree, if any, because STATE may be on a full disk."""
+    """Return ``status``, updated with newer values from the output tree, if there are any.
+
+    The status in STATE may be outdated, for example if the disk is full.
+    """
     from gitboot.publish.manifest import STATUS
 
     acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
@@ -266,7 +269,7 @@ def _format_conditions(
 
 
 def _format_held(message: str, held: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the message of a held commit with one line for each limit that it exceeds."""
+    """Yield the message about a held commit, with one line for each limit that the commit exceeds."""
     reasons = held.get("reasons", ())
     joined = REASON_SEPARATOR.join(reasons)
     before, found, after = message.partition(joined) if joined else (message, "", "")
@@ -278,7 +281,7 @@ def _format_held(message: str, held: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_approval(remedy: str, held: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the steps that let a held commit through, with each command and acknowledgement alone on its line."""
+    """Yield the steps to approve a held commit, with each command and each acknowledgement on a separate line."""
     approve, _, rest = remedy.partition(FIRST_REVIEW)
     review, _, rest = rest.partition(THEN_APPROVE)
     yield "    1. Review the changes:"
@@ -500,9 +503,9 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
 
 
 def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
-    """Return the outcome of the first fetch after ``triggered_at`` and of the reconcile after this fetch.
+    """Return the outcome of the first fetch after ``triggered_at`` and of the reconcile that follows the fetch.
 
-    Return None until both have ended.
+    Return None until both the fetch and the reconcile have ended.
     """
     fetched, conditions = status.get("fetched") or {}, _list_conditions(status)
     if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered_at:

@@ -203,8 +203,8 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 
     From then on, gitboot uses the new location. The caller must hold the lock on the state directory. If an earlier
     call has already copied the ledger, only the remaining steps run. Raises `UsageError` if the new location is the
-    current location or is not empty, `HeldByAnother` if an instance on another host uses either location, `LedgerLeft`
-    if the ledger was already moved elsewhere, and `LedgerError` if the copy differs.
+    current location or is not empty. Raises `HeldByAnother` if an instance on another host uses either location. Raises
+    `LedgerLeft` if the ledger was already moved elsewhere. Raises `LedgerError` if the copy differs from the ledger.
     """
     if read_address(path) == address:
         raise UsageError("the ledger is already there")
@@ -234,7 +234,7 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
-    """Copy the ledger, and mark the old ledger as moved in the same transaction.
+    """Copy the ledger, and in the same transaction mark the old ledger as moved.
 
     The copy stays marked as unfinished until `_finish` removes the mark.
     """
@@ -294,7 +294,10 @@ def _require_fetches_read(old: Database) -> None:
 
 @contextmanager
 def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
-    """Check that ``path`` is free or contains an unfinished copy. If the block fails, remove the incomplete file."""
+    """Check that there is no file at ``path``, or only an unfinished copy.
+
+    If the block fails, remove the incomplete file.
+    """
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
             if not _is_unfinished(CopyNotes.read(found), notes):
@@ -312,7 +315,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
 def open_place(path: Path, address: PostgresAddress | None) -> Database:
     """Open the database at an address, or the file if ``address`` is None.
 
-    This also works after a move or an unfinished copy.
+    This works even if the database is marked as moved or contains an unfinished copy.
     """
     database: Database
     if address is None:
@@ -359,10 +362,11 @@ class ReclaimPlan(NamedTuple):
 
 
 def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
-    """Check whether the ledger at ``place``, which was moved away, can be used again as the ledger of ``path``.
+    """Check whether the old ledger that a move left at ``place`` can become the ledger of ``path`` again.
 
-    Return the facts about it. Raises `UsageError` if the ledger was not moved, if ``path`` contains another ledger, or
-    if the ledger is still usable at its new location. In the last case, the operator must copy the ledger back instead.
+    Return facts about the old ledger. Raises `UsageError` if the ledger was not moved, if ``path`` contains another
+    ledger, or if the ledger is still usable at its new location. In the last case, the operator must copy the ledger
+    back instead.
     """
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"{place} is not a file")
@@ -378,7 +382,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:
-    """Use the ledger at ``place``, which was moved away, again as the ledger of ``path``.
+    """Make the old ledger that a move left at ``place`` the ledger of ``path`` again.
 
     The caller must hold the lock on the state directory. The function marks the ledger as unverified before the ledger
     can be used. After a crash, the caller can call the function again.

@@ -1,4 +1,4 @@
-"""`gitboot new server` and `gitboot new image`: write documents of servers and of images."""
+"""`gitboot new server` and `gitboot new image`: write Server and Image documents."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ image_keys_option = click.option(
 
 @contextmanager
 def open_image_keys(directory: Path | None) -> Iterator[VendorKeys]:
-    """Yield the keys that gitboot ships, and the keys in a directory."""
+    """Yield the keys that gitboot ships together with the keys in a directory."""
     with TemporaryDirectory(prefix="gitboot-") as scratch:
         yield VendorKeys(directory, Path(scratch))
 
@@ -410,7 +410,7 @@ def _guess_role(url: str) -> FileRole:
 def _check_name(fleet: FleetRepository, path: Path, name: str) -> str:
     """Return the name of a new image.
 
-    Raises `UsageError` if the name is not usable, so that gitboot does not download the files.
+    Raises `UsageError` if the name is not usable, before gitboot downloads the files.
     """
     try:
         chosen = parse_name(name)

@@ -1,4 +1,4 @@
-"""`gitboot import` and `gitboot compare-old-system`: move to a fleet from another system."""
+"""`gitboot import` and `gitboot compare-old-system`: migrate from another system to a fleet."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _compare_server(
 def _fetch_old_boot(
     client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float, *, is_uki: bool
 ) -> OldBoot | None:
-    """Return the boot of a machine in the old system.
+    """Return what a machine boots in the old system.
 
     If the old system supports UEFI HTTP boot, first request the kind of boot that the fleet uses.
     """
@@ -311,7 +311,7 @@ def _fetch_http_boot(
 def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
     """Return the SHA-256 of the file at a URL.
 
-    If the status of the response is not 200, return the SHA-256 of empty content.
+    If the response status is not 200, return the SHA-256 of empty content.
     """
     found, size = sha256(), 0
     with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:
@@ -396,7 +396,7 @@ The systems, and the data to pass as SOURCE:"""
 
 
 class OldSystem(Struct, frozen=True):
-    """A supported system, with the function that reads its data and a description of these data."""
+    """A supported old system: the function that reads its data, and a description of the data."""
 
     read: Callable[[Texts], ImportedInventory]
     description: str
@@ -512,7 +512,7 @@ def _read_text(path: Path) -> str:
 
 
 class _ImportTarget:
-    """A directory into which an operator can import several times. Later imports keep the edits of people."""
+    """A directory into which an operator can import repeatedly. Later imports keep manual edits."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -549,7 +549,7 @@ class _ImportTarget:
         self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Return whether the file differs from the file that the last import wrote."""
+        """Return whether the file exists and differs from what the last import wrote."""
         found = self._read(name)
         return found is not None and _hash_text(found) != self._before.get(name)
 
@@ -563,10 +563,10 @@ class _ImportTarget:
 
 
 def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
-    """Return the digests of the files that the last import wrote, by path.
+    """Return the digests of the files that the last import wrote, by file path.
 
-    Raises `UsageError` if a path is not below ``out``, because gitboot deletes files at these paths, and a commit can
-    change the paths.
+    Raises `UsageError` if a path is not below ``out``, because gitboot deletes files at the parsed paths, and a commit
+    can change the paths.
     """
     try:
         found = json.loads(data)

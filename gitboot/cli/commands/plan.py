@@ -238,8 +238,9 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
 
 
 def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[str, Any]]:
-    """Return the approvals and drains that the server's maintenances need before a boot, with the digest to approve,
-    and the missing ones.
+    """Return the approvals and drains that the server's maintenances need before a boot.
+
+    Each item contains the digest to approve, and states which approval or drain is still missing.
     """
     record = fleet.records.get(decision.uuid)
     return [
@@ -327,9 +328,9 @@ def boot_script_command(
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Return each boot script with its paths and with the way in which an endpoint serves the script.
+    """Return each boot script, with its paths and the way in which an endpoint serves it.
 
-    First scripts come first.
+    The scripts that machines load first come first.
     """
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
@@ -567,7 +568,7 @@ def _format_fields(kind: str, field: str | None) -> str:
 
 
 def _strip_items(path: str) -> str:
-    """Return the path of a field without the marks for items of lists and of mappings."""
+    """Return the path of a field without ``[]`` and ``{}``, which mark the items of lists and of mappings."""
     return path.replace("[]", "").replace("{}", "")
 
 
@@ -591,7 +592,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
 
 
 def _list_names(reasons: Iterable[Reason]) -> list[str]:
-    """Return the names of fields without the keys and the indexes of their items."""
+    """Return the names of the top-level fields, without keys and indexes."""
     return list(dict.fromkeys(re.split(r"[.\[]", each.field, maxsplit=1)[0] for each in reasons))
 
 

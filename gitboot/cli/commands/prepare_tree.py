@@ -1,4 +1,4 @@
-"""`gitboot prepare`: the process in which a standby prepares its output tree."""
+"""`gitboot prepare`: the process that prepares the output tree of a standby."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _send_warning(message: str) -> None:
 
 
 def format_prepare_command(settings: Settings) -> list[str]:
-    """Return the command line with which a standby starts to prepare its output tree."""
+    """Return the command line of the process that prepares the output tree of a standby."""
     from gitboot.controller.instance.settings import CheckAssets
 
     options = {

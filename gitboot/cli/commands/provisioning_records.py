@@ -196,7 +196,7 @@ _MAX_ROWS: Final = 200  # maximum number of rows for servers with the same resul
 def _format_beginning(
     records: Mapping[str, Record | None], installed: Collection[str], others: Mapping[str, Record]
 ) -> str:
-    """Format a table of servers with their new records and what happens to each server.
+    """Format a table of servers that shows the new record of each server and what happens to the server.
 
     ``others`` contains the records of machines without a Server document, by UUID.
     """
@@ -589,7 +589,7 @@ def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
 
 
 def read_hand_over(file: Path) -> dict[str, Any]:
-    """Read the output of `build_hand_over` from a file. Raises `UsageError` for any other file."""
+    """Read a file with the output of `build_hand_over`. Raises `UsageError` if the file contains anything else."""
     try:
         found = json.loads(file.read_bytes())
         if found["kind"] != HAND_OVER_KIND:
@@ -607,7 +607,7 @@ def read_hand_over(file: Path) -> dict[str, Any]:
 
 
 def _find_current_name(hand_over: dict[str, Any], look: OfflineInstance) -> str:
-    """Return the name of the machine in the accepted commit.
+    """Return the name that the accepted commit gives to the machine.
 
     The commit that moved the machine to another site may have renamed it.
     """

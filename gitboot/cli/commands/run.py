@@ -439,7 +439,7 @@ def command(**given: Any) -> None:
 
 
 def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str, Path | None]:
-    """Return the paths that must not be inside OUTPUT, by option."""
+    """Return the paths that must not be inside OUTPUT, by the option that sets each path."""
     from gitboot.controller.maintenance_hooks import parse_hook_hosts
 
     git, bmc = settings.git, settings.bmc
@@ -589,10 +589,12 @@ def _reconcile_once(settings: Settings) -> Exit:
 def _open_loop(
     settings: Settings, bell: WakeSignal, *, patience_s: float, wait: bool = False
 ) -> Iterator[tuple[Instance, Loop]]:
-    """Yield an instance and its loop, which sends reports to the forge and to the receivers of notifications.
+    """Yield an instance and the loop that runs it.
 
-    When the block ends, sending the remaining reports may take ``patience_s`` seconds. With ``wait``, the loop waits
-    for evaluations.
+    The loop sends reports to the forge and notifications to their receivers.
+
+    When the block ends, the loop has up to ``patience_s`` seconds to send the remaining reports. With ``wait``, the
+    loop waits for evaluations.
     """
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.controller.forge import build_forge_reader, list_verdicts, send_verdicts
@@ -665,7 +667,7 @@ def _dry_run_once(settings: Settings) -> Exit:
 
 
 def _find_reconcile_code(status: Status) -> Exit:
-    """Return the exit code for the worst condition after one reconcile."""
+    """Return the exit code for the most severe condition after one reconcile."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
     if any(each.type == "AcceptingCommits" and not each.status for each in status.conditions):

@@ -1,4 +1,4 @@
-"""`gitboot secret`: create keys, encrypt secrets, check the keys, and show fetches of secrets."""
+"""`gitboot secret`: create and check keys, encrypt secrets, and show which secrets were fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot serve`, and the options of endpoints, which `gitboot run` shares."""
+"""`gitboot serve`, and the endpoint options that `gitboot run` also has."""
 
 from __future__ import annotations
 
@@ -173,7 +173,10 @@ def check_access_settings(access: AccessSettings) -> None:
 def build_clients(
     access: AccessSettings, operators: socket.socket | None, machines_tls: socket.socket | None
 ) -> ClientRules:
-    """Convert the access settings to the form that an endpoint uses. Include the sockets for operators and for TLS."""
+    """Convert the access settings to the form that an endpoint uses.
+
+    The result includes the sockets for operators and for TLS.
+    """
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
 
@@ -206,7 +209,7 @@ def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: 
 
 
 def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Certificate | None]:
-    """Return the certificates for the operators' socket and for the machines' TLS socket. None: there is no TLS."""
+    """Return the certificates for the operators' socket and for the machines' TLS socket. None means no TLS."""
     if access.operators_tls is None and access.machines_tls is None:
         return None, None
     from gitboot.endpoint.tls import Certificate, Suites
@@ -226,7 +229,10 @@ def _parse_networks(option: str, values: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def format_access_arguments(access: AccessSettings) -> list[str]:
-    """Return the access settings as command line arguments for a worker process, which inherits the sockets."""
+    """Return the access settings as command line arguments for a worker process.
+
+    The worker process inherits the sockets.
+    """
     names = ("firmware_ciphers", "idle_connections", "operators_hosts", "trusted_proxies")
     arguments = ["--settings", json.dumps({name: getattr(access, name) for name in names})]
     for network in access.operators:
@@ -328,7 +334,7 @@ def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
 def open_recording(
     spool: Path | None, shared: PostgresAddress | None
 ) -> Iterator[SpoolRecorder | SharedRecorder | None]:
-    """Open the recorder of fetches for the duration of the block. Yield None if there is no spool."""
+    """Open a recorder for fetches for the duration of the block. Yield None if there is no spool."""
     from gitboot.endpoint.app import DEADLINE_S
     from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
     from gitboot.fetchlog.spool import Spool
@@ -363,7 +369,7 @@ def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterato
 
 
 def check_shared_ledger(shared: PostgresAddress | None) -> tuple[str, str] | None:
-    """Return an event type and a message if the shared ledger cannot accept fetches now. Otherwise return None."""
+    """Return an event type and a message if the shared ledger cannot accept records of fetches now, otherwise None."""
     if shared is None:
         return None
     from gitboot.ledger.leader_lease import Holder
@@ -560,7 +566,7 @@ def command(
 
 
 def print_new_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
-    """Print an event that happens now."""
+    """Print a new event with the current time."""
     print_event(Event(at=current_time(), type=type, message=message, facts=facts, warning=is_warning))
 
 
@@ -575,7 +581,7 @@ def format_worker_command(
     access: AccessSettings,
     push_secret: Path | None = None,
 ) -> list[str]:
-    """Return the command line for a worker process, which inherits this process's sockets."""
+    """Return the command line for a worker process. The worker process inherits the sockets of this process."""
     arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
     paths = {
         "--spool": spool,
@@ -595,7 +601,9 @@ def format_worker_command(
 def serve_endpoints(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
 ) -> Iterator[Callable[[], Endpoints] | None]:
-    """Run the endpoints at --listen for the duration of the block. Yields a function that returns their state.
+    """Run the endpoints on the --listen address for the duration of the block.
+
+    Yield a function that returns their state.
 
     ``wake`` is called whenever an endpoint starts or ends.
     """

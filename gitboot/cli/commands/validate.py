@@ -46,7 +46,7 @@ _LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # a source location such as f
 
 
 def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort errors before warnings, each by location."""
+    """Return problems sorted by severity, with errors first, and then by location."""
     return sorted(problems, key=lambda problem: (list(Severity).index(problem.severity), problem))
 
 
@@ -56,10 +56,10 @@ def format_with_hint(problem: Problem) -> str:
 
 
 def format_sarif(problems: Sequence[Problem]) -> str:
-    """Format problems as a SARIF log with a single run, its rules and its results.
+    """Format problems as a SARIF log that contains a single run with rules and results.
 
-    Paths are relative to the root of the repository. The fingerprint of a result does not depend on its line number, so
-    it stays the same if lines move.
+    Paths are relative to the root of the repository. The fingerprint of a result does not contain the line number, so
+    the fingerprint stays the same if lines move.
     """
     ordered = sort_by_severity(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
@@ -102,10 +102,10 @@ def format_sarif(problems: Sequence[Problem]) -> str:
 
 
 def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
-    """Return a text that identifies a result even if its line moves.
+    """Return a text that identifies a problem even if the line of the problem moves.
 
-    ``counts`` has the number of earlier results with the same text. GitHub reads the text as primaryLocationLineHash
-    (GitHub docs, "SARIF support for code scanning").
+    ``counts`` counts the problems with the same text. GitHub reads the returned text as primaryLocationLineHash (GitHub
+    docs, "SARIF support for code scanning").
     """
     message = _LINES.sub(r"\1", printable(problem.message))
     name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode()).hexdigest()[:16]
@@ -149,7 +149,7 @@ MAX_ANNOTATIONS: Final = 10
 def format_github(problems: Sequence[Problem]) -> str:
     """Format problems as GitHub Actions commands, one per line.
 
-    A notice states the number of problems that GitHub would not show.
+    If GitHub would not show all of the problems, a notice states how many it would omit.
     """
     ordered = sort_by_severity(problems)
     lines: list[str] = []
@@ -209,7 +209,7 @@ def format_json(problems: Sequence[Problem], prefix: str) -> str:
 def _relative_to_current_directory(
     write: Callable[[Sequence[Problem]], str],
 ) -> Callable[[Sequence[Problem], str], str]:
-    """Return a format whose paths are relative to the current directory, as code hosts and CI systems require."""
+    """Return a formatter that makes paths relative to the current directory, as code hosts and CI systems require."""
 
     def write_relative(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")
