@@ -86,7 +86,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     def covers(self, bmc: BmcAccess) -> bool:
         """Return whether gitboot may send the credentials to a BMC.
 
-        If the BMC has a host name, gitboot checks the IP addresses again when it connects.
+        If the BMC's address contains a host name, gitboot checks the host's IP addresses again when it connects.
         """
         return self.lets_in(bmc, None)
 
@@ -274,7 +274,7 @@ class Enrolment(NamedTuple):
 def extend_access_file(
     directory: Path, name: str, enrolled: Iterable[Enrolment], others: Iterable[BmcAccess] = ()
 ) -> tuple[Path, str | None]:
-    """Return the path of an access file, and a new text for the file that allows these BMCs.
+    """Return the path of an access file, and a new text that allows these BMCs.
 
     The new text contains the fingerprints of the BMCs. It is None if the file needs no change. All other settings and
     the comments stay as they are. gitboot adds a network or a host only if a fingerprint alone does not allow the BMC.
@@ -537,7 +537,7 @@ def read_credentials(directory: Path, name: str) -> Credentials:
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
     """Return whether gitboot may send the credentials that a BMC's document names.
 
-    If they do not exist, return True.
+    If the credentials do not exist, return True.
     """
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
@@ -719,7 +719,7 @@ def _read_file_version(file: Path) -> _FileVersion:
 
 
 class ResponseSample(Struct, frozen=True, kw_only=True):
-    """One measurement of a BMC's response time, which can also be that the BMC did not respond."""
+    """One measurement of a BMC's response time, or a record that the BMC did not respond."""
 
     # seconds from the last request to the beginning of its response; None: the BMC did not respond
     latency_s: float | None = None

@@ -346,7 +346,7 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # whether the mode cannot be changed
     continuous_http: bool = True  # whether a Continuous override to UefiHttp leaves the boot order unchanged
-    cd_target: OverrideTarget = OverrideTarget.CD  # the override target that boots virtual media
+    cd_target: OverrideTarget = OverrideTarget.CD  # the override target for booting from virtual media
     settings_path: str = ""  # the path of the resource with the override: the system or its Settings
     etags: tuple[str, ...] = ()  # the ETags of that resource
     quirks_name: str = ""  # the name of the BMC's row in `gitboot.bmc.redfish.quirks`
@@ -404,7 +404,7 @@ class WantedOverride(Struct, frozen=True, kw_only=True):
     override: Override
     set_again: bool = False  # set a Once override again after each reset that provably consumed it
     writes_disk: bool = True  # the boot writes a disk
-    needs_http_uri: bool = False  # firmware must boot the URI itself, because no boot loader can start an ISO
+    needs_http_uri: bool = False  # firmware must boot from the URI itself, because no boot loader can start an ISO
     # The URL of the folder with gitboot's boot loaders; None: the URI is not that of a boot loader.
     loader_url_prefix: str | None = None
     valid_until: datetime | None = None  # the time at which the plan may change

@@ -55,7 +55,7 @@ NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.N
 
 
 class UnrecordedClearing(NamedTuple):
-    """The end of an override that gitboot stored outside the ledger, because the ledger was unavailable."""
+    """A record of an override's end, stored outside the ledger because the ledger was unavailable."""
 
     uuid: SystemUuid
     record: OverrideRecord
@@ -97,8 +97,8 @@ def next_step(
     inserted_media = ((record, medium) for record in records for medium in record.media if medium.may_be_inserted)
     to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
     for record in records:
-        # gitboot clears an override whose medium it must eject. Otherwise, the machine would boot the next device in
-        # the firmware's order, or an installer without its user data.
+        # gitboot clears an override if it must eject the override's medium. Otherwise, the machine would boot from the
+        # next device in the firmware's boot order, or start an installer without user data.
         loses_medium = any(record is each for each, _ in to_eject)
         may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
         if record.state.is_open and not may_stay:
@@ -173,7 +173,7 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
 
 def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
-    """Update the record of a `SetOverride` step after the BMC rejected its request.
+    """Update the record of a `SetOverride` step after the BMC rejected the step's request.
 
     ``observed`` was read after the rejection.
 
@@ -241,7 +241,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
         if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
-            # Firmware would boot the URI in its settings, but gitboot did not store that URI.
+            # Firmware would boot from the URI in its settings, but gitboot did not store that URI.
             if observed.firmware_uri not in (None, "", uri):
                 target = OverrideTarget.PXE
             uri = None
@@ -310,7 +310,8 @@ def _eject_medium(
 
     Return None if the medium must stay inserted.
     """
-    # gitboot ejects the medium once its system has stopped, because the machine could boot from the medium again.
+    # gitboot ejects the medium once the system that booted from it has stopped. Otherwise, the machine could boot from
+    # the medium again.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:

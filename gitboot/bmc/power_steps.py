@@ -36,8 +36,8 @@ class PowerOperation(StrEnum):
     """A power state change that a plan can require."""
 
     ON = "On"  # turn the machine on if it is off
-    RESTART = "Restart"  # restart the machine if it is on, without its operating system
-    GRACEFUL_RESTART = "GracefulRestart"  # restart the machine if it is on, first by its operating system
+    RESTART = "Restart"  # restart the machine if it is on, without a shutdown
+    GRACEFUL_RESTART = "GracefulRestart"  # restart the machine if it is on, if possible after a shutdown
 
 
 class ResetType(StrEnum):
@@ -185,7 +185,7 @@ def next_power_step(
 
 
 def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
-    """Return a machine's open records with the state Back, if its operating system runs again. Otherwise, return ()."""
+    """Return a machine's open records with the state Back if the machine's operating system runs again, or ()."""
     return tuple(
         structs.replace(each, state=PowerRecordState.BACK)
         for each in records

@@ -402,7 +402,7 @@ class TaskRunner(Generic[Key, Value]):
 
 INITIAL_LIMIT: Final = 16  # the limit before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # the growth of the limit in each round after it has been too high once
+_STEP: Final = 8  # the growth of the limit in each round after the limit has been too high once
 # the network or this machine counts as overloaded if the latency is this many times the best latency
 _SLOW_FACTOR: Final = 2
 _LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
@@ -421,7 +421,7 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
 
     maximum: int
     limit: int
-    is_probing: bool = True  # whether each round doubles the limit, because it has never been too high
+    is_probing: bool = True  # whether each round doubles the limit, because the limit has never been too high
     best_latency_s: float = math.inf  # the median latency of the fastest round
     latencies_s: tuple[float, ...] = ()  # the latencies of this round
     lost_count: int = 0  # the number of lost responses in this round

@@ -43,9 +43,9 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
     """Return the client address of a request in its shortest form, or None if the address is unknown.
 
     Each proxy appends the address from which it received the request to ``X-Forwarded-For``. gitboot reads the header
-    from the end, and skips trusted proxies. The first other address is the client address, even if it is a loopback
-    address. gitboot ignores the part of the header before the client address, because the client could have written
-    that part.
+    from the end, and skips trusted proxies. The first address that does not belong to a trusted proxy is the client
+    address, even if it is a loopback address. gitboot ignores the part of the header before the client address, because
+    the client could have written that part.
     """
     peer = scope["client"]
     address = _normalize_address(peer[0]) if peer else None
@@ -115,7 +115,7 @@ class Tokens:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` if gitboot cannot read the token file, or if a token is short and easy to guess."""
+        """Raise `UsageError` if gitboot cannot read the token file, or if a token is short enough to guess."""
         with convert_os_errors(self._file, "read"):
             tokens = self._read()
         if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:

@@ -186,7 +186,7 @@ def _json_response(content: bytes) -> Response:
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The servers that a list request selects."""
+    """The criteria by which a list request selects servers."""
 
     limit: int = MAX_PAGE_ITEMS
     after: str = ""  # the last name of the previous page
@@ -330,7 +330,10 @@ class PushSecret:
 
 
 class Webhooks:
-    """Handles webhooks. A webhook immediately triggers a fetch of the fleet, but at most one every two seconds."""
+    """Handles webhooks.
+
+    A webhook immediately triggers a fetch of the fleet, but at most one fetch every two seconds.
+    """
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake

@@ -484,7 +484,7 @@ class ServedFiles:
 def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | None:
     """Return why a boot cannot use a file that the boot needs.
 
-    Return None if the file is usable, or if this endpoint does not serve files of this kind.
+    Return None if the file is usable, or if the file is an asset and this endpoint does not serve assets.
     """
     asset = need.path.removeprefix("assets/")
     folder = root / "boot" if asset == need.path else assets

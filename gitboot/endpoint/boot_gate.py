@@ -470,7 +470,7 @@ class BootGate:
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
     """Return whether gitboot redirects the client to another endpoint.
 
-    A request that was redirected before is not redirected.
+    gitboot does not redirect a request that another endpoint has already redirected.
     """
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
     may_be_served_there = refusal.reason in (DenialReason.ANOTHER_SPOOL, DenialReason.NOT_RECORDED)

@@ -1,1 +1,1 @@
-"""Fetch log: store what machines fetched from endpoints and mirrors until the controller reads it."""
+"""Fetch log: store machines' fetches from endpoints and mirrors until the controller reads them."""

@@ -367,7 +367,7 @@ _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 
 
 class RedfishFirmware:
-    """The firmware settings of a system. Methods may raise the errors of `BmcConnection`."""
+    """The firmware settings of a system. Methods may raise the same errors as those of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
@@ -377,7 +377,7 @@ class RedfishFirmware:
     def with_secure_boot(self, observed: BmcObservation) -> BmcObservation:
         """Read the Secure Boot state with one more request.
 
-        Add it to ``observed`` if the user's role may read the state.
+        Add the state to ``observed`` if the user's role may read it.
         """
         if observed.secure_boot_path is None:
             return observed
@@ -433,7 +433,7 @@ class RedfishFirmware:
 
 
 class RedfishMedia:
-    """The virtual media of a system. Methods may raise the errors of `BmcConnection`."""
+    """The virtual media of a system. Methods may raise the same errors as those of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection, shares: tuple[MediaShare, ...], share_login: Credentials | None) -> None:
         self._bmc, self._quirks = bmc, STANDARD

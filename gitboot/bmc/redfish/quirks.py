@@ -39,7 +39,7 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
 
     attribute: str
     related_attributes: Mapping[str, str]  # attributes to write together with the URI
-    # A related attribute that must have its value, because firmware otherwise ignores the URI.
+    # The related attribute without whose value in `related_attributes` firmware ignores the URI.
     enabling_attribute: str | None = None
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
@@ -70,7 +70,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     takes_http_boot_uri: bool = True  # whether the BMC accepts HttpBootUri if it shows this property
     continuous_http: bool = True
     boots_cd_as: OverrideTarget = OverrideTarget.CD
-    firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots this URI instead of using DHCP
+    firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots from this URI instead of using DHCP
     reset_time: tuple[str, ...] = (
         "LastResetTime",
     )  # the path of the system's property with the time of its last reset; (): there is no such property

@@ -44,7 +44,7 @@ _CHUNK_BYTES = 64 * 1024
 class RequestAborted(RequestException):
     """The error for a request that gitboot itself aborted.
 
-    The sender of the request then raises an ``error_type`` error.
+    The code that sent the request then raises an ``error_type`` error.
     """
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
