@@ -1,1 +1,1 @@
-"""BMCs: read and set boot overrides, power and virtual media over Redfish or IPMI."""
+"""BMC access: read and change boot overrides, power states and virtual media over Redfish or IPMI."""

@@ -39,7 +39,7 @@ _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multic
 
 
 def credential_use(bmc: BmcAccess) -> CredentialUse:
-    """Return the origin of a BMC, and the name of the credentials that gitboot sends to it."""
+    """Return the origin of a BMC's address, and the name of the credentials that gitboot sends to this BMC."""
     return normalize_origin(bmc.address), bmc.credentials
 
 
@@ -57,7 +57,7 @@ class Credentials:
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """The content of `FILE`: the hosts to which gitboot may send credentials, and the allowed kinds of connection."""
+    """The content of `FILE`: hosts to which gitboot may send credentials, and the kinds of connection it may use."""
 
     file: Path  # the path of the access file, which need not exist
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # networks of BMCs that may receive the credentials
@@ -86,7 +86,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     def covers(self, bmc: BmcAccess) -> bool:
         """Return whether gitboot may send the credentials to a BMC.
 
-        The addresses of a host name are checked again when gitboot connects.
+        If the BMC's address contains a host name, gitboot checks the host's IP addresses again when it connects.
         """
         return self.lets_in(bmc, None)
 
@@ -102,7 +102,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         return ip is None or allows(ip)
 
     def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> Callable[[Address], bool]:
-        """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
+        """Return a function that checks whether gitboot may send a BMC's credentials to an IP address.
 
         ``is_in_ledger`` states whether the ledger already allows gitboot to send these credentials to this BMC. Raises
         `BmcNotTrusted` if no address is allowed.
@@ -135,7 +135,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
-        """Return the fingerprint that `FILE` contains for a BMC's certificate, or None.
+        """Return the fingerprint of a BMC's certificate in `FILE`, or None if there is no fingerprint.
 
         A line for a host and a port takes precedence over a line for the host.
         """
@@ -143,9 +143,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         return known.get(get_certificate_key(bmc.address)) or known.get(_get_host(bmc))
 
     def find_authority(self, bmc: BmcAccess) -> str | None:
-        """Return the certificate, in PEM, of the authority that must have issued a BMC's certificate.
+        """Return the PEM certificate of the authority that must have issued a BMC's certificate.
 
-        Return None if any authority that this machine trusts may have issued the certificate.
+        Return None if the certificate may come from any authority that this machine trusts.
         """
         return bmc.ca or self._find_own_authority(bmc)
 
@@ -161,7 +161,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         return self.authority
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
-        """Return whether the access files contain the fingerprint or the authority of a BMC's certificate."""
+        """Return whether the access files specify the fingerprint or the authority of a BMC's certificate."""
         if not _is_https(bmc):
             return False
         if self.find_certificate(bmc) is not None:
@@ -223,7 +223,10 @@ _WEAK_CHANNELS: Final = (
 
 
 def read_trust(directory: Path, name: str) -> Trust:
-    """Read the access file and the authorities for one set of credentials. Raises `UsageError` for an invalid file."""
+    """Read the access file for one set of credentials, and the certificates of its authorities.
+
+    Raises `UsageError` if a file is invalid.
+    """
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
     settings = _parse_settings(read_text(file), file) if file.exists() else {}
@@ -271,12 +274,14 @@ class Enrolment(NamedTuple):
 def extend_access_file(
     directory: Path, name: str, enrolled: Iterable[Enrolment], others: Iterable[BmcAccess] = ()
 ) -> tuple[Path, str | None]:
-    """Return the path of an access file, and a new text that allows these BMCs and contains their fingerprints.
+    """Return the path of an access file, and a new text that allows these BMCs.
 
-    The text is None if the file needs no change. All other settings and the comments stay as they are. gitboot adds a
-    network or a host only if a fingerprint alone does not allow the BMC. ``others`` are the BMCs in existing documents.
-    Raises `UsageError` if the new text would exclude one of these BMCs, or if gitboot cannot change the file. The
-    message contains the missing lines.
+    The new text contains the fingerprints of the BMCs. It is None if the file needs no change. All other settings and
+    the comments stay as they are. gitboot adds a network or a host only if a fingerprint alone does not allow the BMC.
+    ``others`` are the BMCs in existing documents.
+
+    Raises `UsageError` if the new text would exclude one of the BMCs in ``others``, or if gitboot cannot change the
+    file. The message contains the lines that an operator must add.
     """
     trust, found = read_trust(directory, name), sorted(enrolled, key=lambda each: each.bmc.address)
     before = trust.file.read_text() if trust.file.exists() else ""
@@ -403,7 +408,7 @@ def _parse_command(value: object) -> tuple[str, ...]:
 
 
 def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """Return hosts and networks with the files of their authorities.
+    """Return each host or network with the file that contains the certificate of its authority.
 
     Narrow networks come first, and *.NAME patterns last.
     """
@@ -431,7 +436,7 @@ def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def get_certificate_key(address: str) -> str:
-    """Return the key of a BMC's certificate in `FILE`.
+    """Return the key under which `FILE` stores the fingerprint of a BMC's certificate.
 
     The key is the host, followed by the port if the port is not 443.
     """
@@ -523,14 +528,17 @@ _FileVersion = tuple[int, int, int, int] | None
 def read_credentials(directory: Path, name: str) -> Credentials:
     """Read the files ``username`` and ``password`` in ``directory/name``.
 
-    Both have the same version, even if another program replaces them meanwhile.
+    gitboot returns the same version of both files, even if another program replaces them meanwhile.
     """
     username, password = _read_files(directory / name, name, ("username", "password"))
     return Credentials(username=username, password=password, name=name)
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Return whether gitboot may send a BMC its credentials. If the credentials do not exist, return True."""
+    """Return whether gitboot may send the credentials that a BMC's document names.
+
+    If the credentials do not exist, return True.
+    """
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
@@ -540,7 +548,7 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
 
 
 class TrustedCredentials(Struct, frozen=True, kw_only=True):
-    """Credentials with their `Trust`, and a fingerprint that changes with both but does not reveal the password."""
+    """Credentials with their `Trust`, and a fingerprint of both that does not reveal the password."""
 
     credentials: Credentials
     trust: Trust
@@ -580,8 +588,8 @@ class CredentialDirectory:
     def fingerprint(self, name: str) -> str | None:
         """Return a string that changes whenever credentials or their `Trust` change.
 
-        Return None if the credentials do not exist. This method does not run a password command. If the command would
-        print a new password, the fingerprint changes only after a task has used the new password.
+        Return None if the credentials do not exist. This method does not run password commands. If a password command
+        starts to print a new password, the fingerprint changes only after a task has used the new password.
         """
         if self._root is None:
             return None
@@ -591,7 +599,7 @@ class CredentialDirectory:
             return None
 
     def report_failure(self, name: str) -> None:
-        """Use a command's password for at most one more minute, because a BMC rejected the credentials."""
+        """Record that a BMC rejected the credentials. gitboot uses a command's password for at most one more minute."""
         if (said := self._command_results.get(name)) is not None:
             said.valid_until_s = min(said.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
 
@@ -644,7 +652,7 @@ class CredentialDirectory:
 
 
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
-    """Run a command that prints a password on one line. The output never appears in a message."""
+    """Run a command that prints a password on one line. No error message contains the output."""
     password, error = None, ""
     try:
         status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
@@ -664,7 +672,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
 
 
 def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
-    """Read several files in a folder, all of the same version.
+    """Read several files in a folder, so that all contents are from the same version of the folder.
 
     Kubernetes replaces a mounted secret by moving a symlink.
     """
@@ -683,7 +691,7 @@ def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
 
 
 def _decode_line(file: Path, content: bytes) -> str:
-    """Return the only line of a file. Raises `UsageError` if there are more lines.
+    """Return the only line of a file. Raises `UsageError` if the file has more than one line.
 
     The message does not quote the content.
     """
@@ -711,7 +719,7 @@ def _read_file_version(file: Path) -> _FileVersion:
 
 
 class ResponseSample(Struct, frozen=True, kw_only=True):
-    """A measurement of the response time of one BMC, or the fact that the BMC did not respond."""
+    """One measurement of a BMC's response time, or a record that the BMC did not respond."""
 
     # seconds from the last request to the beginning of its response; None: the BMC did not respond
     latency_s: float | None = None

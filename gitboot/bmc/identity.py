@@ -1,4 +1,4 @@
-"""BMC identity: compare the system that a BMC reports with the machine's document."""
+"""BMC identity: compare the identity that a BMC reports with the one in the machine's document."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DocumentIdentity(Struct, frozen=True, kw_only=True):
 class PinnedIdentity(Struct, frozen=True, kw_only=True):
     """The stored identity of a machine's BMC.
 
-    The BMC reported this identity at first contact, or a person accepted it later.
+    The BMC reported this identity at the first contact, or a person accepted the identity later.
     """
 
     uuid: SystemUuid | None
@@ -79,25 +79,28 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
 
 
 class SameMachine(Struct, frozen=True, kw_only=True):
-    """The BMC belongs to the machine in the document."""
+    """The result that the BMC belongs to the machine in the document."""
 
     accepted: bool = False  # whether a person accepted the identity
 
 
 class UnprovenIdentity(Struct, frozen=True, kw_only=True):
-    """The document and the BMC have no values that gitboot could compare. gitboot shows a warning, but uses the BMC."""
+    """The result that the document and the BMC have no identity values in common that gitboot could compare.
+
+    gitboot shows a warning, but uses the BMC.
+    """
 
     message: str
 
 
 class AnotherMachine(Struct, frozen=True, kw_only=True):
-    """The BMC belongs to a machine other than the one in the document."""
+    """The result that the BMC belongs to a different machine from the one in the document."""
 
     message: str
 
 
 class IdentityChanged(Struct, frozen=True, kw_only=True):
-    """The BMC reports an identity that differs from the identity at first contact and from the document."""
+    """The result that the BMC's identity differs from the one at the first contact and from the one in the document."""
 
     message: str
 
@@ -112,10 +115,10 @@ def identify(
     pinned: PinnedIdentity | None = None,
     shared_values: frozenset[str] = frozenset(),
 ) -> IdentityResult:
-    """Compare the identity that a BMC reports now with the document and with what the BMC reported before.
+    """Compare the identity that a BMC reports now with the document and with the pinned identity.
 
-    ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` are the values that
-    several BMCs report, from `SharedIdentityValues.values`. gitboot ignores these values.
+    ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` are values that
+    several BMCs report (see `SharedIdentityValues.values`). gitboot ignores the shared values.
     """
     if pinned is not None and (changes := _list_changes(document, pinned, reported)):
         changed = ", ".join(changes)
@@ -141,7 +144,7 @@ def identify(
 
 
 def is_another_system(before: ReportedIdentity, now: ReportedIdentity) -> bool:
-    """Return whether two reported identities certainly belong to two different systems."""
+    """Return whether two reported identities definitely belong to different systems."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
     return _is_same(uuids, serials, structs.replace(now, sku=None), frozenset()) is False
@@ -155,7 +158,7 @@ def update_pin(
     place: tuple[str, str | None],
     at: datetime,
 ) -> PinnedIdentity:
-    """Return the pinned identity after a BMC reported its identity. If no value is new, return ``pinned`` itself."""
+    """Return the pinned identity, updated with a BMC's report. If no value is new, return ``pinned`` itself."""
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
@@ -180,7 +183,7 @@ def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
 def pin_certificate(
     pinned: PinnedIdentity | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
 ) -> PinnedIdentity | None:
-    """Add the fingerprint of a BMC's certificate that no authority verifies to the pinned identity.
+    """Return the pinned identity with the fingerprint of a BMC's certificate that no authority verifies.
 
     If ``certificate`` is None, return ``pinned`` itself.
     """
@@ -192,7 +195,7 @@ def pin_certificate(
 
 
 def find_pin_at(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
-    """Return ``pinned`` if it belongs to this address, or None.
+    """Return ``pinned`` if the identity was pinned at this address, and otherwise None.
 
     The next contact with a BMC at a new address is a first contact.
     """
@@ -209,7 +212,7 @@ def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
 
 
 def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """Return the UUIDs, in both byte orders, and the serial numbers that documents contain."""
+    """Return the serial numbers in documents, and the UUIDs in both byte orders."""
     serials = (serial.upper() for serial in serials_by_uuid.values() if serial is not None)
     return frozenset((*(order for uuid in serials_by_uuid for order in byte_orders(uuid)), *serials))
 
@@ -217,9 +220,9 @@ def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> fr
 def _is_same(
     uuids: Iterable[SystemUuid], serials: Iterable[str], reported: ReportedIdentity, shared_values: frozenset[str]
 ) -> bool | None:
-    """Return whether the reported identity is that of the same machine. Placeholders of vendors are ignored.
+    """Return whether the reported identity belongs to the same machine. Vendors' placeholder values are ignored.
 
-    Return None if no values can be compared.
+    Return None if there are no values to compare.
     """
     known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared_values) for each in byte_orders(uuid)}
     known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared_values)}
@@ -245,7 +248,7 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
 
 
 def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
-    """Describe the reported values that differ both from those at first contact and from those in the document.
+    """Describe each reported value that differs from both the value at the first contact and the value in the document.
 
     A missing value counts as a change only if another value differs too, because BMCs report fewer values while they
     start.
@@ -289,7 +292,7 @@ class SharedIdentityValues(Struct, frozen=True, kw_only=True):
     """Identity values that BMCs at several addresses report and that no document contains, such as vendors' defaults.
 
     gitboot ignores such values, because they do not identify a machine. The object stores pinned identities and
-    machines, so that `update` reads only those that changed.
+    machines, so that `update` processes only the changed ones.
     """
 
     values: frozenset[str] = frozenset()  # values that do not identify a machine

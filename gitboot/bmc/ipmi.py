@@ -3,8 +3,9 @@
 The client reads and sets the boot flags with ipmitool.
 
 IPMI does not report the time of the last reset or the boot progress, so gitboot cannot prove that a machine consumed an
-override. If an override disappears, gitboot treats it as lost, and evidence or a person decides whether the machine
-booted from it. docs/adr/0035 explains why gitboot uses ipmitool instead of a library.
+override. If an override disappears, gitboot treats the override as lost. Then only other evidence or a person can
+determine whether the machine booted from the override. docs/adr/0035 explains why gitboot uses ipmitool instead of a
+library.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class IpmiConnection:
         )
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Return ``observed`` unchanged, because IPMI does not report the clock of the BMC."""
+        """Return ``observed`` unchanged, because IPMI does not report the BMC's clock."""
         return observed
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
@@ -211,7 +212,7 @@ class IpmiConnection:
         return process
 
     def _resolve(self, host: str, port: int) -> str:
-        """Return an allowed IP address of the BMC's host, so that ipmitool does not resolve the host name again."""
+        """Resolve the BMC's host name to an allowed IP address, so that ipmitool does not resolve the name again."""
         try:
             return self.policy.resolve_allowed(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except RequestAborted as error:
@@ -239,7 +240,7 @@ def _parse_override(flags: int, device: int) -> Override:
 
 
 def _encode_flags(override: Override) -> Iterator[int]:
-    """Yield the five bytes of parameter 5. These are the flags, the device, and three zeros."""
+    """Yield the five bytes of boot option parameter 5: the flags, the device, and three zeros."""
     if override.enabled is OverrideEnabled.DISABLED:
         yield from (0, 0, 0, 0, 0)
         return
@@ -250,10 +251,10 @@ def _encode_flags(override: Override) -> Iterator[int]:
 
 
 def parse_system_guid(guid: bytes) -> SystemUuid | None:
-    """Return the UUID in a GUID, or None if the byte order of the GUID is ambiguous or invalid.
+    """Convert an IPMI system GUID to a UUID. Return None if the byte order of the GUID is ambiguous or invalid.
 
-    According to IPMI 2.0, 20.8, the last byte comes first. Many BMCs send the bytes in the order of SMBIOS instead,
-    which `byte_orders` returns too. The version and variant bits of RFC 9562 determine the byte order.
+    According to IPMI 2.0, 20.8, the last byte comes first. Many BMCs send the bytes in the SMBIOS order instead, which
+    is one of the orders that `byte_orders` returns. The version and variant bits of RFC 9562 determine the byte order.
     """
     if len(guid) != 16:
         return None

@@ -1,4 +1,4 @@
-"""Override session: carry out one task at one BMC, first for the override and then for the power state."""
+"""Override session: carry out one task at one BMC, which first changes the override and then the power state."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class BmcTask(Struct, frozen=True, kw_only=True):
     shared_values: frozenset[str] = frozenset()
 
     def identify(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
-        """Return whether the BMC belongs to this machine.
+        """Check whether the BMC belongs to this machine, and return the result.
 
         ``pinned`` is the identity that a BMC reported earlier at the same address.
         """
@@ -149,7 +149,9 @@ class TaskResult:
 
 
 class OverrideSession:
-    """Runs one task at one BMC. The task begins with a reading, and ends when no further step is possible now.
+    """Runs one task at one BMC.
+
+    The task first reads the BMC's state, and ends when no further step is possible for now.
 
     ``write`` stores a record durably before it returns. The session calls ``write`` before it changes the BMC.
     """
@@ -171,7 +173,10 @@ class OverrideSession:
         self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
-        """Carry out the next steps for the override or, if the override needs no step, for the power."""
+        """Carry out the next steps for the override.
+
+        If the override needs no step, carry out those for the power state.
+        """
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
@@ -244,7 +249,8 @@ class OverrideSession:
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
         """Record and set an override.
 
-        If the BMC rejects the request, read the BMC, record the override that it shows, and raise the error.
+        If the BMC rejects the request, read the BMC's state, record the override that the BMC shows, and raise the
+        error.
         """
         if record.override.enabled is OverrideEnabled.ONCE:
             self._observed = observed = self._bmc.with_clock(observed, self._clock)
@@ -318,7 +324,7 @@ class OverrideSession:
         """Store the boot loader's URI in the firmware settings if the override cannot contain a URI.
 
         Return a text for the task's message, and the stored URI. The setting takes effect at the next reset. If the BMC
-        rejects the setting, the DHCP server must name the boot loader.
+        rejects the setting, the machine can get the boot loader's URI only from the DHCP server.
         """
         uri = choose_firmware_uri(self._task.wanted, observed)
         if uri is None or self._bmc.firmware is None:
@@ -341,7 +347,7 @@ class OverrideSession:
         self._written_power.append(record)
 
     def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
-        """Return the result of a task if no step is due.
+        """Return the result of a task that has no more steps to carry out now.
 
         ``power_message`` describes a confirmed power operation. ``power_reason`` explains why there is no power
         operation.
@@ -381,9 +387,9 @@ def observe_bmc(
     *,
     with_clock: bool = False,
 ) -> BmcObservation:
-    """Read the state of a BMC with one request, or with more requests if the next step needs more values.
+    """Read the state of a BMC with one request, plus further requests if the next step needs more values.
 
-    These values are the virtual media slots, the firmware settings and the clock.
+    The additional values can be the virtual media slots, the firmware settings and the clock.
     """
     records = tuple(records)
     observed = bmc.observe()
@@ -397,9 +403,9 @@ def observe_bmc(
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
-    """Return the method and the text of a step's request, or () if the step sends no request.
+    """Return the HTTP method and a description of the request that a step sends, or () if the step sends no request.
 
-    IPMI requests have only a text.
+    For IPMI requests, return only the description.
     """
     match step:
         case InsertMedium(slot=slot, url=url):

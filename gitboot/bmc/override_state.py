@@ -1,4 +1,4 @@
-"""Types for boot overrides: wanted, observed and recorded overrides, virtual media, and the marks of a reset."""
+"""Types for boot overrides: wanted, observed and recorded overrides, virtual media, and signs of a reset."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class MediaShare(Struct, frozen=True, kw_only=True):
     protocol: str  # the TransferProtocolType, such as NFS or CIFS
 
     def find_image(self, url: str) -> str | None:
-        """Return the path on the share of the image with this URL, or None if the share has no copy."""
+        """Return the path of an image's copy on the share, or None if the share has no copy."""
         return f"{self.place}{url.removeprefix(self.prefix)}" if url.startswith(self.prefix) else None
 
     def find_url(self, image: str) -> str | None:
-        """Return the original URL of an image that a BMC shows, or None if the image is not from this share."""
+        """Return the original URL of an image that a BMC shows, or None if the image is not on this share."""
         return f"{self.prefix}{image.removeprefix(self.place)}" if image.startswith(self.place) else None
 
 
 class MediaSlot(Struct, frozen=True, kw_only=True):
-    """One VirtualMedia resource of a BMC."""
+    """A VirtualMedia resource of a BMC."""
 
     path: str
     image: str | None = None  # the URL of the inserted medium, as the BMC shows it
@@ -59,7 +59,7 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
 
     @property
     def accepts_data(self) -> bool:
-        """Return whether the slot accepts an image that the system reads but does not boot."""
+        """Return whether the slot accepts a data image, which the system reads but does not boot from."""
         # The system finds user data on a USB stick by the volume label.
         return self.accepts_discs or "USBStick" in self.types
 
@@ -92,13 +92,13 @@ def find_slot(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
 
 
 def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[str, MediaSlot] | None:
-    """Choose a slot for each image, either the slot that contains the image or a free slot.
+    """Choose a slot for each image: the slot that already contains the image, or a free slot.
 
     Return None if there are not enough slots.
 
     The boot disc gets the slot with the first path, because firmware boots the first of several discs. User data gets
-    another slot for discs, or a slot for USB sticks. gitboot uses a slot without the action InsertMedia only if no slot
-    of the same kind has this action, because the slot may accept only images that the BMC itself stores.
+    another slot for discs, or a slot for USB sticks. A slot without the action InsertMedia may accept only images that
+    the BMC itself stores. gitboot therefore uses such a slot only if no slot of the same kind has this action.
     """
     slots = _drop_slots_without_action(slots)
     found = {url: slot for url in (disc, data) if url is not None and (slot := find_slot(url, slots)) is not None}
@@ -118,8 +118,8 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
 def _drop_slots_without_action(slots: Collection[MediaSlot]) -> list[MediaSlot]:
     """Remove each slot that lacks the action InsertMedia although another slot of the same kind has this action.
 
-    The action is optional for each slot (DSP0268). If all slots of a BMC lack the action, a PATCH inserts a medium
-    (sushy, VirtualMedia.insert_media).
+    The action is optional for each slot (DSP0268). If all slots of a BMC lack the action, gitboot inserts media with a
+    PATCH request (sushy, VirtualMedia.insert_media).
     """
     kinds = {slot.accepts_discs for slot in slots if slot.insert_target is not None}
     return [
@@ -128,11 +128,11 @@ def _drop_slots_without_action(slots: Collection[MediaSlot]) -> list[MediaSlot]:
 
 
 def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
-    """Return the request body that inserts an image by InsertMedia, or by a PATCH if the slot has no such action.
+    """Return the body of a request that inserts an image, by InsertMedia or, if the slot has no such action, by PATCH.
 
-    InsertMedia sets Inserted and WriteProtected by default (DSP0268). A Supermicro X11 rejects these parameters (sushy,
-    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530). The caller adds the
-    credentials of a share to the body.
+    InsertMedia sets Inserted and WriteProtected by default (DSP0268). A Supermicro X11 rejects these two parameters in
+    InsertMedia requests (sushy, VirtualMedia.insert_media). A Lenovo SD530 requires them in PATCH requests (same
+    source). The caller adds the credentials of a share to the body.
     """
     share = next((each for each in slot.shares if each.find_image(url) is not None), None)
     image, protocol = url, urlsplit(url).scheme.upper()
@@ -171,7 +171,10 @@ class Override(Struct, frozen=True, kw_only=True):
 
     @property
     def gets_loader_from_dhcp(self) -> bool:
-        """Whether the DHCP server names the boot loader, which then requests the boot script."""
+        """Whether the machine gets the boot loader's URI from the DHCP server.
+
+        The boot loader then requests the boot script.
+        """
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
@@ -191,7 +194,7 @@ _PROGRESS: Final = (
 
 
 class Reset(Enum):
-    """The answer to the question whether a reset happened between two readings of a BMC."""
+    """The conclusion about whether a machine was reset between two readings of its BMC."""
 
     SEEN = "seen"
     RULED_OUT = "ruled out"
@@ -199,7 +202,7 @@ class Reset(Enum):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """The marks of a reset, which are the values of a BMC that change when the machine resets, and the BMC's clock.
+    """The marks of a reset, which are values of a BMC that change when the machine is reset, and the BMC's clock.
 
     Ledgers contain these values.
     """
@@ -213,14 +216,15 @@ class Marks(Struct, frozen=True, kw_only=True):
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
     def reset_since(self, earlier: Marks, *, moving_marks: frozenset[str] | None = None) -> Reset:
-        """Return whether the machine has reset since ``earlier`` was read.
+        """Return whether the machine has been reset since ``earlier`` was read.
 
-        A mark proves a reset if its time is later than in ``earlier``, by a clock that was not set in between. The boot
-        progress of a machine that was still booting may advance without a reset.
+        A mark proves a reset if its time is later than in ``earlier``, and if the BMC's clock was not set in between.
+        If the machine was still booting, its boot progress may advance without a reset.
 
         Unchanged marks rule out a reset only if ``earlier`` is settled, because a machine in POST may consume an
         override without another reset. ``moving_marks`` are the marks that are known to change at each reset of this
-        machine. The BMC must report at least one of them, because some BMCs do not update LastResetTime.
+        machine. To rule out a reset, the BMC must also report at least one of these marks, because some BMCs do not
+        update LastResetTime.
         """
         if self._clock_was_lost(earlier):
             return Reset.UNKNOWN
@@ -247,7 +251,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         return frozenset(found)
 
     def may_follow(self, earlier: Marks) -> bool:
-        """Return whether the boot progress is later than in ``earlier``.
+        """Return whether the boot progress is further along than in ``earlier``.
 
         Both readings may then belong to the same boot.
         """
@@ -256,7 +260,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
     def has_passed_post_since(self, earlier: Marks) -> bool:
-        """Return whether the machine has finished POST since ``earlier`` was read, according to the BMC."""
+        """Return whether the BMC reports that the machine has finished POST since ``earlier`` was read."""
         return "boot_progress_time" in self.find_later_marks(earlier)
 
     def with_clock_from(self, other: Marks) -> Marks:
@@ -278,9 +282,9 @@ class Marks(Struct, frozen=True, kw_only=True):
                 yield name, before, after
 
     def _clock_was_lost(self, earlier: Marks) -> bool:
-        """Return whether the Manager has restarted, or its clock was set or is no longer reported.
+        """Return whether the Manager has restarted, its clock was set, or the BMC no longer reports the clock.
 
-        In these cases, gitboot cannot compare earlier times with current times.
+        In each of these cases, gitboot cannot compare earlier times with current times.
         """
         if earlier.bmc_time is None:
             return False  # the BMC does not report a clock
@@ -299,9 +303,9 @@ def _differ(before: str, after: str) -> bool:
 
 
 def _has_moved(before: str | None, after: str | None) -> bool:
-    """Return whether two values of a Manager's LastResetTime prove that the Manager has restarted.
+    """Return whether two readings of a Manager's LastResetTime prove that the Manager has restarted in between.
 
-    Some Managers compute this time from their uptime, with an error of a second.
+    Some Managers compute this time from their uptime, so the time may vary by a second.
     """
     if before is None:
         return False
@@ -318,7 +322,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def as_utc(instant: datetime) -> datetime:
-    """Return a time with a UTC offset. If a time has no offset, interpret it as UTC, like all times of the same BMC."""
+    """Return a time with a UTC offset. Treat a time without an offset as UTC."""
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 
@@ -342,7 +346,7 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # whether the mode cannot be changed
     continuous_http: bool = True  # whether a Continuous override to UefiHttp leaves the boot order unchanged
-    cd_target: OverrideTarget = OverrideTarget.CD  # the override target that boots virtual media
+    cd_target: OverrideTarget = OverrideTarget.CD  # the override target for booting from virtual media
     settings_path: str = ""  # the path of the resource with the override: the system or its Settings
     etags: tuple[str, ...] = ()  # the ETags of that resource
     quirks_name: str = ""  # the name of the BMC's row in `gitboot.bmc.redfish.quirks`
@@ -387,7 +391,7 @@ class OverrideState(StrEnum):
 
     @property
     def is_unused(self) -> bool:
-        """Return whether the override was never set, or was certainly not consumed."""
+        """Return whether the override was never set, or was set but definitely not consumed."""
         return self in (OverrideState.CLEARED, OverrideState.INSERTED, OverrideState.OPENED, OverrideState.UNSENT)
 
 
@@ -400,7 +404,7 @@ class WantedOverride(Struct, frozen=True, kw_only=True):
     override: Override
     set_again: bool = False  # set a Once override again after each reset that provably consumed it
     writes_disk: bool = True  # the boot writes a disk
-    needs_http_uri: bool = False  # firmware must boot the URI itself, because no boot loader can start an ISO
+    needs_http_uri: bool = False  # firmware must boot from the URI itself, because no boot loader can start an ISO
     # The URL of the folder with gitboot's boot loaders; None: the URI is not that of a boot loader.
     loader_url_prefix: str | None = None
     valid_until: datetime | None = None  # the time at which the plan may change
@@ -410,7 +414,7 @@ class WantedOverride(Struct, frozen=True, kw_only=True):
     may_set: bool = True  # False: gitboot only watches and clears overrides
 
     def should_set(self, record: OverrideRecord | None) -> bool:
-        """Return whether gitboot must set the override, given the ledger's record for the same reason."""
+        """Return whether gitboot must set the override, based on the ledger's record for the same reason."""
         return record is None or record.state.is_unused or (self.set_again and record.state is OverrideState.CONSUMED)
 
 
@@ -444,7 +448,8 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
     def ends_unrecorded(self, at: datetime) -> bool:
         """Return whether this record only ends an override.
 
-        If so, gitboot may change the BMC before it writes the record."""
+        If so, gitboot may change the BMC before gitboot writes the record.
+        """
         is_ending = self.state in (
             OverrideState.CLEARING,
             OverrideState.CLEARED,
@@ -454,7 +459,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
     def is_ended_by(self, clearing: OverrideRecord) -> bool:
-        """Return whether the unrecorded ``clearing`` happened after gitboot last set this override."""
+        """Return whether ``clearing``, which is not in the ledger, ended this override after gitboot last set it."""
         is_same = (self.reason, self.override, self.plan_digest) == (
             clearing.reason,
             clearing.override,
@@ -473,7 +478,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def has_media(self) -> bool:
-        """Return whether a medium of the override may be in a slot."""
+        """Return whether a medium of the override may still be in a slot."""
         return any(each.may_be_inserted for each in self.media)
 
     @property
@@ -488,19 +493,19 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
 
 class NoChange(Struct, frozen=True, kw_only=True):
-    """There is nothing to change."""
+    """A step that changes nothing, because there is nothing to change."""
 
     why: str = ""
 
 
 class SetOverride(Struct, frozen=True, kw_only=True):
-    """Write ``record``, set the override that it contains, read the BMC, and decide again."""
+    """A step: write ``record``, set the override in the record, read the BMC, and choose the next step."""
 
     record: OverrideRecord
 
 
 class InsertMedium(Struct, frozen=True, kw_only=True):
-    """Write ``record``, insert the medium that it contains into ``slot``, read the BMC, and decide again."""
+    """A step: write ``record``, insert its medium into ``slot``, read the BMC, and choose the next step."""
 
     record: OverrideRecord
     slot: MediaSlot
@@ -508,26 +513,26 @@ class InsertMedium(Struct, frozen=True, kw_only=True):
 
 
 class EjectMedium(Struct, frozen=True, kw_only=True):
-    """Write ``record``, eject the medium in ``slot``, read the BMC, and decide again."""
+    """A step: write ``record``, eject the medium in ``slot``, read the BMC, and choose the next step."""
 
     record: OverrideRecord
     slot: MediaSlot
 
 
 class ConfirmRecord(Struct, frozen=True, kw_only=True):
-    """Write ``record``, which contains the observed state of the BMC, and decide again."""
+    """A step: write ``record``, which contains the observed state of the BMC, and choose the next step."""
 
     record: OverrideRecord
 
 
 class ClearOverride(Struct, frozen=True, kw_only=True):
-    """Write ``record``, clear the override, read the BMC, and decide again."""
+    """A step: write ``record``, clear the override, read the BMC, and choose the next step."""
 
     record: OverrideRecord
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """Wait, and decide again later."""
+    """A step that changes nothing now. gitboot chooses the next step later."""
 
     why: str
 
@@ -544,7 +549,7 @@ class OperatorCondition(StrEnum):
 
 
 class AskOperator(Struct, frozen=True, kw_only=True):
-    """Ask a person to decide, and do not write a record."""
+    """A step that asks a person to decide, and writes no record."""
 
     condition: OperatorCondition
     message: str

@@ -1,4 +1,4 @@
-"""Override steps: pure functions from the wanted, observed and recorded override to the next step."""
+"""Override steps: pure functions that derive the next step from the wanted, observed and recorded override."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.N
 
 
 class UnrecordedClearing(NamedTuple):
-    """The end of an override. gitboot stored this fact outside the ledger, because the ledger was unavailable."""
+    """A record of an override's end, stored outside the ledger because the ledger was unavailable."""
 
     uuid: SystemUuid
     record: OverrideRecord
@@ -78,9 +78,9 @@ def next_step(
     """Return the next step for one BMC.
 
     ``records`` are all records of the server, one record for each reason. gitboot first clears overrides for other
-    reasons and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
-    resets. gitboot does not touch an override that it did not set. It sets an override only on the documented machine,
-    and clears an override only on the system on which it was set.
+    reasons and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay inserted until
+    the machine is reset. gitboot does not touch an override that gitboot did not set. gitboot sets an override only on
+    the documented machine, and clears an override only on the system on which gitboot set the override.
     """
     records = tuple(each for each in records if each.state is not OverrideState.UNSENT)
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
@@ -97,8 +97,8 @@ def next_step(
     inserted_media = ((record, medium) for record in records for medium in record.media if medium.may_be_inserted)
     to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
     for record in records:
-        # gitboot clears an override whose medium it must eject. Otherwise, the machine would boot the next device in
-        # the firmware's order, or an installer without its user data.
+        # gitboot clears an override if it must eject the override's medium. Otherwise, the machine would boot from the
+        # next device in the firmware's boot order, or start an installer without user data.
         loses_medium = any(record is each for each, _ in to_eject)
         may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
         if record.state.is_open and not may_stay:
@@ -123,14 +123,14 @@ def next_step(
 
 
 def needs_slots(wanted: WantedOverride | None, records: Iterable[OverrideRecord]) -> bool:
-    """Return whether `next_step` needs the virtual media slots."""
+    """Return whether `next_step` needs the state of the virtual media slots."""
     return (wanted is not None and wanted.override.medium is not None) or any(each.has_media for each in records)
 
 
 def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> bool:
-    """Return whether `next_step` needs the URI in the firmware settings.
+    """Return whether `next_step` needs to know the URI in the firmware settings.
 
-    Firmware boots that URI if an override to ``UefiHttp`` contains no URI.
+    Firmware boots from that URI if an override with the target ``UefiHttp`` contains no URI.
     """
     if wanted is None or not observed.has_uri_setting or observed.firmware_uri is not None:
         return False
@@ -141,10 +141,10 @@ def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) 
 def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> str | None:
     """Return the URI to store in the firmware settings for the next reset, or None if the setting must not change.
 
-    The URI stays in the settings after the end of the plan, and firmware boots this URI whenever a person selects HTTP
-    boot. Therefore gitboot stores only the URI of a boot loader, which requests the current boot script each time.
-    gitboot does not store an https URI, because firmware would need the certificate of the authority, which gitboot
-    does not install. gitboot does not overwrite a URI that it did not store.
+    The URI stays in the settings after the end of the plan, and firmware boots from this URI whenever a person selects
+    HTTP boot. Therefore gitboot stores only the URI of a boot loader, which requests the current boot script at each
+    boot. gitboot does not store an https URI, because firmware would need the authority's certificate, which gitboot
+    does not install. gitboot does not overwrite a URI that gitboot did not store.
     """
     if wanted is None or wanted.loader_url_prefix is None or observed.firmware_uri is None:
         return None
@@ -157,7 +157,7 @@ def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation)
 def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now: datetime) -> bool:
     """Return whether `next_step` needs the BMC's clock.
 
-    With the clock, gitboot determines how an override ended, and whether the BMC reports an implausibly long POST.
+    gitboot uses the clock to determine how an override ended, and whether the BMC reports an implausibly long POST.
     """
     if observed.marks.bmc_time is not None:
         return False
@@ -173,7 +173,7 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
 
 def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
-    """Update the record of a `SetOverride` step after the BMC rejected its request.
+    """Update the record of a `SetOverride` step after the BMC rejected the step's request.
 
     ``observed`` was read after the rejection.
 
@@ -190,10 +190,10 @@ def update_overtaken_record(
     wanted: WantedOverride,
     earlier_records: Collection[OverrideRecord],
 ) -> OverrideRecord:
-    """Update the record of a `SetOverride` step whose request failed or was not sent because the BMC had changed.
+    """Update the record of a `SetOverride` step that was not carried out because the BMC had changed.
 
-    ``earlier_records`` are the server's other records. If no such record has the same reason, another instance may have
-    set the same override.
+    The request either failed or was not sent. ``earlier_records`` are the server's other records. If no such record has
+    the same reason, another instance may have set the same override.
     """
     earlier_records = [each for each in earlier_records if each.state is not OverrideState.UNSENT]
     if any(each.reason == record.reason for each in earlier_records):
@@ -207,7 +207,7 @@ def update_overtaken_record(
 
 
 def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
-    """Return whether two readings differ in a value that `next_step` uses. The clock is ignored."""
+    """Return whether two readings differ in a value that `next_step` uses. Ignore the clock."""
     return (before.override, before.power, before.in_post, before.marks) != (
         *(after.override, after.power, after.in_post),
         after.marks.with_clock_from(before.marks),
@@ -215,7 +215,7 @@ def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
 
 
 def is_shown(override: Override, observed: BmcObservation) -> bool:
-    """Return whether the BMC shows ``override``. Values that the BMC does not report are ignored."""
+    """Return whether the BMC shows ``override``. Ignore values that the BMC does not report."""
     current = observed.override
     if override.enabled is OverrideEnabled.DISABLED:
         return current.enabled is OverrideEnabled.DISABLED
@@ -228,9 +228,10 @@ def is_shown(override: Override, observed: BmcObservation) -> bool:
 
 
 def adapt_override(override: Override, observed: BmcObservation) -> Override | None:
-    """Return ``override`` in the form that this BMC supports, or None if the BMC does not support it in any form.
+    """Return ``override`` in a form that this BMC supports, or None if the BMC supports no form of the override.
 
-    If the override cannot contain a URI, DHCP names a boot loader, which requests the server's boot script.
+    If the override cannot contain a URI, the DHCP server must name a boot loader, which requests the server's boot
+    script.
     """
     target, uri = override.target, override.http_boot_uri
     if target == OverrideTarget.CD:
@@ -240,7 +241,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
         if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
-            # Firmware would boot the URI in its settings, but gitboot did not store that URI.
+            # Firmware would boot from the URI in its settings, but gitboot did not store that URI.
             if observed.firmware_uri not in (None, "", uri):
                 target = OverrideTarget.PXE
             uri = None
@@ -252,9 +253,9 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
 
 
 def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
-    """Return why the DHCP server must name the boot loader for this BMC, such as ``does not support UefiHttp``.
+    """Return why only the DHCP server can name the boot loader, such as ``does not support UefiHttp``.
 
-    Return None if the override itself can contain the URI of the boot loader.
+    Return None if this BMC's override can contain the URI of the boot loader.
     """
     adapted = adapt_override(override, observed) if override.http_boot_uri is not None else None
     if adapted is None or not adapted.gets_loader_from_dhcp:
@@ -272,7 +273,7 @@ def _allows_target(target: str, observed: BmcObservation) -> bool:
 
 
 def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
-    """Return whether a BMC supports a value of BootSourceOverrideEnabled.
+    """Return whether a BMC supports this value of BootSourceOverrideEnabled.
 
     XCC does not support Continuous, and iRMC does not support Disabled.
     """
@@ -282,7 +283,7 @@ def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
 def _clear_override(
     record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
 ) -> Step:
-    """Return the step that clears an unwanted override, or that records how the override ended."""
+    """Return the step that clears an unwanted override, or the step that records how the override ended."""
     if _was_not_replaced(record, observed):
         record = structs.replace(
             record, override=record.replaces or record.override, replaces=None, state=OverrideState.CONFIRMED
@@ -305,11 +306,12 @@ def _clear_override(
 def _eject_medium(
     record: OverrideRecord, medium: Medium, keep_media: Collection[str], observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Return the step that ejects a recorded medium, or that records that the medium is gone.
+    """Return the step that ejects a recorded medium, or the step that records that the medium is already gone.
 
-    Return None if the medium must stay.
+    Return None if the medium must stay inserted.
     """
-    # gitboot ejects the medium once its system has stopped, because the machine could boot from the medium again.
+    # gitboot ejects the medium once the system that booted from it has stopped. Otherwise, the machine could boot from
+    # the medium again.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:
@@ -333,7 +335,7 @@ def _eject_medium(
 
 
 def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether the BMC still shows the earlier override of gitboot that this record replaces."""
+    """Return whether the BMC still shows the override that this record replaces, which gitboot set earlier."""
     return (
         record.state is OverrideState.RECORDED
         and record.replaces is not None
@@ -343,7 +345,9 @@ def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
 
 
 def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether a reset has consumed the recorded override, so that the BMC shows another one-time override.
+    """Return whether another program or a person set the one-time override that the BMC shows.
+
+    This is the case if a reset has consumed the recorded override.
 
     A machine in POST has not consumed the override yet. If gitboot crashed before it confirmed the override, it may
     have set the override after the reset.
@@ -369,9 +373,9 @@ def _infer_final_state(
     """Return the state of an override that the BMC no longer shows.
 
     For a boot that writes a disk, unchanged marks rule out a reset only if earlier resets of this machine changed those
-    marks. While gitboot clears an override, any mark is enough, because no machine boots in such a short time. From
-    `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so the absence
-    of the override does not prove a boot.
+    marks. While gitboot clears an override, any unchanged mark is enough, because no machine boots in such a short
+    time. From `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so
+    the absence of the override does not prove a boot.
     """
     if record.override.enabled is OverrideEnabled.CONTINUOUS:
         return OverrideState.CLEARED
@@ -388,7 +392,7 @@ def _infer_final_state(
 
 
 def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> Marks:
-    """Return the observed marks, with the clock values of the record if this reading does not contain a clock."""
+    """Return the observed marks. If they contain no clock values, add those of the record."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_from(record.marks)
 
 
@@ -399,7 +403,7 @@ def _apply_override(
     now: datetime,
     moving_marks: frozenset[str],
 ) -> Step:
-    """Return the next step for the wanted override. ``record`` is the ledger's record for its reason."""
+    """Return the next step for the wanted override. ``record`` is the ledger's record for the override's reason."""
     override, current = adapt_override(wanted.override, observed), observed.override
     if override is None:
         return AskOperator(
@@ -482,7 +486,7 @@ def _restore_override(
 ) -> Step:
     """Return the next step for a wanted override that the BMC no longer shows.
 
-    gitboot sets the override again only if the machine cannot have consumed it.
+    gitboot sets the override again only if the machine cannot have consumed the override.
     """
     final_state, current = _infer_final_state(record, observed, now, moving_marks), observed.override
     if record.state is OverrideState.CLEARING:
@@ -570,8 +574,8 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
     """Return whether the BMC already shows the override that this instance is about to set for the first time.
 
     If so, another instance manages the same machine. Two new instances without a common ledger can detect each other
-    only through the BMC. The BMC shows the override until a boot consumes it, and many BMCs show the URI even after
-    that.
+    only through the BMC. The BMC shows the override until a boot consumes the override, and many BMCs show the URI even
+    after that.
     """
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
@@ -583,11 +587,11 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
 def _insert_media(
     wanted: WantedOverride, record: OverrideRecord | None, override: Override, observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Return the step that inserts the next medium of an override, or None if the BMC shows all of them.
+    """Return the step that inserts the next medium of an override, or None if the BMC already shows all its media.
 
-    gitboot inserts the media before it sets the override, because without its medium the machine would boot the next
-    device in the firmware's order. gitboot inserts the boot medium last, and only if there are slots for both media, so
-    that an installer never starts without its user data.
+    gitboot inserts the media before it sets the override, because a machine without the medium would boot from the next
+    device in the firmware's boot order. gitboot inserts the boot medium last, and only if there are slots for both
+    media, so that an installer never starts without its user data.
     """
     url = next((each for each in override.media if not _is_inserted(each, record, observed)), None)
     if url is None or override.medium is None:
@@ -610,7 +614,8 @@ def _insert_media(
 def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservation) -> bool:
     """Return whether a slot of the BMC contains the image at ``url``.
 
-    If the BMC may show an image that is no longer connected, gitboot must have inserted the image for this record.
+    Some BMCs show an image that is no longer connected. On such a BMC, the image counts as inserted only if gitboot
+    inserted the image for this record.
     """
     if (slot := find_slot(url, observed.slots)) is None:
         return False

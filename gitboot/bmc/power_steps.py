@@ -1,4 +1,4 @@
-"""Power steps: pure functions from the wanted, observed and recorded power to the next reset."""
+"""Power steps: pure functions that derive the next reset from the wanted, observed and recorded power state."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _RELIABLE_MARKS: Final = frozenset({"boot_progress_time"})
 
 
 class PowerOperation(StrEnum):
-    """A change of a machine's power state that a plan can require."""
+    """A power state change that a plan can require."""
 
     ON = "On"  # turn the machine on if it is off
-    RESTART = "Restart"  # restart the machine if it is on, without its operating system
-    GRACEFUL_RESTART = "GracefulRestart"  # restart the machine if it is on, first by its operating system
+    RESTART = "Restart"  # restart the machine if it is on, without a shutdown
+    GRACEFUL_RESTART = "GracefulRestart"  # restart the machine if it is on, if possible after a shutdown
 
 
 class ResetType(StrEnum):
@@ -89,7 +89,7 @@ class WantedPowerChange(Struct, frozen=True, kw_only=True):
 
 
 class PowerRecord(Struct, frozen=True, kw_only=True):
-    """The ledger's record of the power operation that one machine needs for one reason."""
+    """The ledger's record of a power operation that a machine needs for one reason."""
 
     reason: str
     type: ResetType  # the reset type of the last request
@@ -101,13 +101,13 @@ class PowerRecord(Struct, frozen=True, kw_only=True):
 
 
 class RequestReset(Struct, frozen=True, kw_only=True):
-    """Write ``record``, and then request the reset from the BMC."""
+    """A step: write ``record``, and then request the reset from the BMC."""
 
     record: PowerRecord
 
 
 class WritePowerRecord(Struct, frozen=True, kw_only=True):
-    """Write ``record``, which contains the observed state of the BMC, and decide again."""
+    """A step: write ``record``, which contains the observed state of the BMC, and choose the next step."""
 
     record: PowerRecord
 
@@ -125,9 +125,9 @@ def next_power_step(
     identity_result: IdentityResult,
     moving_marks: frozenset[str] = frozenset(),
 ) -> PowerChangeStep:
-    """Return the next step for the power of one machine. ``record`` is the ledger's record for the wanted reason.
+    """Return the next power step for one machine. ``record`` is the ledger's record for the wanted operation's reason.
 
-    ``moving_marks`` are the marks that earlier resets of this machine changed.
+    ``moving_marks`` are the marks that change when this machine is reset, as earlier resets have shown.
     """
     request = partial(_request_reset, wanted, record, observed, now)
     find_delay = partial(
@@ -185,7 +185,7 @@ def next_power_step(
 
 
 def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
-    """Return the open records of a machine with the new state Back. The operating system of the machine runs again."""
+    """Return a machine's open records with the state Back if the machine's operating system runs again, or ()."""
     return tuple(
         structs.replace(each, state=PowerRecordState.BACK)
         for each in records
@@ -196,7 +196,7 @@ def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> 
 def find_moving_marks(
     observed: BmcObservation, overrides: Iterable[OverrideRecord], switches: Iterable[PowerRecord]
 ) -> frozenset[str]:
-    """Return the marks that a reset of this machine has changed since one of its records was written."""
+    """Return the marks that a reset of this machine changed after gitboot wrote one of the machine's records."""
     before = (*(each.marks for each in overrides), *(each.marks for each in switches))
     return frozenset[str]().union(*(observed.marks.find_later_marks(marks) for marks in before))
 
@@ -256,7 +256,7 @@ def _request_reset(
 
 
 def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrides: Iterable[OverrideRecord]) -> bool:
-    """Return whether a one-time override that is still set proves that the machine has not booted since power-on."""
+    """Return whether the machine has definitely not booted since power-on, because a one-time override is still set."""
     return any(
         each.reason == wanted.override_reason
         and each.override.enabled is OverrideEnabled.ONCE
@@ -288,7 +288,7 @@ _RESULTING_POWER: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
 class PowerChangeRefused(Struct, frozen=True, kw_only=True):
-    """gitboot refuses the power action, for the reason in ``why``."""
+    """The result that gitboot refuses the power action, for the reason in ``why``."""
 
     why: str
 
@@ -299,10 +299,10 @@ PowerStep = ResetType | NoChange | PowerChangeRefused
 def choose_reset_type(
     action: PowerAction, observed: BmcObservation, identity_result: IdentityResult, *, force: bool
 ) -> PowerStep:
-    """Return the reset type for ``action``. With ``force``, the reset does not involve the operating system.
+    """Return the reset type for ``action``. With ``force``, the reset bypasses the operating system.
 
-    gitboot changes the power only of the machine in the document, and only after POST, because some BMCs lose settings
-    if the machine is reset during POST.
+    gitboot changes the power state only of the machine in the document, and only after POST, because some BMCs lose
+    settings if the machine is reset during POST.
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")

@@ -1,4 +1,4 @@
-"""Network scan: find Redfish services, and compare the servers found with the documents of the fleet."""
+"""Network scan: find Redfish services, and compare the servers found with the fleet's documents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 class Probe(Struct, frozen=True, kw_only=True):
     """The scan result for one address.
 
-    If the result has neither servers nor an error, the address has no Redfish service.
+    If the result contains neither servers nor an error, there is no Redfish service at the address.
     """
 
     address: str
@@ -58,7 +58,7 @@ def list_addresses(
 ) -> tuple[str, ...]:
     """Convert networks, addresses, host names and URLs to base URLs of BMCs, in order and without duplicates.
 
-    Raises `UsageError` if a text is not one of these, and if there are more than ``MAX_ADDRESSES`` addresses.
+    Raises `UsageError` if a text is none of these, or if there are more than ``MAX_ADDRESSES`` addresses.
     """
     found: dict[str, None] = {}
     for place in places:
@@ -102,7 +102,7 @@ def _build_too_many_error(place: str, number: int) -> UsageError:
 
 
 class FirstContact(Struct, frozen=True, kw_only=True):
-    """The facts that gitboot finds at the address of a BMC before it sends a request or credentials."""
+    """The facts that gitboot learns about a BMC's address before it sends a request or credentials."""
 
     address: str
     ip: IPv4Address | IPv6Address | None = None  # None: gitboot could not resolve the host
@@ -114,7 +114,7 @@ _CONTACT_TIMEOUT_S: Final = 5.0
 
 
 def read_certificates(addresses: Sequence[str], *, parallel: int) -> tuple[FirstContact, ...]:
-    """Connect to each address once, and read the certificate from the TLS handshake. gitboot sends no request.
+    """Connect to each address once, and read the certificate from the TLS handshake without sending a request.
 
     For an address without TLS, gitboot only resolves the host, and does not connect.
     """
@@ -148,7 +148,10 @@ def _read_certificate(address: str) -> FirstContact:
 
 
 def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnection:
-    """Return a connection that sends ``credentials`` only to the IP address and the certificate in ``contact``."""
+    """Return a connection that sends ``credentials`` only to the BMC in ``contact``.
+
+    gitboot identifies this BMC by the IP address and the certificate in ``contact``.
+    """
     from gitboot.bmc.redfish.client import BmcConnection
     from gitboot.bmc.redfish.transport import ConnectionPolicy
 
@@ -161,7 +164,7 @@ def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnec
 
 
 def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
-    """Read the identity of a machine by IPMI. IPMI shows neither network interfaces nor the architecture."""
+    """Read the identity of a machine over IPMI. IPMI reports neither network interfaces nor the CPU architecture."""
     from gitboot.bmc.ipmi import IpmiConnection
     from gitboot.bmc.redfish.transport import ConnectionPolicy
 
@@ -219,7 +222,7 @@ def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resour
 
 
 def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """Return a resource, or None if the BMC does not have the resource or the user's role may not read it."""
+    """Return a resource, or None if the BMC lacks the resource or the user's role may not read it."""
     if path is None:
         return None
     try:
@@ -237,7 +240,7 @@ class DiscrepancyKind(StrEnum):
 
 
 class Discrepancy(Struct, frozen=True, kw_only=True):
-    """A difference between the documents and the network."""
+    """A difference between the documents and the servers on the network."""
 
     kind: DiscrepancyKind
     server: str | None  # the name in the document; None: there is no document
@@ -255,9 +258,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
 def compare(
     servers: Iterable[FoundServer], documents: Collection[Machine], scanned: Collection[str], unread: Collection[str]
 ) -> Comparison:
-    """Compare the servers found at the ``scanned`` addresses with all machines in documents.
+    """Compare the servers found at the ``scanned`` addresses with all documented machines.
 
-    The BMCs at the ``unread`` addresses responded, but gitboot could not read and compare them.
+    The BMCs at the ``unread`` addresses responded, but gitboot could not read and compare their servers.
     """
     servers = sorted(servers, key=lambda each: (each.address, each.system))
     machines = dict(_match_servers(servers, documents))
@@ -401,14 +404,14 @@ class FoundServer(Struct, frozen=True, kw_only=True):
     def serial(self) -> str | None:
         """The serial number that SMBIOS contains.
 
-        On Dell servers this is the service tag, which the BMC reports as SKU.
+        On Dell servers, this number is the service tag, which the BMC reports as SKU.
         """
         shown = self.identity.sku if self.maker.lower().startswith("dell") else self.identity.serial
         return shown if shown is not None and not is_placeholder_serial(shown) else None
 
     @property
     def missing_identity(self) -> str | None:
-        """A message that states which identity the BMC does not report although a document needs it, or None."""
+        """A message about the identity that a document needs but the BMC does not report, or None."""
         if self.identity.uuid is None or is_placeholder_uuid(self.identity.uuid):
             return "the BMC does not report a UUID"
         return None if self.nics else "the BMC does not report a MAC address"
@@ -423,7 +426,7 @@ def build_found_server(
     manager: Resource | None = None,
     processor: Resource | None = None,
 ) -> FoundServer:
-    """Create a `FoundServer` from the resources of one system. Values that the BMC does not report stay empty."""
+    """Create a `FoundServer` from the resources of one system. Leave values empty that the BMC does not report."""
     body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
     architectures = [_to_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
     shown: dict[MacAddress, FoundNic] = {}  # the interfaces by permanent MAC address
@@ -453,7 +456,7 @@ def build_found_server(
 
 
 def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
-    """Choose an unused name for the document of a server. The name contains the serial number or the UUID."""
+    """Choose an unused name for a server's document. The name contains the server's serial number or UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(found.identity.uuid or '')[:8]}"
     number = 2
@@ -511,5 +514,5 @@ def _quote(text: str) -> str:
 
 
 def _to_line(value: Any) -> str:
-    """Convert a BMC's text to one line that is safe in a comment. Return "" for a value that is not a text."""
+    """Convert a BMC's text to one line that is safe in a comment. Return "" if the value is not a string."""
     return one_line(value) if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Worker pool: run tasks at many BMCs in parallel, with limits that adapt to the network."""
+"""Worker pool: run tasks at many BMCs in parallel, with limits that adapt to response times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together 
 class ConnectionCache:
     """Keeps one open connection for each machine.
 
-    A change of the document, the credentials or `Trust` replaces the connection.
+    If the document, the credentials or `Trust` change, a new connection replaces the old one.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ConnectionCache:
         return cached[0][1].fingerprint if cached is not None else None
 
     def pop_unused(self) -> list[Driver]:
-        """Remove and return the connections that were not used recently, because a BMC allows few sessions."""
+        """Remove and return the connections that were not used recently. A BMC allows only a few sessions."""
         found = []
         since_s = time.monotonic() - _IDLE_S
         with self._usage_lock:
@@ -154,7 +154,7 @@ class ConnectionCache:
 
 
 def open_connections(directory: Path | None) -> AbstractContextManager[ConnectionCache]:
-    """Return a context manager that yields a connection cache, and closes its connections when the block ends."""
+    """Return a context manager that yields a connection cache. The connections are closed when the block ends."""
     return closing(ConnectionCache(CredentialDirectory(directory)))
 
 
@@ -163,7 +163,7 @@ MAX_PER_SITE: Final = 128
 
 
 class BmcPool:
-    """Runs tasks at BMCs: at most ``parallel`` at a time, at most ``per_site`` at one site, and one at each machine.
+    """Runs tasks at BMCs: at most ``parallel`` at a time, at most ``per_site`` for each site, and one for each machine.
 
     A newer task for a machine replaces a task that has not started. ``on_finished`` is called once for all tasks that
     end at about the same time. ``fence`` raises an error if another instance may change the BMCs. ``ending_fence``
@@ -215,9 +215,9 @@ class BmcPool:
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """Return a text that changes with the credentials of a BMC.
+        """Return a string that changes when the credentials for a BMC change.
 
-        After a BMC rejected its credentials, gitboot tries again only when this text has changed.
+        After a BMC rejected its credentials, gitboot tries again only when this string has changed.
         """
         return self._credentials.fingerprint(bmc.credentials)
 
@@ -271,7 +271,7 @@ def run_later(seconds: float, callback: Callable[[], None]) -> None:
 
 
 class TaskRunner(Generic[Key, Value]):
-    """Runs at most ``max_parallel`` tasks at a time, at most ``max_per_site`` at one site, and one for each key.
+    """Runs at most ``max_parallel`` tasks at a time, at most ``max_per_site`` for each site, and one for each key.
 
     Tasks of one site start in the order in which they were added, and the sites take turns. ``on_ended`` is called,
     from any thread, when there are new results: once for all tasks that end at about the same time, and immediately
@@ -301,7 +301,8 @@ class TaskRunner(Generic[Key, Value]):
         """Queue tasks, and return the keys whose task was queued.
 
         Skip each key whose last task is still running, or whose last result `take_results` has not returned yet,
-        because the new task is not based on that result. A newer task for a key replaces a task that has not started.
+        because the new task could not take that result into account. A newer task for a key replaces a task that has
+        not started.
         """
         taken = set()
         with self._changed:
@@ -401,7 +402,7 @@ class TaskRunner(Generic[Key, Value]):
 
 INITIAL_LIMIT: Final = 16  # the limit before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # the growth of the limit in each round after it has been too high once
+_STEP: Final = 8  # the growth of the limit in each round after the limit has been too high once
 # the network or this machine counts as overloaded if the latency is this many times the best latency
 _SLOW_FACTOR: Final = 2
 _LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
@@ -412,15 +413,15 @@ _BEST_LATENCY_GROWTH: Final = (
 
 
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
-    """The number of tasks that may run at one site, computed from the response times of its BMCs.
+    """The number of tasks that may run at one site at a time, computed from the response times of the site's BMCs.
 
-    Each sample produces a new object. A round consists of as many samples as the limit. BMCs that have never
-    responded do not count, so that a rack without power does not slow down the others.
+    Each sample produces a new object. A round consists of as many samples as the limit allows tasks. gitboot ignores
+    BMCs that have never responded, so that a rack without power does not slow down the tasks at other BMCs.
     """
 
     maximum: int
     limit: int
-    is_probing: bool = True  # whether each round doubles the limit, because it has never been too high
+    is_probing: bool = True  # whether each round doubles the limit, because the limit has never been too high
     best_latency_s: float = math.inf  # the median latency of the fastest round
     latencies_s: tuple[float, ...] = ()  # the latencies of this round
     lost_count: int = 0  # the number of lost responses in this round

@@ -1,4 +1,4 @@
-"""Access control: determine client addresses behind proxies, and check operator networks and tokens."""
+"""Access control: determine the addresses of clients behind proxies, and check operator networks and tokens."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
 def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
     """Return the client address of a request in its shortest form, or None if the address is unknown.
 
-    Each proxy appends to ``X-Forwarded-For`` the address from which it received the request. gitboot reads the header
-    from the end, and skips trusted proxies. The first address that is not a trusted proxy is that of the client, even
-    if it is a loopback address. The client itself could have written the part of the header before this address.
+    Each proxy appends the address from which it received the request to ``X-Forwarded-For``. gitboot reads the header
+    from the end, and skips trusted proxies. The first address that does not belong to a trusted proxy is the client
+    address, even if it is a loopback address. gitboot ignores the part of the header before the client address, because
+    the client could have written that part.
     """
     peer = scope["client"]
     address = _normalize_address(peer[0]) if peer else None
@@ -61,7 +62,7 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
 
 
 def find_untrusted_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of a client that sends a forwarding header but is not a trusted proxy, or None."""
+    """Return a client's address if the client sends a forwarding header but is not a trusted proxy, or None."""
     peer = scope["client"]
     address = (
         _normalize_address(peer[0]) if peer and any(name in FORWARDED_HEADERS for name, _ in scope["headers"]) else None
@@ -91,7 +92,7 @@ _PROXY_HEADERS: Final = FORWARDED_HEADERS | {b"via", b"x-real-ip", b"x-forwarded
 
 
 class OperatorDenial(StrEnum):
-    """The reason why gitboot does not treat a request as an operator's request."""
+    """The reason why gitboot does not treat a request as coming from an operator."""
 
     NETWORK = "Network"  # the client address is not in a network of operators
     PROXY = "Proxy"  # the proxy is not trusted, or does not send the client address
@@ -103,16 +104,18 @@ class OperatorDenial(StrEnum):
 
 
 class Tokens:
-    """The tokens of programs that may read the same pages as operators. The token file contains one token per line.
+    """The tokens of programs that may read the same pages as operators.
 
-    gitboot reads the file for each request.
+    The token file contains one token per line.
+
+    gitboot reads the token file again for each request.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` if gitboot cannot read the token file, or if a token is short and easy to guess."""
+        """Raise `UsageError` if gitboot cannot read the token file, or if a token is short enough to guess."""
         with convert_os_errors(self._file, "read"):
             tokens = self._read()
         if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:
@@ -152,16 +155,17 @@ class OperatorAccess:
         return _is_bound_to(self._operators_socket, server)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Return whether only machines use the socket ``server``.
+        """Return whether only machines may use the socket with the local address ``server``.
 
-        These are the TLS socket for machines, and all other sockets if operators have their own socket.
+        This is true for the TLS socket for machines. If operators have their own socket, it is true for all other
+        sockets.
         """
         if _is_bound_to(self._machines_tls_socket, server):
             return True
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
-        """Return why a request does not count as an operator's request, or None if it counts.
+        """Return why gitboot does not treat a request as an operator's request, or None if it does.
 
         ``client`` is the address of the client that sent the request.
         """
@@ -186,9 +190,9 @@ class OperatorAccess:
         return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else OperatorDenial.HOST
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header contains either a name of this endpoint or an IP address.
+        """Return whether a Host header contains one of this endpoint's names or an IP address.
 
-        An IP address is safe, because an attacker's name server can redirect only names.
+        An IP address is safe, because an attacker's DNS server can redirect only names.
         """
         name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
         name = name.lower().removesuffix(".")
@@ -199,13 +203,13 @@ class OperatorAccess:
 
 
 def _is_bound_to(at: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bool:
-    """Return whether a connection with this local address was accepted by the socket that listens at ``at``."""
+    """Return whether the socket that listens at ``at`` accepted a connection whose local address is ``server``."""
     everywhere = ("0.0.0.0", "::")  # noqa: S104 - gitboot only compares these addresses, and does not listen on them
     return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
 
 class CredentialFiles:
-    """The credential files of an endpoint, which the endpoint reads again for each request.
+    """The credential files that an endpoint reads again for each request.
 
     ``checks`` maps each option to a function that raises `UsageError` if the option's file cannot be used.
     """

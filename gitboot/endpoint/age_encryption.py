@@ -15,17 +15,20 @@ _COMMENT = "#"
 
 
 class DecryptionError(Exception):
-    """gitboot could not decrypt a file. The message does not contain the content of the file."""
+    """The error for a file that gitboot could not decrypt. The message does not contain the content of the file."""
 
 
 class AgeKeys:
-    """A file with age keys, one per line, in the format of `age-keygen`. gitboot reads the file for each use."""
+    """A file with age keys, one per line, in the format of `age-keygen`. gitboot reads the file again for each use."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def decrypt(self, encrypted: bytes) -> bytes:
-        """Return the decrypted content of a file. Raises `DecryptionError` if no key in the key file can decrypt it."""
+        """Return the decrypted content of a file.
+
+        Raises `DecryptionError` if no key in the key file can decrypt the file.
+        """
         try:
             return pyrage.decrypt(encrypted, self._read_keys())
         except (OSError, ValueError) as error:
@@ -35,7 +38,7 @@ class AgeKeys:
             raise DecryptionError("no key in the key file can decrypt the file") from None
 
     def check(self) -> None:
-        """Raise `UsageError` if gitboot cannot read the key file, or if it contains no key or a malformed line."""
+        """Raise `UsageError` if the key file is not readable, or if the file contains no key or a malformed line."""
         try:
             self._read_keys()
         except OSError as error:
@@ -74,7 +77,10 @@ def make_key(file: Path) -> str:
 
 
 def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:
-    """Return an armored age file that each recipient can decrypt. Raises `UsageError` for a malformed recipient."""
+    """Return the content as an armored age file that each recipient can decrypt.
+
+    Raises `UsageError` for a malformed recipient.
+    """
     try:
         parsed = [x25519.Recipient.from_str(each) for each in recipients]
     except pyrage.RecipientError:  # the message does not contain the value, because the value may be a secret key

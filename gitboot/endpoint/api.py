@@ -1,4 +1,4 @@
-"""Operator API below /api/v1/, the web page for operators, and webhooks of Git forges."""
+"""Operator API below /api/v1/, the web page for operators, and webhooks for Git forges."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _ITEM_KEYS: Final = (
 
 
 class Api:
-    """The handlers of the routes below /api/v1/.
+    """The handlers for the routes below /api/v1/.
 
-    The handlers are not async, so Starlette runs them in threads, where they do not block other requests.
+    The handlers are not async, so Starlette runs them in threads. A slow handler does not block other requests.
     """
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
@@ -113,7 +113,7 @@ class Api:
         return NOT_FOUND if located is None else _json_response(encode_canonical(answer(located.state)))
 
     def _list_names(self) -> list[str]:
-        """Return the sorted names of all servers. gitboot reads the folder again only after a change."""
+        """Return the sorted names of all servers. gitboot reads their folder again only after it has changed."""
         folder = f"{self._root}/ops/servers"
         now = read_signature(folder)
         if self._names[0] != now or now is None:
@@ -158,7 +158,7 @@ def build_openapi() -> bytes:
 
 
 def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
-    """Return the unknown machines as JSON values, in the format of `gitboot unknown-machines`."""
+    """Return the unknown machines as JSON values, in the format that `gitboot unknown-machines` prints."""
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
         "items": [each.facts() for each in table.machines],
@@ -175,7 +175,7 @@ def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
 
 
 def _json_response(content: bytes) -> Response:
-    """Return a JSON response. Terminal control characters are escaped, because people read the API with curl."""
+    """Return a JSON response. Escape terminal control characters, because people call the API with curl."""
     return Response(
         printable_lines(content.decode()).encode(),
         headers={"content-type": "application/json", "cache-control": "no-store"},
@@ -186,7 +186,7 @@ def _json_response(content: bytes) -> Response:
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The servers that a list request selects."""
+    """The criteria by which a list request selects servers."""
 
     limit: int = MAX_PAGE_ITEMS
     after: str = ""  # the last name of the previous page
@@ -252,9 +252,9 @@ _HEADERS: Final = {
 
 
 def build_page_routes(tree: PublishedTree) -> list[Route]:
-    """Return the routes of the operators' page, with scripts, styles and data.
+    """Return the routes of the operators' page, and of its scripts, styles and data.
 
-    The output `pages` publishes the data.
+    The `pages` output publishes the data.
     """
 
     def serve_data(request: Request) -> Response:
@@ -309,7 +309,7 @@ _SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-f
 
 
 class PushSecret:
-    """The file with the webhook secret. gitboot reads the file again for each request."""
+    """The file that contains the webhook secret. gitboot reads the file again for each request."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -330,7 +330,10 @@ class PushSecret:
 
 
 class Webhooks:
-    """Handles webhooks. A webhook triggers a fetch of the fleet immediately, but at most every two seconds."""
+    """Handles webhooks.
+
+    A webhook immediately triggers a fetch of the fleet, but at most one fetch every two seconds.
+    """
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake
@@ -338,7 +341,7 @@ class Webhooks:
         self._later: asyncio.TimerHandle | None = None
 
     async def handle(self, scope: Scope, read: ReadBody) -> Reply:
-        """Check the secret of a webhook, trigger a fetch, and return the response. gitboot does not store the body."""
+        """Check a webhook's secret, trigger a fetch, and return the response. Do not store the request body."""
         try:
             secret = self._secret.read()
         except UsageError:

@@ -1,4 +1,4 @@
-"""ASGI application of the endpoint: route requests, check operators' access, serve boots and accept reports."""
+"""ASGI application of the endpoint: route requests, check operator access, serve boots and accept reports."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ _MOVING_POLLS: Final = 50
 
 
 class Endpoint:
-    """The ASGI application. Each response is based on the state of one server at one time.
+    """The ASGI application. Each response is based on one server's state at one point in time.
 
-    Without a ``recorder``, gitboot does not record fetches, so it withholds one-time boots. Without ``keys``, it
-    withholds secrets.
+    Without a ``recorder``, the endpoint cannot record fetches, so the endpoint withholds one-time boots. Without
+    ``keys``, the endpoint withholds secrets.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Endpoint:
     # Responses without Starlette
 
     def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
-        """Return a cached response that is still valid and does not depend on the client, or None."""
+        """Return the cached response for a path if it is still valid and does not depend on the client, or None."""
         if not self._tree.can_answer or self._tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())
@@ -255,7 +255,7 @@ class Endpoint:
         return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
 
     async def _handle_post(self, scope: Scope, receive: Receive) -> Reply | None:
-        """Return the response to a webhook, an inventory or an installer's report, or None for 404."""
+        """Return the response to a webhook, an inventory or an installer's report, or None for a 404 response."""
         path, server = scope["path"], scope.get("server")
         read = partial(self._bodies.read, receive, self._find_client(scope))
         if path == WEBHOOK_PATH and self._webhooks is not None and not self.door.is_machines_only(server):
@@ -283,9 +283,9 @@ class Endpoint:
         return self._count_reply(answer.request_kind, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
-        """Return the response for a request, or None for 404.
+        """Return the response to a request, or None for a 404 response.
 
-        Raises `ServerMoving` if an identity is still moving to another server.
+        Raises `ServerMoving` if the client's identity is still moving to another server.
         """
         client = partial(self._find_client, scope)
         for _ in range(_MOVING_POLLS):
@@ -313,7 +313,7 @@ class Endpoint:
     async def _serve_guarded(
         self, answer: BootResponse, guarded: GuardedPath, scope: Scope, at: datetime
     ) -> ASGIApp | None:
-        """Return the boot if the gate allows it and the fetch is recorded, otherwise a fallback.
+        """Return the boot if the gate allows it and the fetch is recorded, and otherwise a fallback.
 
         Return None if the client has closed the connection.
         """
@@ -335,7 +335,7 @@ class Endpoint:
     async def _send_and_conclude(
         self, reply: Reply, request: ClientRequest, scope: Scope, _receive: Receive, send: Send
     ) -> None:
-        """Send a response. Record that the boot was served if the client has received all of it."""
+        """Send a response. If the client has received the complete response, record that the boot was served."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
         self._gate.conclude(request, Outcome.SERVED if await _has_received(scope) else None)
@@ -411,7 +411,7 @@ class Endpoint:
     async def _readyz(self, request: Request) -> Response:
         """Return a response that states whether this endpoint is ready.
 
-        Operators also see the reason and any order to stop boots.
+        For operators, the response also contains the reason and any order to stop boots.
         """
         unready_reason = await self._find_unready_reason()
         lines = ["ready" if unready_reason is None else "not ready"]
@@ -430,7 +430,7 @@ class Endpoint:
 
 
 async def _has_left(scope: Scope) -> bool:
-    """Return whether the event loop has seen that the client of a GET request closed the connection."""
+    """Return whether the client of a GET request has closed the connection, as far as the event loop has noticed."""
     if scope["method"] != "GET":
         return False
     await asyncio.sleep(0)  # gives the event loop time to process a close
@@ -438,7 +438,7 @@ async def _has_left(scope: Scope) -> bool:
 
 
 async def _has_received(scope: Scope) -> bool:
-    """Wait until the client has received all data.
+    """Wait until the client has received all data, and return True.
 
     Return False if the client closes the connection first or is too slow.
     """
@@ -453,7 +453,7 @@ async def _has_received(scope: Scope) -> bool:
 
 
 class ServedFiles:
-    """Serves the files below a folder. If a path or a symlink leads out of the folder, the response is 404."""
+    """Serves the files below a folder. If a path or a symlink leads outside the folder, the response is 404."""
 
     def __init__(self, root: Path, *, cache_control: bytes) -> None:
         self._root, self._cache_control = root, cache_control
@@ -463,7 +463,7 @@ class ServedFiles:
         return self.serve_file(request.path_params["path"], request)
 
     def serve_file(self, path: str, request: Request) -> Response:
-        """Serve the file at ``path`` below the folder, even if the request is for a different path."""
+        """Serve the file at ``path`` below the folder. ``path`` may differ from the path in the request."""
         try:
             found = find_file_below(self._root.resolve(), path)
         except OSError:
@@ -482,9 +482,9 @@ class ServedFiles:
 
 
 def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | None:
-    """Return why a boot cannot use a file that it needs.
+    """Return why a boot cannot use a file that the boot needs.
 
-    Return None if the file is usable, or if this endpoint does not serve it.
+    Return None if the file is usable, or if the file is an asset and this endpoint does not serve assets.
     """
     asset = need.path.removeprefix("assets/")
     folder = root / "boot" if asset == need.path else assets
@@ -535,7 +535,7 @@ _MINUTE: Final = timedelta(minutes=1)
 class UnknownMachineIntake:
     """Records the requests and inventories of unknown machines.
 
-    Requests from people, from monitors, and from machines that a document describes are ignored.
+    gitboot ignores requests from people, from monitors, and from machines that have a document.
     """
 
     def __init__(self, tree: PublishedTree, recorder: UnknownMachineRecorder) -> None:
@@ -544,14 +544,14 @@ class UnknownMachineIntake:
         self._sent_inventories: Counter[str] = Counter()  # the number of inventories in that minute for each network
 
     def record_request(self, path: str, request: ClientRequest) -> None:
-        """Record a request for which the response was 404 or a boot script for unknown machines."""
+        """Record a request to which the response was 404 or the boot script for unknown machines."""
         if not request.is_head and request.client is not None and self._is_counted(request, Role.BOOT_SCRIPT):
             self._record(parse_unknown_machine(path, request.query, request.client, request.at))
 
     async def record_inventory(self, read: ReadBody, request: ClientRequest) -> Reply:
         """Record an inventory and return the response.
 
-        The response does not reveal whether a document describes the machine.
+        The response does not reveal whether the machine has a document.
         """
         if request.client is None or not self._is_counted(request, Role.DATA):
             return NOT_FOUND
@@ -587,7 +587,7 @@ class UnknownMachineIntake:
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):
-    """The rules for clients: which proxies may name their clients, and which clients may read plans as operators."""
+    """The rules for clients: which proxies may report client addresses, and which clients count as operators."""
 
     trusted_proxies: Iterable[Network] = ()  # the proxies whose X-Forwarded-For header gitboot reads
     operators: Iterable[Network] = LOOPBACK

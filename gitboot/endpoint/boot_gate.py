@@ -1,4 +1,4 @@
-"""Boot gate: checks before gitboot serves an install boot, a one-time boot or a secret."""
+"""Boot gate: the checks that must succeed before gitboot serves an install boot, a one-time boot or a secret."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from gitboot.render.paths import HOP, Role, find_token
 class FetchFilter:
     """Decides whether a fetch counts as a fetch by a machine.
 
-    The serving terms of the output tree contain the rules.
+    The rules are in the serving terms of the output tree.
     """
 
     def __init__(self, tree: PublishedTree) -> None:
@@ -71,9 +71,9 @@ class FetchFilter:
         return served_to is not None and (may_be_system(agent) or is_same)
 
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
-        """Return why a fetch does not count as a fetch by a machine, or None if it counts.
+        """Return why a fetch does not count as a fetch by a machine, or None if it does.
 
-        If the Fleet lists clients, each fetch by one of them counts as evidence.
+        If the Fleet lists clients, each fetch by one of these clients counts as evidence.
         """
         if is_check(agent, query):
             return "the request is a check by gitboot"
@@ -103,7 +103,7 @@ _is_loopback: Final = build_network_matcher(LOOPBACK)
 
 @lru_cache(maxsize=4096)
 def _is_own_address(client: str) -> bool:
-    """Try to bind a socket to an address, and return whether the address belongs to this host."""
+    """Return whether an address belongs to this host, by trying to bind a socket to the address."""
     if _is_loopback(client):
         return True
     address = ip_address(client)
@@ -133,7 +133,7 @@ class GateDenial(NamedTuple):
 
 
 class DenialLog:
-    """Stores the last denial of each server for each reason. Several threads may use the same object."""
+    """Stores the last denial for each server and each reason. Several threads may use the same object."""
 
     def __init__(self) -> None:
         self.counts: Counter[DenialReason] = Counter()
@@ -153,13 +153,13 @@ class DenialLog:
                 last.popitem(last=False)
 
     def clear(self, server: str) -> None:
-        """Remove the denials of a server, because gitboot has now served the boot of the server."""
+        """Remove the denials for a server, because gitboot has now served the server's boot."""
         with self._lock:
             for last in self._last.values():
                 last.pop(server, None)
 
     def add_proxy(self, address: str, at: datetime) -> None:
-        """Add a client that sends a forwarding header but is not a trusted proxy."""
+        """Record a client that sends a forwarding header but is not a trusted proxy."""
         with self._lock:
             known = self._proxies.get(address)
             if known is not None and at - known.at < _PROXY_INTERVAL:
@@ -179,7 +179,7 @@ class DenialLog:
 
 @contextmanager
 def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Callable[[datetime], None]]:
-    """Yield a function that writes a report of recent denials to the spool if the report has changed.
+    """Yield a function that writes a report of recent denials to the spool, but only if the report has changed.
 
     gitboot removes the report at the end of the block.
     """
@@ -220,7 +220,7 @@ _UNKNOWN_CLIENT: Final = ""  # stands for a client whose address is not in the r
 
 
 class GuardedPath(Struct, frozen=True, kw_only=True):
-    """A path that the boot gate checks before the endpoint serves it. The endpoint records fetches of such a path."""
+    """A path that the endpoint serves only if the boot gate allows it. The endpoint records fetches of such a path."""
 
     server: str
     path: str  # the path below the output directory
@@ -233,7 +233,7 @@ class GuardedPath(Struct, frozen=True, kw_only=True):
 class ClientRequest(Struct, frozen=True, kw_only=True):
     """A request with its client and its time.
 
-    The User-Agent and the query may be false, because a client can send any value.
+    Do not trust the User-Agent and the query, because a client can send any values.
     """
 
     client: str | None
@@ -246,7 +246,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def is_check(self) -> bool:
-        """Whether gitboot itself sent the request as a check.
+        """Whether gitboot itself sent the request to check the endpoint.
 
         Such a request does not consume a boot, and gitboot does not report its denials.
         """
@@ -254,7 +254,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
 
 class BootGate:
-    """Decides whether an endpoint serves a path, depending on the serving terms, the existing files and the spool.
+    """Decides whether an endpoint serves a path, based on the serving terms, the existing files and the spool.
 
     The gate also logs denials.
     """
@@ -277,12 +277,12 @@ class BootGate:
         self._fetch_filter = FetchFilter(tree)
 
     async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        """Return why the endpoint must not serve a path, or None if it may.
+        """Return why the endpoint must not serve a path, or None if the endpoint may serve it.
 
         If the fetch must be recorded, record the fetch.
 
-        If a fetch could not be recorded, gitboot still serves a boot that does not write a disk. If a report could not
-        be recorded, gitboot denies it, so that the installer sends the report again.
+        If a fetch could not be recorded, gitboot still serves a boot that does not write a disk. If an installer's
+        report could not be recorded, gitboot rejects the report, so that the installer sends it again.
         """
         if (disk_write := guarded.disk_write) is None:
             if guarded.digest is None:
@@ -400,9 +400,9 @@ class BootGate:
         return None if may_serve else _NOT_RECORDED
 
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
-        """Return whether only an endpoint with another spool may serve one-time boots.
+        """Return whether only endpoints that use a different spool may serve one-time boots.
 
-        The result is based on the identity of this endpoint's spool at the last check.
+        The result is based on the spool identity that the last check of this endpoint's spool found.
         """
         return (
             self._tree.is_foreign
@@ -411,7 +411,10 @@ class BootGate:
         )
 
     def _is_tree_outdated(self, recorder: Recorder) -> bool:
-        """Return whether the output tree is older than the last deletion that the last check found in the spool."""
+        """Return whether the output tree is older than the latest deletion in the spool.
+
+        The result is based on the last check of the spool.
+        """
         return recorder.deletion_count > self._tree.terms.loss_count
 
     async def record_fetch(
@@ -419,7 +422,7 @@ class BootGate:
     ) -> bool:
         """Record a fetch or an installer's report. Return whether the write succeeded.
 
-        ``log`` is the end of the installer's log, if the installer reports a failure.
+        ``log`` is the end of the installer's log if the installer reports a failure.
         """
         recorder = self._recorder
         if recorder is None or guarded.digest is None or self._tree.is_foreign or request.is_head:
@@ -445,14 +448,14 @@ class BootGate:
         return await recorder.record(observation, self._tree.terms.fetch_log_id)
 
     def conclude(self, request: ClientRequest, outcome: Outcome | None) -> None:
-        """Record the outcome of a request's intents. If ``outcome`` is None, the outcome stays unknown."""
+        """Record the outcome for the intents of a request. If ``outcome`` is None, the outcome stays unknown."""
         while request.intents and self._recorder is not None:
             self._recorder.intents.conclude(request.intents.pop(), outcome)
 
     def _is_own_system(self, guarded: GuardedPath, request: ClientRequest, served_to: str | None) -> bool:
         """Return whether a request for user data comes from the machine's own system.
 
-        A token in the path proves this.
+        A token in the path proves that it does.
         """
         return (
             guarded.role is not Role.DATA
@@ -465,14 +468,17 @@ class BootGate:
 
 
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
-    """Return whether gitboot redirects the client to another endpoint, which it does at most once for each client."""
+    """Return whether gitboot redirects the client to another endpoint.
+
+    gitboot does not redirect a request that another endpoint has already redirected.
+    """
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
     may_be_served_there = refusal.reason in (DenialReason.ANOTHER_SPOOL, DenialReason.NOT_RECORDED)
     return has_hop and may_be_served_there and HOP not in request.query
 
 
 def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
-    """Explain a denial in two comment lines, and add them to the script.
+    """Add two comment lines to the script that explain a denial.
 
     All loaders accept comments that begin with #.
     """
@@ -490,7 +496,7 @@ def escape_comment(words: str) -> str:
 
 
 def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:
-    """Return how the identity that a client sends differs from the expected identity, or None if it does not."""
+    """Return how the identity that a client sent differs from the expected identity, or None if they do not differ."""
     sent: dict[str, str] = {}
     with suppress(Malformed):
         if query.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(query["uuid"])):

@@ -1,4 +1,4 @@
-"""Boot responses: prepare the response for each path, and cache it while the file behind the path is unchanged."""
+"""Boot responses: prepare the response for each path, and cache it until the file for the path changes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RequestKind(StrEnum):
 
 
 class BootScript(NamedTuple):
-    """A boot script with its path and with the machine that boots from the script."""
+    """A boot script, identified by its path and by the machine that boots from the script."""
 
     path: str
     machine: str
@@ -132,7 +132,7 @@ class BootResponses:
         self._latest: datetime | None = None  # the latest time of a request
 
     def find_cached(self, path: str, at: datetime) -> BootResponse | None:
-        """Return the cached response for a path, or None if there is no valid response in the cache."""
+        """Return the cached response for a path, or None if the cache contains no valid response."""
         clock = self._tree.clock
         if clock.problem is None and (self._latest is None or self._latest < at):
             self._latest = at
@@ -148,9 +148,11 @@ class BootResponses:
         return answer
 
     def find(self, path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """Return the response for a requested path, or None for 404.
+        """Return the response for a requested path, or None for a 404 response.
 
-        Raises `ServerMoving` while an identity moves from one server to another, and ValueError if a file is damaged.
+        Raises `ServerMoving` while the requested identity moves from one server to another.
+
+        Raises ValueError if a file is damaged.
         """
         if (answer := self.find_cached(path, at)) is not None:
             return answer
@@ -226,7 +228,7 @@ class BootResponses:
         )
 
     def _build_for_replaced_plan(self, located: LocatedServer, lookup: PathLookup) -> BootResponse | None:
-        """Return the response to an installer's request after a commit or a window replaced the plan.
+        """Return the response to an installer's request after a commit or a change of window replaced the plan.
 
         Such an installation continues. gitboot accepts the token of the installation as long as the output tree
         contains data for the token.
@@ -273,7 +275,10 @@ class BootResponses:
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
-        """Return the response to boot-operator's path for UEFI HTTP boot. The client address determines the machine."""
+        """Return the response to a request for boot-operator's UEFI HTTP boot path.
+
+        gitboot identifies the machine by the client address.
+        """
         if client is None:
             return None
         answer = None
@@ -329,7 +334,7 @@ class BootResponses:
         return self._build_file(found, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
-        """Return whether the name of a file's folder is the digest of the file or of the file's bundle."""
+        """Return whether a folder's name is the digest of the file in the folder, or of the bundle with the file."""
         if _sha256(content) == folder:
             return True
         bundle = {name: _sha256(content)}
@@ -355,7 +360,7 @@ class BootResponses:
 def _build_unplanned(
     located: LocatedServer, lookup: PathLookup, reply: Reply, file: str, file_signature: Signature
 ) -> BootResponse:
-    """Return a response for an installation whose plan was replaced. The endpoint records fetches of this path."""
+    """Return a response to an installer whose plan was replaced. The endpoint records fetches of this path."""
     return BootResponse(
         request_kind=RequestKind.ENTRY,
         reply=reply,
@@ -372,7 +377,7 @@ def _build_unplanned(
 
 
 def _find_time_past(until: datetime | None, *times: datetime | None) -> datetime | None:
-    """Return the latest of several times if this time is at or after ``until``, and otherwise None."""
+    """Return the latest of several times if it is at or after ``until``, and otherwise None."""
     latest = max(filter(None, times), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
 
@@ -385,7 +390,7 @@ _WITHOUT_SLASH: Final = "/ipxe"  # iPXE with a configuration for boot-operator r
 
 
 class AliasResponses:
-    """Boot responses for gitboot's own paths, and for those of other boot servers that the Fleet enables."""
+    """Boot responses for gitboot's own paths, and for the paths of other boot servers that the Fleet enables."""
 
     def __init__(self, tree: PublishedTree, responses: BootResponses) -> None:
         self._tree, self._responses = tree, responses
@@ -410,7 +415,7 @@ class AliasResponses:
         )
 
     def read_outputs(self) -> frozenset[str]:
-        """Return the outputs whose paths the endpoint serves, or an empty set if the file of aliases is unreadable."""
+        """Return the outputs whose paths the endpoint serves, or an empty set if the aliases file is unreadable."""
         if read_signature(f"{self._tree.root}/{ALIASES}") != self._cached_outputs[0]:
             found = self._tree.read(ALIASES)
             outputs = frozenset[str]()
@@ -458,7 +463,7 @@ class AliasResponses:
 
 
 def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
-    """Return a response with a text for one request. gitboot does not record fetches of such texts."""
+    """Return a response with a text that was made for one request. gitboot does not record fetches of such texts."""
     return BootResponse(
         request_kind=RequestKind.FILE,
         reply=file_reply(text.encode(), ContentType.TEXT, UNCACHED),
@@ -468,7 +473,7 @@ def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
 
 
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:
-    """Format labels and query parameters like matchbox (docs/api-http.md), with one shell variable per line."""
+    """Format labels and query parameters as matchbox does (docs/api-http.md), with one shell variable per line."""
     request_variables = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(parameters.items()))
     found = (*sorted(state.summary["labels"].items()), *request_variables)
     variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}

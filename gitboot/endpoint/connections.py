@@ -38,7 +38,7 @@ MAX_UNANSWERED_BYTES: Final = 64 * 1024
 class Limits:
     """Limits on the connections to one endpoint.
 
-    A connection from a trusted proxy counts for the client that the proxy names.
+    A connection from a trusted proxy counts as a connection from the client that the proxy names.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ClientQuota(Generic[T]):
     item exceeds the limit of its network, gitboot closes the oldest item of that network. If an item exceeds the total
     limit, gitboot closes the oldest item of the network with the most items, so that a client with few items can always
     add one. ``close`` returns False for an item that cannot be closed yet. ``limit_per_address`` does not apply to
-    ``is_exempt`` addresses, such as those of proxies.
+    addresses for which ``is_exempt`` returns True, such as those of proxies.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ClientQuota(Generic[T]):
         self.closed_count = 0
 
     def add(self, item: T, address: str | None) -> None:
-        """Add a new item of a client, and close an older item if a limit is exceeded."""
+        """Add a client's new item, and close an older item if the new item exceeds a limit."""
         self.remove(item)
         self._networks[item] = network = client_network(address)
         own = self._items_by_network.setdefault(network, {})
@@ -131,10 +131,10 @@ class ClosableConnection(Protocol):
 
 @cache
 def most_connections() -> int:
-    """Return the maximum number of connections, which is a third of the number of files that this process may open.
+    """Return the maximum number of connections: a third of the number of files that this process may open.
 
-    A client that downloads an asset needs two open files, one for the connection and one for the asset. The last third
-    is for all other files.
+    A client that downloads an asset needs two open files, one for the connection and one for the asset. The remaining
+    third is for all other files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft // 3 if soft != resource.RLIM_INFINITY else 100_000
@@ -145,7 +145,7 @@ _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 
 
 class _TitleCaseTransport:
-    """A transport for one response that writes header names in title case.
+    """A transport that writes the header names of one response in title case.
 
     uvicorn writes header names in lower case, but GRUB before 2.12 recognizes only the spelling ``Content-Length``
     (net/http.c). Without this header, GRUB waits after each file until the connection is closed. If a response begins
@@ -176,10 +176,10 @@ class _TitleCaseTransport:
 
 
 class _SentBytes:
-    """Counts the bytes that were sent on a TLS connection, to check whether the client's system acknowledges them.
+    """Counts the bytes sent on a TLS connection, to check whether the client's system acknowledges all of them.
 
     Most boot loaders close the connection without a TLS alert. uvloop then closes the socket and does not call
-    `eof_received`, but a duplicate of the socket still has the count of acknowledged bytes.
+    `eof_received`, but a duplicate of the socket still provides the count of acknowledged bytes.
     """
 
     def __init__(self, file: int, waiting: int) -> None:
@@ -202,7 +202,7 @@ _BYTES_ACKED: Final = slice(120, 128)
 
 
 class Connection(HttpToolsProtocol):
-    """A uvicorn connection with additional limits for the size of heads and bodies, and for slow clients."""
+    """A uvicorn connection with additional limits on the size of headers and bodies, and on slow clients."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         super().connection_made(transport)
@@ -246,9 +246,9 @@ class Connection(HttpToolsProtocol):
     def _has_received(self) -> bool | None:
         """Return whether the client's system has acknowledged all sent data.
 
-        Return None if it may acknowledge the data later.
+        Return None if the client's system may still acknowledge the data later.
 
-        Linux counts the bytes that are not acknowledged yet (tcp(7), SIOCOUTQ). If a client closes the connection
+        Linux counts the bytes that have not been acknowledged yet (tcp(7), SIOCOUTQ). If a client closes the connection
         before it has read all data, the connection is reset, and the response counts as lost.
         """
         if self._client.is_closing():
@@ -337,7 +337,7 @@ class Connection(HttpToolsProtocol):
     def abort_if_stuck(self, late_s: float) -> None:
         """Abort the connection if the client is too slow. The server must call this method every few seconds.
 
-        ``late_s`` is the delay of this call. During the delay, the event loop may not have read data that the client
+        ``late_s`` is how late this call is. During this delay, the event loop may have left data unread that the client
         sent.
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
@@ -366,7 +366,7 @@ MAX_BODIES_PER_ADDRESS: Final = 16
 
 
 class Reply(Response):
-    """A response for boot files that takes little time to create."""
+    """A response for boot files that is fast to create."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
         # gitboot does not call Response.__init__, because it would compute the headers again.
@@ -389,7 +389,7 @@ class RequestBodies:
     """The request bodies that an endpoint is reading. Every route with a request body uses this class.
 
     If one address sends too many bodies at the same time, gitboot rejects the oldest of these bodies. If all addresses
-    together send too many, gitboot rejects the oldest body of the address that sends the most.
+    together send too many bodies, gitboot rejects the oldest body from the address that is sending the most bodies.
     """
 
     def __init__(self) -> None:
@@ -444,7 +444,7 @@ def file_reply(
 
 
 def allow_ranges(reply: Reply) -> Reply:
-    """Return a copy of a response with a header that allows range requests."""
+    """Return a copy of a response with an added header that allows range requests."""
     return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
 
 
@@ -478,10 +478,10 @@ def _empty(status: int, *headers: Header) -> Reply:
 
 
 def _comment(status: int, *headers: Header) -> Reply:
-    """Return an error response with the body #, because boot loaders need a body.
+    """Return an error response with the body ``#``, because boot loaders need a body.
 
-    shim waits forever if the body is empty. GRUB runs the body of a 404 response as configuration, in which # is a
-    comment.
+    shim waits forever if the body is empty. GRUB runs the body of a 404 response as a configuration file, in which
+    ``#`` starts a comment.
     """
     return Reply(status, [*file_reply(b"#", paths.ContentType.TEXT, UNCACHED).raw_headers, *headers], b"#")
 
@@ -505,5 +505,5 @@ RETRY_LATER: Final = _comment(503, (b"retry-after", b"5"))
 
 
 def matches_etag(if_none_match: bytes, etag: bytes) -> bool:
-    """Return whether a list of entity tags contains ``etag``, by the weak comparison (RFC 9110, 13.1.2)."""
+    """Return whether an If-None-Match list contains ``etag``, by weak comparison (RFC 9110, 13.1.2)."""
     return if_none_match == b"*" or etag in (tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b","))

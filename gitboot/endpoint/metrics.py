@@ -232,7 +232,7 @@ _OPENMETRICS: Final = "application/openmetrics-text"
 
 
 class Exposition(Collector):
-    """Collects all metrics for one request to the metrics page."""
+    """Collects all metrics for one request for the metrics page."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class Exposition(Collector):
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page and its content type.
 
-        The format is OpenMetrics if the client accepts it, else Prometheus.
+        The format is OpenMetrics if the client accepts OpenMetrics, and otherwise the Prometheus text format.
         """
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
         return encode(self), content_type

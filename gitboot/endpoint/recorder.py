@@ -1,4 +1,4 @@
-"""Recorder of fetches: write fetches to the spool or the shared fetch log, and check whether the endpoint is ready."""
+"""Fetch recorder: write fetches to the spool or the shared fetch log, and check whether the endpoint is ready."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _TRIED_EVERY_S: Final = 10.0  # how often gitboot tests the spool while it write
 class SpoolRecorder:
     """Records fetches and the outcomes of intents in a spool. A write must succeed within a deadline.
 
-    The recorder also looks up the boots that any process has served. After a failed write, gitboot treats the spool as
+    The recorder also finds the boots that any process has served. After a failed write, gitboot treats the spool as
     unusable until a write succeeds again.
     """
 
@@ -80,10 +80,10 @@ class SpoolRecorder:
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
         """Record a fetch, and return whether the write succeeded in time.
 
-        ``serving_identity`` is the spool or lease that the output tree names. If the tree names another spool, its
-        instance does not read this recorder's spool, so the result is False. If the result is False although the write
-        may have succeeded, the recorder calls `OpenIntents.withhold`. gitboot counts repeated fetches of a secret by
-        one client, and records them together within a minute.
+        ``serving_identity`` is the spool or lease that the output tree names. If the tree names another spool, the
+        tree's instance does not read this recorder's spool, so the result is False. If the result is False although the
+        write may have succeeded, the recorder calls `OpenIntents.withhold`. If a client fetches a secret repeatedly,
+        gitboot counts these fetches, and records them together within a minute.
         """
         if serving_identity is not None and self.serving_identity is None:  # gitboot has not checked the spool yet
             with suppress(TimeoutError, FetchLogUnavailable):
@@ -146,7 +146,7 @@ class SpoolRecorder:
             raise FetchLogUnavailable from error
 
     def check(self) -> None:
-        """Start a check whether gitboot can record fetches, unless a recent write has proved this.
+        """Start to check whether gitboot can record fetches, unless a recent write has already proved this.
 
         This method does not wait for the result of the check.
         """
@@ -165,7 +165,7 @@ class SpoolRecorder:
             self._note_result(TimeoutError())
 
     def flush(self) -> None:
-        """Write the counted fetches and the remaining outcomes to the spool."""
+        """Write the fetches that were only counted so far, and the remaining outcomes, to the spool."""
         self._write_counted(self.repeated.take_due(math.inf))
         self.intents.retry_writes()
 
@@ -207,13 +207,13 @@ class SpoolRecorder:
 
 
 def _consume_result(written: asyncio.Future[None]) -> None:
-    """Read the result of a late future, so that asyncio does not log that the result was never retrieved."""
+    """Read the result of a future that completed too late, so that asyncio does not log an unretrieved exception."""
     if not written.cancelled():
         written.exception()
 
 
 class SharedRecorder:
-    """Records fetches of one-time boots in the shared fetch log, and all other fetches in this host's spool."""
+    """Records the fetches of one-time boots in the shared fetch log, and all other fetches in this host's spool."""
 
     def __init__(self, spool_recorder: SpoolRecorder, fetch_log: SharedFetchLog, deadline_s: float) -> None:
         self._spool_recorder, self._fetch_log, self._deadline_s, self.intents = (
@@ -244,8 +244,8 @@ class SharedRecorder:
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
         """Record a fetch, and return whether the write succeeded in time.
 
-        If the ``serving_identity`` of the output tree is a spool, the result is False, because the instance of the tree
-        has no shared ledger and would not read this fetch.
+        If ``serving_identity``, which the output tree names, is a spool, the result is False. The tree's instance then
+        has no shared ledger, and would not read this fetch.
         """
         if serving_identity is not None and not is_lease(serving_identity):
             return False
@@ -297,7 +297,7 @@ class SharedRecorder:
 
 
 class _FetchCounter:
-    """Counts the recorded fetches and the fetches to record later, for one secret and one address."""
+    """Counts one address's fetches of one secret: those already recorded, and those to record later."""
 
     __slots__ = ("recorded", "recorded_s", "waiting", "waiting_times")
 
@@ -308,7 +308,7 @@ class _FetchCounter:
         self.waiting_times = 0
 
     def take(self, now_s: float) -> Observation | None:
-        """Return the fetches that are not recorded yet as one observation, and reset the counter."""
+        """Return the fetches that are not recorded yet as one observation, and reset the count."""
         waiting, times = self.waiting, self.waiting_times
         if waiting is None:
             return None
@@ -318,9 +318,9 @@ class _FetchCounter:
 
 
 class RepeatedFetches:
-    """Limits the records of repeated fetches.
+    """Limits how often repeated fetches of a secret are recorded.
 
-    The first fetches of each secret are recorded immediately, further fetches once per minute.
+    gitboot records the first fetches of each secret immediately, and further fetches together once per minute.
 
     Without this limit, a client that fetches a secret again and again would fill the spool. The counts are in memory,
     so a killed endpoint loses the counts of at most one minute, but it does not lose client addresses. Several threads
@@ -348,9 +348,9 @@ class RepeatedFetches:
             return counted.take(now_s) if is_due else None
 
     def take_due(self, now_s: float) -> list[Observation]:
-        """Return the observations to record now, because the last record of the same fetches is at least a minute old.
+        """Return the counted fetches whose last record is at least a minute old, as observations to record now.
 
-        With ``math.inf``, return all observations.
+        If ``now_s`` is ``math.inf``, return all counted fetches.
         """
         with self._lock:
             left, self._evicted = self._evicted, []
@@ -363,7 +363,7 @@ class RepeatedFetches:
             return [*left, *(each for each in due if each is not None)]
 
     def put_back(self, observation: Observation) -> None:
-        """Count an observation again after the attempt to record it failed.
+        """Count an observation again after an attempt to record the observation failed.
 
         gitboot then records the next fetch by the same client immediately.
         """
@@ -395,7 +395,7 @@ _MAX_UNWRITTEN: Final = 4096
 
 
 class OpenIntents:
-    """Records the outcome of each intent in a spool, and repeats failed writes.
+    """Records the outcome of each intent in a spool, and retries failed writes.
 
     Several threads may use the same object.
     """
@@ -412,10 +412,11 @@ class OpenIntents:
             self._open[observation.intent] = observation
 
     def withhold(self, observation: Observation) -> None:
-        """Record that gitboot withheld the boot of an intent, because the intent may be in the log now or later.
+        """Record that gitboot withheld the boot for an intent.
 
-        If the endpoint serves the boot nevertheless, add the intent instead. The caller must then call `conclude`
-        later.
+        This is necessary because the failed write may still have added the intent to the log, or may do so later.
+
+        If the endpoint serves the boot anyway, add the intent instead. The caller must then call `conclude` later.
         """
         if observation.may_serve_unrecorded:
             self.add(observation)
@@ -433,7 +434,7 @@ class OpenIntents:
             self._write(replace(intended, outcome=outcome))
 
     def retry_writes(self) -> None:
-        """Write the outcomes again whose last write failed."""
+        """Retry the failed writes of outcomes."""
         for _ in range(len(self._unwritten)):
             with suppress(IndexError):  # another thread may have taken the last item
                 self._write(self._unwritten.popleft())
@@ -509,8 +510,8 @@ class Forwarder:
 
     If several processes write to one spool, only one of them sends it. The database stores the position up to which it
     has received each file. After a restart of either side, no line is lost or counted twice. If a writer's sync fails,
-    the writer truncates its file, perhaps after the database has received the lines. Sending then continues at the end
-    of the file.
+    the writer truncates its file. The database may already have received the truncated lines, so the forwarder
+    continues at the new end of the file.
     """
 
     def __init__(self, folder: Path, fetch_log: SharedFetchLog) -> None:
@@ -565,7 +566,7 @@ class Forwarder:
         self._places = Counter({path.name: self._places[path.name] for path in spool_files if path.exists()})
 
     def _go_back_to_end(self, path: Path, writer: Writer) -> None:
-        """If a file is now shorter than the part that was sent, continue at the end of the file."""
+        """Continue at the end of a file if the file is now shorter than the part that was already sent."""
         place = self._places[path.name]
         with suppress(FileNotFoundError):
             if place > (size := path.stat().st_size):

@@ -42,7 +42,7 @@ Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which 
 
 
 class ReadFile(NamedTuple):
-    """The content of a file, and the signature of the file when gitboot read it."""
+    """The content of a file, and the file's signature at the time when gitboot read the file."""
 
     file: str
     signature: Signature
@@ -50,7 +50,7 @@ class ReadFile(NamedTuple):
 
 
 class LocatedServer(NamedTuple):
-    """The state of a server, and the file from which gitboot read the state."""
+    """A server's state, and the file from which gitboot read this state."""
 
     file: str
     signature: Signature
@@ -58,7 +58,7 @@ class LocatedServer(NamedTuple):
 
 
 class ServerMoving(Exception):
-    """An identity, such as a MAC address, is moving from one server to another. The caller must try again."""
+    """The error for an identity, such as a MAC address, that is moving to another server. The caller must try again."""
 
 
 def read_signature(file: str) -> Signature | None:
@@ -74,8 +74,9 @@ class PublishedTree:
     """The output tree at ``root``. Several processes may read the tree while another process publishes to it.
 
     If an instance has started the endpoint, the endpoint also reads the ``status`` file in the state directory of the
-    instance. The endpoint uses the newer of the two statuses, because one of the two disks may be full. If the tree
-    belongs to another ``ledger``, the endpoint withholds all boots whose fetches must be recorded.
+    instance. The endpoint uses the newer of the two statuses, because one of the two disks may be full and its status
+    outdated. If the tree belongs to another ``ledger``, the endpoint withholds all boots whose fetches must be
+    recorded.
     """
 
     def __init__(
@@ -118,8 +119,11 @@ class PublishedTree:
     def find_server(self, identity: str) -> LocatedServer | None:
         """Return the server with this identity, or None if there is no such server.
 
-        Raises `ServerMoving` while the identity moves to another server, ValueError if a file is damaged, and OSError
-        if gitboot cannot read a file.
+        Raises `ServerMoving` while the identity moves to another server.
+
+        Raises ValueError if a file is damaged.
+
+        Raises OSError if gitboot cannot read a file.
         """
         if (shard := self.read(shard_path(identity))) is None:
             return None
@@ -187,7 +191,7 @@ class PublishedTree:
     def read_status(self) -> dict[str, Any]:
         """Return the status of the instance.
 
-        The result also contains the age of the status and the condition OutputTreeReadable.
+        The result also contains the age of the status and the OutputTreeReadable condition.
         """
         # gitboot imports this module here, so that an endpoint starts faster
         from gitboot.status.instance_status import Status, add_age
@@ -261,9 +265,9 @@ def _parse_status(data: bytes) -> dict[str, Any]:
 
 
 def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
-    """Add to an unknown machine the name of a server whose document contains one of the machine's identities.
+    """Return an unknown machine with the name of the server whose document contains one of the machine's identities.
 
-    Return None if the machine is not unknown, because a document contains its UUID, or because it sent no UUID and a
+    Return None if the machine is known. A machine is known if a document contains its UUID, or if it sent no UUID and a
     document contains another of its identities. Also return None if the lookup is not possible now.
     """
     try:
@@ -289,14 +293,16 @@ _SAVED_FILE: Final = "clock"
 
 
 class CheckedClock:
-    """This host's clock. gitboot compares it with the instance's clock by the times in the instance's status.
+    """This host's clock, which gitboot compares with the times in the instance's status.
 
-    gitboot detects immediately that this clock is behind, because its time is earlier than the instance's time or than
-    this clock's own last time, which gitboot saves in ``folder`` for the next process. If this clock is ahead, the
-    times are the same as if the instance had stopped writing, or as in an old copy of the output tree. gitboot can tell
-    these cases apart only after the instance has written a time between two comparisons. Until then, gitboot does not
-    trust the clock unless the kernel reports that the clock is synchronized. After `STALE_S` seconds, the instance
-    counts as silent, and gitboot no longer waits for a time.
+    If this clock is behind, gitboot detects this immediately. The clock's time is then earlier than the instance's
+    time, or earlier than the clock's own last time, which gitboot saves in ``folder`` for the next process.
+
+    If this clock is ahead, the times look the same as if the instance had stopped writing, or as if the output tree
+    were an old copy. gitboot can tell these cases apart only after the instance has written a time between two
+    comparisons. Until then, gitboot does not trust the clock unless the kernel reports that the clock is synchronized.
+    After `STALE_S` seconds, the instance counts as silent, and gitboot no longer waits for the instance to write a
+    time.
     """
 
     def __init__(
@@ -330,7 +336,7 @@ class CheckedClock:
 
     @property
     def latest_time(self) -> datetime | None:
-        """A time that has certainly passed even if this clock is wrong now, or None if there is no such time.
+        """A time that has definitely passed, even if this clock is wrong now, or None if gitboot has no such time.
 
         The time is the latest correct time of this clock, or the time of the instance's clock.
         """
@@ -346,11 +352,11 @@ class CheckedClock:
 
     @property
     def silent_s(self) -> float | None:
-        """The seconds since the instance last wrote a time, or None if this process has not read such a time yet."""
+        """The seconds since the instance last wrote a time, or None if this process has not read any such time yet."""
         return None if self._instance_time is None else self._age_s + self.up.seconds - self._seen_s
 
     def choose_time(self, at: datetime) -> datetime:
-        """Return the time to use for responses. This is ``at``, or the last correct time if this clock has a problem.
+        """Return the time to use for responses: ``at`` or, if this clock has a problem, the last correct time.
 
         If the clock was never correct while this process ran, return the first time that the instance wrote.
         """
@@ -369,7 +375,7 @@ class CheckedClock:
         return "this clock is ahead of the last time that the instance wrote: the clock is wrong, or no instance runs"
 
     def compare(self, instance_time: object) -> None:
-        """Compare this clock with a time that the instance wrote. A malformed time is ignored."""
+        """Compare this clock with a time that the instance wrote. Ignore a malformed time."""
         with suppress(ValueError):
             other, up_s = datetime.fromisoformat(str(instance_time)), self.up.seconds
             is_first, is_new = self._instance_time is None, self._instance_time not in (None, other)
@@ -429,7 +435,7 @@ def _format_offset(offset: timedelta) -> str:
 def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:
     """Return the saved time of a clock, and the uptime of the kernel when the time was saved.
 
-    Unknown values are None.
+    If one of these values is unknown, it is None.
     """
     with suppress(OSError, ValueError):
         words = path.read_text().split() if path is not None else []

@@ -66,7 +66,7 @@ class EndpointServer:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Stop accepting requests, and wait until the current requests have ended, but no longer than ``timeout_s``."""
+        """Stop accepting requests, and wait for the current requests to end, but no longer than ``timeout_s``."""
         self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         self._thread.join()
@@ -90,7 +90,7 @@ class EndpointServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with additional TLS sockets. uvicorn itself treats all sockets alike."""
+    """uvicorn's server with additional TLS sockets. uvicorn itself cannot treat sockets differently."""
 
     def __init__(self, config: uvicorn.Config, tls_sockets: Sequence[TlsSocket]) -> None:
         super().__init__(config)
@@ -112,7 +112,10 @@ class _Server(uvicorn.Server):
         ]
 
     async def on_tick(self, counter: int) -> bool:
-        """Write a heartbeat, and abort connections of slow clients. uvicorn calls this method ten times a second."""
+        """Write a heartbeat, and abort the connections of slow clients.
+
+        uvicorn calls this method ten times a second.
+        """
         if self.heartbeat_pipe is not None:
             with suppress(BlockingIOError):  # a full pipe also shows that the thread responds
                 os.write(self.heartbeat_pipe, b".")
@@ -171,9 +174,9 @@ _STEADY_S: Final = 30  # gitboot restarts a worker without a pause if the worker
 
 
 class WorkerLimits(NamedTuple):
-    """The time limits of worker processes. Each worker writes a heartbeat once a second.
+    """The time limits for worker processes. Each worker writes a heartbeat once a second.
 
-    gitboot counts only seconds in which this process itself ran, so that workers do not count as hung after the host
+    gitboot counts only seconds in which this process itself ran. Otherwise, workers would count as hung after the host
     was suspended or overloaded.
     """
 
@@ -187,12 +190,12 @@ _LIMITS: Final = WorkerLimits()
 
 
 class Workers:
-    """Worker processes that serve on one socket, within a `with` block.
+    """Worker processes that serve on one socket until the end of a `with` block.
 
-    ``command`` gets the socket as ``--fd``, the operators' socket as ``--operators-fd``, the TLS socket for machines as
-    ``--machines-tls-fd``, and a pipe as ``--life-fd``. Each worker writes to the pipe as long as it responds. gitboot
-    kills and replaces a worker that stops writing, for example after SIGSTOP. ``on_change`` is called from any thread
-    when a worker starts, ends, stops responding or responds again.
+    gitboot passes the socket to ``command`` as ``--fd``, the operators' socket as ``--operators-fd``, the TLS socket
+    for machines as ``--machines-tls-fd``, and a pipe as ``--life-fd``. Each worker writes to the pipe as long as it
+    responds. gitboot kills and replaces a worker that stops writing, for example after SIGSTOP. ``on_change`` is called
+    from any thread when a worker starts, ends, stops responding or responds again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""TLS sockets: reload changed certificates, support cipher suites of firmware, and limit handshakes."""
+"""TLS sockets: reload changed certificates, support the cipher suites of firmware, and limit handshakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's error reason if a key does
 
 
 class Suites(StrEnum):
-    """The cipher suites of a socket for TLS 1.2 and older, with OpenSSL's names and in order of preference."""
+    """A socket's cipher suites for TLS 1.2 and older, by their OpenSSL names and in order of preference."""
 
     # gitboot sets a list, because the default of Debian's Python contains suites without forward secrecy.
     OPERATORS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM"
@@ -36,8 +36,9 @@ class Certificate:
 
     New connections use the last certificate that gitboot could load. A new certificate does not affect open
     connections. Until gitboot has loaded a certificate, the endpoint rejects all connections. With the suites for
-    firmware, the key must be an RSA key, and must differ from the key of ``other``, the certificate of another socket.
-    These suites have no forward secrecy, so a stolen key decrypts recorded connections.
+    firmware, the key must be an RSA key, and must differ from the key of ``other``, which is another socket's
+    certificate. The suites for firmware have no forward secrecy, so anyone who steals the key can decrypt recorded
+    connections.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Certificate:
         self.context.sni_callback = self._select_certificate
 
     def reload_if_changed(self, at: datetime) -> Event | None:
-        """Load the two files if they changed or if the last load failed.
+        """Load the two files if they have changed or if gitboot could not load them the last time.
 
         Return an event if the result differs from the last result.
         """
@@ -150,7 +151,7 @@ def _build_context(suites: Suites) -> ssl.SSLContext:
 
 
 class _EncryptedKey(Exception):
-    """The private key is encrypted with a passphrase."""
+    """The error for a private key that is encrypted with a passphrase."""
 
 
 def _refuse_passphrase() -> str:
@@ -175,7 +176,7 @@ class HandshakeFailure(StrEnum):
 
 
 def classify_failure(error: OSError) -> HandshakeFailure:
-    """Convert OpenSSL's error to the reason why a handshake failed."""
+    """Convert an OpenSSL error to the reason why a handshake failed."""
     if isinstance(error, ConnectionResetError):
         return HandshakeFailure.CLOSED
     reason = str(getattr(error, "reason", None) or "")
@@ -186,7 +187,7 @@ def classify_failure(error: OSError) -> HandshakeFailure:
 
 
 class TlsSocket:
-    """Accepts TLS connections on a listening socket. Other processes may accept on the same socket.
+    """Accepts TLS connections on a listening socket. Other processes may accept connections on the same socket.
 
     gitboot calls ``on_refusal`` for each client that aborts the handshake, takes too long, or does not use TLS.
     """
@@ -241,7 +242,7 @@ class _Handshake(asyncio.Protocol):
         self._connection, self._limits, self._task = connection, limits, task
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
-        """Create the HTTP connection for the transport after the handshake."""
+        """Create an HTTP connection for the transport when the handshake is complete."""
         self.end()
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)
@@ -267,10 +268,12 @@ _MAX_FLIGHTS: Final = 10  # the maximum number of exchanges in a handshake betwe
 def find_firmware_problem(
     certificate: Path, key: Path, suites: Suites, *, host: str | None = None, authority: Path | None = None
 ) -> str | None:
-    """Try a TLS handshake in memory, and return why a machine cannot use a certificate, or None if it succeeds.
+    """Try a TLS handshake in memory.
 
-    If ``authority`` is None, gitboot does not verify the chain. If ``host`` is None, gitboot does not verify the names.
-    Raises `UsageError` if a file is not a PEM certificate or key.
+    Return why a machine cannot use the certificate, or None if the handshake succeeds.
+
+    If ``authority`` is None, gitboot does not verify the chain. If ``host`` is None, gitboot does not verify the names
+    in the certificate. Raises `UsageError` if a file is not a PEM certificate or key.
     """
     Certificate(certificate, key, suites).load()
     server = _build_context(suites)

@@ -1,1 +1,1 @@
-"""Fetch log: store the fetches by machines from endpoints and mirrors until the controller reads them."""
+"""Fetch log: store machines' fetches from endpoints and mirrors until the controller reads them."""

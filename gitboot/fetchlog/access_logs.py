@@ -1,4 +1,4 @@
-"""Access logs of mirrors: parse the formats of nginx, Caddy, S3 and CloudFront, and read rotated log files."""
+"""Mirror access logs: parse the formats of nginx, Caddy, S3 and CloudFront, and read rotated log files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gitboot.render.paths import evidence_expression, find_non_script_kind, find
 class IgnoreReason(StrEnum):
     """The reason why a log line does not count as evidence.
 
-    If several reasons apply, gitboot uses the first of them.
+    If several reasons apply, gitboot uses the first of these reasons.
     """
 
     FORMAT = "not in the published format"
@@ -68,14 +68,15 @@ LineContent = Observation | UnknownMachine | IgnoreReason  # the result of parsi
 
 
 def parse_line(line: bytes) -> LineContent:
-    """Return the fetch in a log line, or the unknown machine that sent the request, or why gitboot ignores the line.
+    """Return the fetch in a log line, the unknown machine that sent the request, or the reason to ignore the line.
 
     The Last-Modified date shows which version of a file the mirror sent. If the log does not contain these dates, the
     token in the path identifies the version.
 
     If it is unclear whether a machine sent the request, the observation is an intent without an outcome (ADR 0010). The
-    mirror has sent the boot, so a one-time boot is used up, but the line does not prove that a machine booted. The ID
-    of the intent is a digest of the line, so that gitboot counts a line only once even if it reads the line twice.
+    mirror has sent the boot, so a one-time boot counts as used up, but the line does not prove that a machine booted.
+    The ID of the intent is a digest of the line, so that gitboot counts a line only once even if it reads the line
+    twice.
     """
     request = _parse_request(line)
     if request is None:
@@ -133,7 +134,7 @@ def parse_line(line: bytes) -> LineContent:
 
 
 def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
-    """Return the kind of client that sent a request. ``agent`` is None if the log has no User-Agent.
+    """Return the kind of client that sent a request. ``agent`` is None if the log does not contain the User-Agent.
 
     A token in the path proves that the client is a machine, because only the installation has the token. A path without
     a token is no proof, because a cache may turn a monitor's HEAD request into a GET request.
@@ -256,7 +257,7 @@ _CLOUDFRONT: Final = "Amazon CloudFront"  # the User-Agent with which CloudFront
 
 
 def parse_s3(line: str) -> LoggedRequest | None:
-    """Parse a line of an S3 log. In these logs, the object key is URL-encoded twice."""
+    """Parse a line of an S3 log, in which the object key is URL-encoded twice."""
     found = _S3.fullmatch(line)
     if found is None or found["month"] not in _MONTHS:
         return None
@@ -279,7 +280,7 @@ def parse_s3(line: str) -> LoggedRequest | None:
 
 
 def _decode_field(text: str) -> str:
-    """Decode a header or query field of an S3 log. A hyphen stands for an empty value."""
+    """Decode a header or query field of an S3 log. A hyphen means an empty value."""
     return "" if text == "-" else unquote(text)
 
 
@@ -307,7 +308,7 @@ def parse_cloudfront(line: str) -> LoggedRequest | None:
 
 
 def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
-    """Parse a JSON object in a CloudFront log. Return None if a required field is missing."""
+    """Parse a JSON object from a CloudFront log. Return None if a required field is missing."""
     match fields:
         case {
             "date": str(date),
@@ -350,7 +351,7 @@ _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 class _Position(NamedTuple):
-    """The offset up to which gitboot has read a file. A digest of the bytes before the offset identifies the file."""
+    """How far gitboot has read a file: an offset, and a digest of the bytes before the offset to identify the file."""
 
     offset: int
     digest: str  # sha256
@@ -401,10 +402,10 @@ class _OpenFile:
 
 
 class LogFile:
-    """The log at ``path`` with its rotated files. The folder ``memory`` stores how far gitboot has read each file.
+    """The log at ``path`` with its rotated files. The folder ``memory`` contains how far gitboot has read each file.
 
-    A rotated file must be in the same folder, have a name that starts with the name of the log, and not be compressed.
-    Rotation may rename the log, or copy and truncate the log. The first run reads only the log itself.
+    A rotated file must be in the same folder, must have a name that starts with the name of the log, and must not be
+    compressed. Rotation may rename the log, or copy and truncate it. The first run does not read rotated files.
 
     Only one process at a time can read a log. Raises `LockedByAnother` if another process reads the log.
     """
@@ -442,7 +443,7 @@ class LogFile:
         self._stack.close()
 
     def read_lines(self) -> Generator[bytes, None, None]:
-        """Yield the lines that were added since the last call or run, starting with the oldest file.
+        """Yield the lines that were added to the log since the last call or run, starting with the oldest file.
 
         A line counts as read when the caller requests the next line. If you stop before the last line, close the
         generator. Raises UsageError if gitboot cannot read a file.
@@ -472,7 +473,7 @@ class LogFile:
     def _open_changed_files(self) -> int | None:
         """Open the files that changed since the last call.
 
-        The result is a time. All files that were last modified before this time are open, or gitboot has read them.
+        Return a time. gitboot has opened or already read all files that were last modified before this time.
         """
         found = list(self._list_files())
         since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)
@@ -524,9 +525,9 @@ class LogFile:
 
 
 class SentVersions:
-    """Stores, in a file in the folder ``memory``, the newest version of each path that a mirror has sent.
+    """Stores the newest version of each path that a mirror has sent, in a file in the folder ``memory``.
 
-    If the file is lost, some warnings are missing until each path appears in the log again.
+    If the file is lost, gitboot cannot warn about an outdated version of a path until the path is in the log again.
     """
 
     def __init__(self, log: Path, memory: Path) -> None:
@@ -539,7 +540,7 @@ class SentVersions:
             }
 
     def is_older(self, observation: Observation) -> bool:
-        """Return whether the mirror has already sent a newer version of the same path."""
+        """Return whether the mirror has already sent a newer version of the path in the observation."""
         modified, newest = observation.modified or 0, self._newest.get(observation.path, 0)
         if modified > newest:
             self._newest[observation.path] = modified

@@ -1,4 +1,4 @@
-"""Entries of the fetch log: observations, denials and endpoint reports, and recognition of boot loaders."""
+"""Fetch log entries: observations, denials and endpoint reports, and functions that recognize boot loaders."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ _REASON_TEXTS: Final = {
 
 
 def describe_denial(reason: DenialReason) -> str:
-    """Return a description of a denial for publication.
+    """Return a description of a denial that gitboot may publish.
 
-    It contains no names, addresses, paths or text from operators.
+    The description contains no names, addresses, paths or text from operators.
     """
     return _REASON_TEXTS[reason]
 
@@ -84,8 +84,8 @@ def describe_denial(reason: DenialReason) -> str:
 def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
     """Return the denials that an operator should see.
 
-    The result does not contain boots that were already served, boots that an operator stopped, and small numbers of
-    requests by other clients.
+    The result omits boots that were already served, boots that an operator stopped, and small numbers of requests from
+    clients that are not machines.
     """
     found = [each for each in denials if each.reason not in (DenialReason.SERVED_BEFORE, DenialReason.STOPPED)]
     uncounted = sum(each.times for each in found if each.reason is DenialReason.NOT_COUNTED)
@@ -93,7 +93,7 @@ def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
 
 
 def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
-    """Return the main reason of the denials, and a summary that names one server for each reason.
+    """Return the main reason for the denials, and a summary that names one server for each reason.
 
     Return None if there are no denials.
     """
@@ -115,7 +115,7 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
 def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
     """Return the addresses that an operator may have to add to trusted-proxies.
 
-    If some are loopback addresses, return only these.
+    If some of these addresses are loopback addresses, return only the loopback addresses.
     """
     found = [each.address for each in proxies]
     return [each for each in found if ip_address(each).is_loopback] or found
@@ -135,10 +135,11 @@ _T = TypeVar("_T")
 
 
 def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
-    """Return the items in the same order, but omit intents whose outcome is also among the items.
+    """Return the items in order, without the intents whose outcome is also among the items.
 
-    One item remains for each intent. The outcome `served` counts as a fetch. It takes precedence over `withheld`, which
-    means that the endpoint sent no byte. An intent without an outcome uses up the boot but is not evidence.
+    One item remains for each intent. The outcome `served` counts as a fetch, and takes precedence over `withheld`,
+    which means that the endpoint sent no byte. An intent without an outcome uses up the boot but does not count as
+    evidence.
     """
     found = [(each, observation_of(each)) for each in items]
     served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
@@ -186,9 +187,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """A GET request for a boot script, user data, a secret or a report.
+    """A GET request for a boot script, user data or a secret, or an installer's report.
 
-    An endpoint or a mirror's access log recorded it.
+    An endpoint or a mirror's access log recorded the request.
 
     The endpoint writes an observation with an `intent` but without an `outcome` before it sends its response.
     """
@@ -219,9 +220,9 @@ class Observation:
             text.encode()  # JSON can contain half of a surrogate pair, which Python cannot encode
 
     def adjust_clock(self, now: datetime, up: Uptime) -> Observation:
-        """Return the observation with a time that fits the current setting of the clock, which now shows ``now``.
+        """Return the observation with its time converted to the current setting of the clock, which now shows ``now``.
 
-        The time changes only if the clock was moved by more than 30 s after the observation.
+        The time changes only if the clock was set forward or back by more than 30 s after the observation.
         """
         if self.up is None or not up.boot or self.up.boot != up.boot:
             return self
@@ -234,18 +235,21 @@ class Observation:
 
     @property
     def may_serve_unrecorded(self) -> bool:
-        """Whether an endpoint may respond even if it cannot record the fetch. False for secrets and one-time boots."""
+        """Whether an endpoint may respond even if it cannot record the fetch.
+
+        This is False for secrets and one-time boots.
+        """
         kind = find_non_script_kind(self.path)
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
     @property
     def is_report(self) -> bool:
-        """Return whether this is the report of an installer that has finished."""
+        """Return whether this is an installer's report that the installation has finished."""
         return find_non_script_kind(self.path) is PROVISIONED
 
     @property
     def is_failure(self) -> bool:
-        """Return whether this is the report of an installer that has failed."""
+        """Return whether this is an installer's report that the installation has failed."""
         return find_non_script_kind(self.path) is FAILED
 
     @property
@@ -275,7 +279,7 @@ class EndpointReport(NamedTuple):
 def write_report(folder: Path, name: str, report: EndpointReport) -> None:
     """Write an endpoint's report into a spool.
 
-    If a disk error occurs, ignore the error, and do not write the report.
+    Ignore disk errors. The report is then not written.
     """
     with suppress(OSError):
         write_atomically(folder / f"{name}{SUFFIX}", encode_canonical(to_json_value(report)) + b"\n", mode=0o640)
@@ -349,7 +353,7 @@ _TOOLS: Final = re.compile(
 def is_check(agent: str, query: Mapping[str, str]) -> bool:
     """Return whether gitboot itself sent the request as a check.
 
-    A check contains two marks, because a cache may remove one of them.
+    A check is marked in the User-Agent and in the query, because a cache may remove one of the marks.
     """
     return CHECK in query or agent.startswith("gitboot")
 
@@ -373,13 +377,14 @@ def is_tool(agent: str) -> bool:
 def may_be_system(agent: str) -> bool:
     """Return whether a system may have sent the request.
 
-    This is the case if the User-Agent belongs to a known system, or if it is unknown and does not belong to a tool.
+    The result is True for the User-Agent of a known system, and for an unknown User-Agent that does not belong to a
+    tool.
     """
     return is_system(agent) or (agent != "" and not is_tool(agent))
 
 
 def has_identity(query: Mapping[str, str]) -> bool:
-    """Return whether a query contains the UUID and the serial number that gitboot's first boot script sends.
+    """Return whether a query contains a UUID and a serial number, as requests by gitboot's first boot script do.
 
     The serial number may be empty.
     """
@@ -392,17 +397,17 @@ def has_identity(query: Mapping[str, str]) -> bool:
 def is_machine(agent: str, query: Mapping[str, str]) -> bool:
     """Return whether a machine sent a request for a boot script.
 
-    A request without an identity may come from a monitor.
+    A request without the identity of a machine may come from a monitor.
     """
     return is_loader(agent) or (has_identity(query) and not is_tool(agent))
 
 
 @lru_cache(maxsize=4096)
 def client_network(client: str | None) -> str:
-    """Return the network of a client. This is an IPv4 address or an IPv6 /64 network, and counts as one client.
+    """Return the network that gitboot counts as one client: the IPv4 address or the IPv6 /64 network of the client.
 
-    A host chooses the remaining bits of an IPv6 address itself (RFC 4291). If the text is not an address, return it
-    unchanged.
+    A host chooses the remaining bits of an IPv6 address itself (RFC 4291). If ``client`` is not an address, return
+    ``client`` unchanged.
     """
     try:
         address = ip_address((client or "").partition("%")[0])  # remove the zone from addresses such as fe80::1%eth0

@@ -1,4 +1,4 @@
-"""One-time boots and secrets: find served boots, and count the fetches of secrets by client."""
+"""One-time boots and secrets: find served boots, and count how often each client fetched a secret."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENCRYPTED: Final = "secrets/"
 
 
 def find_secret(path: str) -> str | None:
-    """Return the secret at a path below the output directory, such as ``secrets/NAME`` or ``user-data/FILE``.
+    """Return the secret at a path below the output directory, in the form ``secrets/NAME`` or ``user-data/FILE``.
 
     User data counts as a secret, because it contains the tokens with which an installer sends its report and fetches
     its secrets. Report paths also contain tokens, and count as ``reports/provisioned`` and ``reports/failed``.
@@ -83,7 +83,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
     def is_unexpected(self) -> bool:
         """Whether there are more addresses than an operator confirmed, or more than ten fetches since the confirmation.
 
-        An operator need not confirm the first address.
+        The first address does not need an operator's confirmation.
         """
         addresses, times = self.totals
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
@@ -106,7 +106,7 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
     @property
     def secret_fetches(self) -> dict[str, SecretFetches]:
-        """The fetches of secrets and user data, without those of report paths."""
+        """The fetches of secrets and user data, without requests for report paths."""
         return {name: each for name, each in self.secrets.items() if not is_report(name)}
 
     @property
@@ -200,7 +200,7 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
     """Merge the results for a boot from two logs.
 
-    The earlier fetch is the first one, and the boot is over if one log shows this.
+    The result contains the earlier of the two fetches. The boot is over if at least one log shows that it is.
     """
     if first is None or second is None:
         return first or second
@@ -267,11 +267,11 @@ def _find_role(observation: Observation) -> Role | None:
 
 
 class FetchLogUnavailable(Exception):
-    """The fetch log does not respond in time, or gitboot cannot read it."""
+    """The error for a fetch log that does not respond in time, or that gitboot cannot read."""
 
 
 class BatchRejected(Exception):
-    """The instance rejects a batch of fetches. The message states the reason."""
+    """The error for a batch of fetches that the instance rejects. The message states the reason."""
 
 
 def is_lease(giver: str) -> bool:
@@ -285,9 +285,9 @@ _HOST_FILES: Final = ("sole", "sole.left")  # files in the spool of that host
 
 
 def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
-    """Return the claims in the files of these spools. If a file is unreadable, the claim has no sites.
+    """Return the claims in the files of these spools. If gitboot cannot read a file, the claim has no sites.
 
-    ``fetch_log`` is the spool that the instance now reads. An operator must copy the fetches of the other host to this
+    ``fetch_log`` is the spool that the instance now reads. An operator must copy the other host's fetches to this
     spool.
     """
     places = [
@@ -300,7 +300,7 @@ def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ..
 def _read_claimed_sites(file: Path) -> tuple[str, ...] | None:
     """Return the sites that a file claims.
 
-    Return () if the file is unreadable, and None if it is missing or its claims ended.
+    Return () if gitboot cannot read the file. Return None if the file is missing or its claims have ended.
     """
     try:
         content = file.read_bytes()

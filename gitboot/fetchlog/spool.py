@@ -1,4 +1,4 @@
-"""Spool: a folder with files of fetches, which endpoints write and the instance reads."""
+"""Spool: a folder of files in which endpoints record fetches for the instance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 def read_or_create_identity(folder: Path) -> str:
     """Return the identity by which an output tree refers to the endpoint with this spool.
 
-    If there is none, create one.
+    If there is no identity yet, create one.
     """
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
@@ -56,7 +56,10 @@ def endpoint_folder(folder: Path) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Write and sync a file in a spool, and delete the file. Raises OSError if the spool cannot record fetches."""
+    """Write and sync a test file in a spool, and delete it.
+
+    Raises OSError if gitboot cannot record fetches in the spool.
+    """
     endpoint_folder(folder).mkdir(exist_ok=True)
     path = endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -73,7 +76,7 @@ def check_writable(folder: Path) -> None:
 
 
 class SpoolFile:
-    """Writes the spool files of one writer, one file after the other. Only one thread may use the object."""
+    """Writes one writer's spool files, one after the other. Only one thread may use the object."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -83,8 +86,8 @@ class SpoolFile:
     def append(self, lines: bytes) -> None:
         """Write complete lines and sync them to the disk.
 
-        Raises OSError if the lines may be lost. The instance may already have read them, so the caller must write the
-        outcome `withheld` for an intent.
+        Raises OSError if the lines may be lost. The instance may nevertheless have read the lines, so the caller must
+        then write the outcome `withheld` for an intent.
         """
         if self._fd is None or self._size >= self._most_bytes or not self._is_unchanged(self._fd):
             self._open_new_file()
@@ -106,7 +109,7 @@ class SpoolFile:
     def _is_unchanged(self, fd: int) -> bool:
         """Return whether the file still exists and has the expected size.
 
-        Otherwise, readers could miss lines that gitboot appends.
+        If this is not the case, readers could miss lines that gitboot appends.
         """
         status = os.fstat(fd)
         return status.st_nlink > 0 and status.st_size == self._size
@@ -143,8 +146,8 @@ class _QueuedLine(NamedTuple):
 class Spool:
     """Records fetches from any thread and syncs them in batches.
 
-    `record` returns immediately with a future, which completes after the sync. A caller can cancel the future until
-    gitboot begins to write the line.
+    `record` immediately returns a future, which completes after the sync. A caller can cancel the future until gitboot
+    starts to write the line.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -283,11 +286,11 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
 
 
 def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
-    """Delete the files that gitboot has read to the end and that no longer have a writer, as deletion number ``times``.
+    """Delete the files that gitboot has completely read and that no longer have a writer.
 
-    The published output tree must already reflect these files and contain this number. If the number is not new,
-    gitboot does not delete files. gitboot stores and syncs the number before it deletes files. Raises OSError if
-    gitboot cannot store the number.
+    ``times`` is the number of this deletion. The published output tree must already reflect these files and contain
+    this number. If the number is not new, gitboot does not delete files. gitboot stores and syncs the number before it
+    deletes files. Raises OSError if gitboot cannot store the number.
     """
     before = count_deletions(folder)
     for path in find_read_files(folder, offsets) if before < times else ():
@@ -309,7 +312,7 @@ def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
 
 
 def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
-    """Yield the files that gitboot has read to the end and that no longer have a writer.
+    """Yield the files that gitboot has completely read and that no longer have a writer.
 
     Each file stays locked until the caller requests the next file.
     """
@@ -345,7 +348,7 @@ def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
 def parse_line(line: bytes) -> Observation | int | None:
     """Return the observation in a line, or None if the line is invalid.
 
-    A line of the version 2fefe59 may revoke another line. If so, return the offset of the revoked line.
+    A line that version 2fefe59 of gitboot wrote may revoke another line. If so, return the offset of the revoked line.
     """
     with suppress(ValueError, RecursionError):
         match json.loads(line):
@@ -389,7 +392,7 @@ _FORWARDED: Final = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9
 
 
 class Writer(NamedTuple):
-    """A writer of lines. Its spool and its file name without the suffix identify the writer."""
+    """A writer of lines, identified by its spool and by its file name without the suffix."""
 
     spool: str  # the identity of the spool
     file: str
@@ -420,6 +423,6 @@ def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
 
 
 def parse_file_name(name: str) -> tuple[str, int]:
-    """Return the writer of a spool file, and the offset of its first line in the writer's own file."""
+    """Return the writer of a spool file, and the offset at which the file's first line is in the writer's own file."""
     found = _FORWARDED.fullmatch(name)
     return (found[1], int(found[2])) if found is not None else (name, 0)

@@ -1,4 +1,4 @@
-"""Unknown machines: record machines without a document that requested a boot, and their inventories."""
+"""Unknown machines: record the machines without a document that request a boot, and their inventories."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """The identities of the machine in the form of index keys."""
+        """The identities of the machine, as keys for an index."""
         return (
             *(format_identity(IdentityKind.MAC, mac) for mac in self.macs),
             *((format_identity(IdentityKind.UUID, self.uuid),) if self.uuid is not None else ()),
@@ -83,9 +83,9 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
 
 
 def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
-    """Return the machine that requests a boot script, or None if the path does not belong to a boot script.
+    """Return the machine that requests a boot script, or None if the path is not the path of a boot script.
 
-    ``path`` is relative to the base URL, in any notation.
+    ``path`` is relative to the base URL, in any notation that gitboot accepts.
     """
     for asked in parse_request_path(find_boot_script_path(path.removeprefix("/"), query)):
         if asked.kind.role is not Role.BOOT_SCRIPT:
@@ -102,7 +102,7 @@ def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: 
 
 
 def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
-    """Return the machine that sent an inventory.
+    """Return the unknown machine that sent an inventory.
 
     Raises ValueError if the inventory does not contain a network interface.
     """
@@ -134,7 +134,7 @@ def _parse_uuid(text: object) -> SystemUuid | None:
 
 
 def _parse_serial(text: object) -> str | None:
-    """Return the serial number, or None if it is a placeholder or a value that a document may not contain."""
+    """Return the serial number in a text, or None for a placeholder or a value that a document may not contain."""
     if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
         return None
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
@@ -153,7 +153,7 @@ class UnknownMachines:
 
     @property
     def machines(self) -> tuple[UnknownMachine, ...]:
-        """The machines, sorted by the time of their last request. The newest is first."""
+        """The machines, sorted by the time of their last request, with the most recent request first."""
         return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
 
     def add(self, machine: UnknownMachine) -> bool:
@@ -195,7 +195,10 @@ def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
 
 
 def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
-    """Merge two descriptions of one machine. If identities differ, keep those of ``first``. Keep the later request."""
+    """Merge two descriptions of one machine. If identities differ, keep those in ``first``.
+
+    Keep the data of the later request.
+    """
     later = max(first, second, key=lambda each: each.last)
     return structs.replace(
         later,
@@ -218,7 +221,7 @@ def render_unknown(table: UnknownMachines) -> bytes:
 
 
 def parse_unknown(data: bytes) -> UnknownMachines:
-    """Parse the output of `render_unknown`. Ignore invalid parts."""
+    """Parse the output of `render_unknown`, and ignore invalid parts."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -387,7 +390,7 @@ def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse_text(text: object) -> str | None:
-    """Return ``value`` if it is a short text on one line and without control characters, or None."""
+    """Return a text on one line, or None if the text is empty, is too long or contains control characters."""
     plain = " ".join(text.split()) if isinstance(text, str) else ""
     return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
 
@@ -413,7 +416,7 @@ class UnknownMachineRecorder:
     """Collects unknown machines for the instance. Several threads may use the same object.
 
     Each writer has at most one file in the spool. Until the instance has read this file, gitboot keeps further machines
-    in a table of limited size. If a file is lost, the list of unknown machines lacks some entries.
+    in a table of limited size. If a file is lost, some entries are missing from the list of unknown machines.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -466,7 +469,7 @@ def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
 
 
 def read_unknown(state: Path) -> UnknownMachines:
-    """Read the unknown machines that an instance has recorded. Raises `UsageError`."""
+    """Read the unknown machines that an instance has recorded. Raises `UsageError` if gitboot cannot read them."""
     with convert_os_errors(state / UNKNOWN, "read"):
         try:
             return parse_unknown((state / UNKNOWN).read_bytes())
@@ -475,7 +478,7 @@ def read_unknown(state: Path) -> UnknownMachines:
 
 
 def forget_unknown(state: Path) -> None:
-    """Delete all recorded unknown machines. Raises `UsageError`."""
+    """Delete all recorded unknown machines. Raises `UsageError` if gitboot cannot delete them."""
     try:
         with hold_lock(state / UNKNOWN_LOCK, f"{state} is in use"):
             write_atomically(state / UNKNOWN, render_unknown(UnknownMachines()))

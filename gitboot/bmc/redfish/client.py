@@ -1,4 +1,4 @@
-"""Redfish client of one BMC, based on sushy: overrides, resets, virtual media and firmware settings."""
+"""Redfish client for one BMC, based on sushy: overrides, resets, virtual media and firmware settings."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class BmcConnection:
     def observe(self) -> BmcObservation:
         """Read the system.
 
-        The first call sends several requests, and later calls send only one, or two with a Settings resource.
+        The first call sends several requests. Later calls send only one, or two if the system has a Settings resource.
         """
         if self._system is None:
             paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
@@ -168,7 +168,10 @@ class BmcConnection:
         return build_observation(system, None)
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Add the Manager's clock, with one more request. Return ``observed`` unchanged if there is no clock."""
+        """Read the Manager's clock with one more request, and add it to ``observed``.
+
+        Return ``observed`` unchanged if the Manager has no clock.
+        """
         if observed.manager_path is None or observed.marks.bmc_time is not None:
             return observed
         try:
@@ -195,7 +198,7 @@ class BmcConnection:
         self.patch(observed.settings_path, {"Boot": boot}, observed.etags, is_changed)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
-        """Add the reset types from the ActionInfo, with one more request, if the system does not report them."""
+        """Read the reset types from the ActionInfo with one more request, if the system itself does not report them."""
         if observed.reset_types or observed.action_info_path is None:
             return observed
         try:
@@ -210,7 +213,7 @@ class BmcConnection:
         self.post(observed.reset_action, {"ResetType": type})
 
     def is_redfish(self) -> bool:
-        """Return whether a Redfish service exists at an address. gitboot sends a request that needs no credentials."""
+        """Return whether there is a Redfish service at the address. The request contains no credentials."""
         url, connector = f"{self._address}{_ROOT}", self._connector
         request = connector._session.prepare_request(Request("GET", url, auth=lambda asked: asked))
         timeouts = connector._connect_timeout, connector._default_request_timeout
@@ -232,11 +235,12 @@ class BmcConnection:
     def patch(
         self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
     ) -> None:
-        """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
+        """Send a PATCH request with each form of the ETag in turn, until the BMC accepts one of the requests.
 
-        A request whose precondition failed does not change the BMC, so the next form cannot repeat a change. gitboot
-        reads the BMC again after the first failure, and right before each request without a precondition that could
-        fail. Raises `BmcChanged` if the resource has changed, or if the BMC rejects every form.
+        A request with a failed precondition does not change the BMC, so the next request cannot repeat a change.
+        gitboot reads the BMC again after the first failure. gitboot also reads the BMC right before each request whose
+        precondition cannot fail or that has no precondition. Raises `BmcChanged` if the resource has changed, or if the
+        BMC rejects every form.
         """
         refused_forms: list[str] = []
         answer = ""
@@ -274,7 +278,7 @@ class BmcConnection:
 
     @contextmanager
     def _translate_errors(self, method: str, link: str) -> Iterator[str]:
-        """Yield the path of a link on this BMC, and convert request errors in the block to gitboot's errors."""
+        """Yield the path of a link on this BMC. Convert request errors in the block to gitboot's errors."""
         path = self._get_own_path(link)
         if path is None:
             raise BmcRejected(f"{method} {self._address}{link}: not a path on this BMC")
@@ -352,7 +356,7 @@ def _shorten(text: str) -> str:
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
-    """Return the header Retry-After in seconds, or None if it contains a date.
+    """Parse the header Retry-After, and return its value in seconds, or None if the header contains a date.
 
     RFC 9110 allows dates, but BMCs do not send them.
     """
@@ -363,7 +367,7 @@ _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 
 
 class RedfishFirmware:
-    """The firmware settings of a system. Methods may raise the errors of `BmcConnection`."""
+    """The firmware settings of a system. Methods may raise the same errors as those of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
@@ -371,7 +375,10 @@ class RedfishFirmware:
         self._uri: tuple[tuple[str | None, ...], str | None] | None = None
 
     def with_secure_boot(self, observed: BmcObservation) -> BmcObservation:
-        """Read the Secure Boot state with one more request, and add the state if the user's role may read it."""
+        """Read the Secure Boot state with one more request.
+
+        Add the state to ``observed`` if the user's role may read it.
+        """
         if observed.secure_boot_path is None:
             return observed
         try:
@@ -381,9 +388,10 @@ class RedfishFirmware:
         return structs.replace(observed, secure_boot=parse_secure_boot(resource))
 
     def with_uri(self, observed: BmcObservation) -> BmcObservation:
-        """Read the URI for HTTP boot with one more request, and add the URI if the user's role may read it.
+        """Read the HTTP boot URI with one more request, and add it to ``observed`` if the user's role may read the URI.
 
-        The setting changes only at a reset, so gitboot reads it again only when the machine's marks change.
+        The setting changes only at a reset, so gitboot reads the setting again only after the machine's marks have
+        changed.
         """
         setting, marks = get_quirks(observed).firmware_uri, observed.marks
         since = observed.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
@@ -399,7 +407,7 @@ class RedfishFirmware:
     def store_uri(self, uri: str, observed: BmcObservation) -> bool:
         """Store a URI in the firmware settings for the next reset. Some BMCs accept the URI but do not apply it.
 
-        Return False if no change is needed, or if the setting has a different value than in ``observed``.
+        Return False if no change is needed, or if the setting no longer has the value that ``observed`` contains.
         """
         setting = get_quirks(observed).firmware_uri
         if setting is None or observed.bios_path is None:
@@ -425,14 +433,14 @@ class RedfishFirmware:
 
 
 class RedfishMedia:
-    """The virtual media of a system. Methods may raise the errors of `BmcConnection`."""
+    """The virtual media of a system. Methods may raise the same errors as those of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection, shares: tuple[MediaShare, ...], share_login: Credentials | None) -> None:
         self._bmc, self._quirks = bmc, STANDARD
         self._shares, self._share_login = shares, share_login
 
     def with_slots(self, observed: BmcObservation) -> BmcObservation:
-        """Add the virtual media slots of the system or, for Redfish before 2020.4, those of its Manager."""
+        """Add the virtual media slots to ``observed``. Before Redfish 2020.4, the slots belong to the Manager."""
         paths = self._bmc.read(observed.virtual_media_path).members if observed.virtual_media_path is not None else ()
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
@@ -443,7 +451,10 @@ class RedfishMedia:
         return structs.replace(observed, slots=tuple(map(self._read_slot, chosen)))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image, which the BMC then downloads. Before that, eject an image that is no longer connected."""
+        """Insert an image, which the BMC then downloads.
+
+        If the slot shows an image that is not connected, eject it first.
+        """
         if not slot.is_free:
             self.eject(slot)
             slot = self._read_slot(slot.path)

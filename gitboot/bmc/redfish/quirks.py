@@ -1,7 +1,8 @@
-"""A table of differences between BMCs: choices that the Redfish standard permits, and deviations from the standard.
+"""A table of BMC differences: choices that the Redfish standard permits, and deviations from the standard.
 
 gitboot first uses the capabilities that a BMC reports, such as allowable targets, HttpBootUri and @Redfish.Settings. A
-row contains only facts that a BMC does not report, or reports wrongly. docs/how-to/bmcs.md lists both.
+row contains only facts that a BMC does not report, or reports wrongly. docs/how-to/bmcs.md lists the reported
+capabilities and the rows.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class ModePolicy(Enum):
 
 
 class FirmwareUri(Struct, frozen=True, kw_only=True):
-    """The BIOS attribute for a URI that firmware boots by HTTP without DHCP.
+    """The BIOS attribute for the URI from which firmware boots over HTTP without asking a DHCP server.
 
-    A change of the attribute takes effect at the next reset.
+    A change to the attribute takes effect at the next reset.
     """
 
     attribute: str
     related_attributes: Mapping[str, str]  # attributes to write together with the URI
-    # A related attribute that must have its value, because firmware otherwise ignores the URI.
+    # The related attribute without whose value in `related_attributes` firmware ignores the URI.
     enabling_attribute: str | None = None
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
-        """Return the URI that firmware would boot, "" if no URI is set, or None if there is no such setting."""
+        """Return the URI from which firmware would boot, "" if no URI is set, or None if there is no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
@@ -56,7 +57,7 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
 class Quirks(Struct, frozen=True, kw_only=True):
     """One row of the table.
 
-    A row states to which BMCs it applies, how these BMCs differ, and the sources of these facts.
+    A row specifies to which BMCs the row applies, how these BMCs differ, and the sources of these facts.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     takes_http_boot_uri: bool = True  # whether the BMC accepts HttpBootUri if it shows this property
     continuous_http: bool = True
     boots_cd_as: OverrideTarget = OverrideTarget.CD
-    firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots this URI instead of using DHCP
+    firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots from this URI instead of using DHCP
     reset_time: tuple[str, ...] = (
         "LastResetTime",
     )  # the path of the system's property with the time of its last reset; (): there is no such property
@@ -84,7 +85,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """A phrase for each field that differs from `STANDARD`, for the documentation."""
+        """Phrases for the documentation, one for each field that differs from `STANDARD`."""
         phrases = {
             "mode": self.mode.value,
             "always": f"gitboot sends {' and '.join(sorted(self.always))} with every change",
@@ -219,9 +220,9 @@ def get_quirks(observed: BmcObservation) -> Quirks:
 
 
 def build_boot_patch(override: Override, observed: BmcObservation) -> dict[str, str | None]:
-    """Return the ``Boot`` properties to send for an override, or an empty mapping if the BMC already shows it.
+    """Return the ``Boot`` properties to send for an override, or {} if the BMC already shows the override.
 
-    The properties are those that differ, and those that this BMC needs with every change.
+    These are the properties that differ from the observed ones, and those that this BMC needs with every change.
     """
     quirks = get_quirks(observed)
     if override.enabled is not OverrideEnabled.DISABLED:

@@ -64,7 +64,7 @@ class Resource(Struct, frozen=True, kw_only=True):
         return "OnReset" in _as_text_set(_get_nested(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:
-        """Return the path of the resource to which the property at ``keys`` links."""
+        """Return the path of the resource that the property at ``keys`` links to."""
         path = _get_nested(self.body, (*keys, "@odata.id"))
         return path if isinstance(path, str) else None
 
@@ -124,9 +124,9 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
 
 
 def parse_secure_boot(secure_boot: Resource) -> bool | None:
-    """Return whether Secure Boot is on from the next boot, or None if the resource does not report it.
+    """Return whether Secure Boot will be on at the next boot, or None if the resource does not report this.
 
-    SecureBootEnable applies from the next boot on, but SecureBootCurrentBoot to the current boot (DSP0268).
+    SecureBootEnable applies from the next boot on. SecureBootCurrentBoot applies to the current boot (DSP0268).
     """
     is_set, current = (secure_boot.body.get(name) for name in ("SecureBootEnable", "SecureBootCurrentBoot"))
     if isinstance(is_set, bool):
@@ -135,7 +135,7 @@ def parse_secure_boot(secure_boot: Resource) -> bool | None:
 
 
 def parse_reset_types(info: Resource) -> frozenset[str]:
-    """Return the allowed ResetType values in an ActionInfo (DSP0266, 7.8.4)."""
+    """Return the ResetType values that an ActionInfo allows (DSP0266, 7.8.4)."""
     parameters = info.body.get("Parameters")
     found = map(_as_mapping, parameters if isinstance(parameters, list) else [])
     return next(
@@ -171,9 +171,9 @@ def parse_slot(resource: Resource, quirks: Quirks = STANDARD) -> MediaSlot:
 
 
 def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
-    """Add the Manager's clock, if the Manager reports one, to ``marks``.
+    """Return ``marks`` with the Manager's clock, if the Manager reports a clock.
 
-    ``at`` is the current time of gitboot's clock.
+    ``at`` is the current time according to gitboot's clock.
     """
     shown = _as_text(manager.body.get("DateTime")) or ""
     is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
@@ -230,7 +230,7 @@ def _parse_override(resource: Resource) -> Override:
 
 
 def _parse_time_text(value: object) -> str | None:
-    """Return a time as the BMC wrote it, or None for a placeholder such as 1970, which OpenBMC uses for "never"."""
+    """Return a time in the BMC's notation, or None for a placeholder such as 1970, which OpenBMC uses for "never"."""
     text = _as_text(value)
     return text if text and text >= "2000" else None
 

@@ -1,4 +1,4 @@
-"""HTTP connection to a BMC, with checks of addresses and certificates, time limits, login and ETags."""
+"""HTTP connection to a BMC: address and certificate checks, time limits, login and ETags."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class RequestAborted(RequestException):
-    """gitboot itself aborted a request. The code that sent the request then raises an error of ``error_type``."""
+    """The error for a request that gitboot itself aborted.
+
+    The code that sent the request then raises an ``error_type`` error.
+    """
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = meaning
@@ -73,13 +76,13 @@ class ConnectionPolicy(Struct):
     is_ending: bool = False  # whether the current requests only end an override
 
     def check_fence(self, *, changes_nothing: bool = False) -> None:
-        """Raise `LedgerError` if another instance may change the BMC instead of this one."""
+        """Raise `LedgerError` if this instance may no longer change the BMC, because another instance may do so."""
         lenient = self.ending_fence if self.is_ending or changes_nothing else None
         (lenient or self.fence)()
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
-        """Mark the requests in the block as ending an override, so that they do not need the database."""
+        """Mark the requests in the block as requests that end an override, so that they do not need the database."""
         self.is_ending = True
         try:
             yield
@@ -87,7 +90,7 @@ class ConnectionPolicy(Struct):
             self.is_ending = False
 
     def resolve_allowed(self, host: str, port: int, limits: RequestLimits) -> list[str]:
-        """Return the allowed addresses of a host.
+        """Resolve a host name, and return the addresses that are allowed.
 
         Raises `RequestAborted` if no address is allowed, and OSError if the host cannot be resolved.
         """
@@ -102,10 +105,9 @@ class ConnectionPolicy(Struct):
 
     @contextmanager
     def measure_requests(self) -> Iterator[Callable[[], ResponseSample]]:
-        """Limit the total time of all requests in the block. The yielded function returns their `ResponseSample`.
+        """Limit the total time of all requests in the block. Yield a function that returns their `ResponseSample`.
 
-        Without this limit, a BMC could delay each response, and could list any number of resources that gitboot would
-        read.
+        Without this limit, a BMC could delay each response, and could make gitboot read any number of resources.
         """
         before, self.latency_s = self.latency_s, None
         self.deadline_s = time.monotonic() + self.total_s
@@ -242,7 +244,7 @@ class BmcAdapter(HTTPAdapter):
         return response
 
     def _get_limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """Return the limits of a request. A redirected request keeps the limits of the original request."""
+        """Return the limits for a request. A redirected request keeps the limits of the original request."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
@@ -250,7 +252,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RequestAborted` for a redirect to another origin, or for one that would turn a write into a GET."""
+    """Raise `RequestAborted` for a redirect to another origin, or for a redirect that would turn a write into a GET."""
     if not response.is_redirect:
         return
     try:
@@ -266,7 +268,10 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
-    """Return the URL of a redirect, like the library requests. Raises ValueError if the URL is malformed."""
+    """Return the URL of a redirect in the way that the requests library does.
+
+    Raises ValueError if the URL is malformed.
+    """
     # if the header is missing, this raises the same error as the library requests
     location = response.headers["Location"].encode("latin-1").decode()
     return urljoin(request.url or "", location)
@@ -295,7 +300,7 @@ def _is_strange_error(status: int, body: bytes) -> bool:
 
 
 class _Connection(LimitedConnection):
-    """A connection to an address that `ConnectionPolicy` has checked, without resolving the name again."""
+    """A connection to an IP address that `ConnectionPolicy` has checked. The host name is not resolved again."""
 
     def __init__(self, *args: Any, reach: ConnectionPolicy, **kwargs: Any) -> None:
         self._policy = reach
@@ -353,7 +358,7 @@ _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
 
 
 def read_etags(header: object, body: object) -> tuple[str, ...]:
-    """Return the ETag header and the ``@odata.etag`` of the body, without duplicates.
+    """Return the ETag in the header and the ``@odata.etag`` in the body, without duplicates.
 
     gitboot ignores ETags with characters that a header cannot contain.
     """
@@ -362,7 +367,7 @@ def read_etags(header: object, body: object) -> tuple[str, ...]:
 
 
 def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
-    """Yield the values of If-Match that gitboot tries in turn. None means a request without If-Match.
+    """Yield the If-Match values that gitboot tries in turn. None means a request without If-Match.
 
     If the BMC sent no ETag, the request without If-Match comes first.
     """
@@ -414,7 +419,7 @@ class Login:
         self._use_password()
 
     def request(self, path: str, send: Callable[[], Response]) -> Response:
-        """Send a request. After a 401 response, log in with the other method and send the request again.
+        """Send a request. After a 401 response, log in by the other method and send the request again.
 
         Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
         BMC cannot open a session now.
@@ -448,8 +453,8 @@ class Login:
         """Choose another login method after a 401 response. Return whether there is another method.
 
         If the BMC ended a session, the next request sends the password. If basic authentication may be off, gitboot
-        opens a session. gitboot tries that only once, because a BMC that sends no challenge would count a wrong
-        password twice. If the challenge names basic authentication, the next request opens a session first
+        opens a session. gitboot tries to open a session only once, because a BMC that sends no challenge would count a
+        wrong password twice. If the challenge names basic authentication, the next request opens a session first
         (`_replace_password_by_session`).
         """
         if self._session is not None:
@@ -482,10 +487,10 @@ class Login:
     def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
         """Open a session after the BMC rejected the password in a request.
 
-        Raise ``refusal`` if the BMC opens no session.
+        Raise ``refusal`` if the BMC does not open a session.
 
-        Some BMCs name basic authentication in their challenge even if it is off. gitboot does not send the password in
-        the request again, so that a wrong password still counts only once.
+        Some BMCs name basic authentication in their challenge even if it is off. gitboot does not repeat the request
+        with the password, so that the BMC counts a wrong password only once.
         """
         self._refusal = None  # if gitboot cannot open a session now, the next request sends the password again
         if not self._open_required_session():
@@ -540,10 +545,10 @@ def _is_401(failure: BmcRejected) -> bool:
 
 
 def _parse_session_path(answer: Response) -> str | None:
-    """Return the path of a new session, or None if the response does not contain it.
+    """Return the path of a new session, or None if the response does not contain the path.
 
-    DSP0266 13.3.4.2 requires the header Location with a path or a URL. Some BMCs send Location without the beginning of
-    the path (DMTF/python-redfish-library issue 73). Others do not send Location, and have @odata.id in the body (pull
+    DSP0266 13.3.4.2 requires the header Location with a path or a URL. Some BMCs omit the beginning of the path in
+    Location (DMTF/python-redfish-library issue 73). Others do not send Location, but send @odata.id in the body (pull
     request 177 of the same project, and openbmc/openbmc issue 3353).
     """
     location = answer.headers.get("Location", "")
@@ -560,7 +565,7 @@ def _parse_session_path(answer: Response) -> str | None:
 
 
 def _parse_path(link: str) -> str:
-    """Return the path of a URL, or "" if the URL is malformed. The text may also be only a path."""
+    """Return the path of a link, which may be a URL or only a path. Return "" if the link is malformed."""
     try:
         return urlsplit(link).path
     except ValueError:
