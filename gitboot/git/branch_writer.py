@@ -238,7 +238,6 @@ def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
     """Write the last commit of each local branch in ``branches`` to a Git bundle.
 
     The repository is at ``path``. A repository that fetches the bundle must already have the parents of these commits.
-
     ``git fetch FILE`` can read the bundle (gitformat-bundle(5)). Raises `UsageError` if the file cannot be written.
     """
     with convert_errors(path), open_containing_repository(resolve_fleet_root(path)) as repository:
@@ -267,7 +266,7 @@ def propose(
     """Create a branch with one commit on top of ``base`` that changes or adds files of the fleet at ``path``.
 
     The work tree and the checked-out branch do not change. The author of the commit is the user in the repository's Git
-    configuration. Raises `UsageError` if a parent folder of a new file is actually a file or a symlink.
+    configuration. Raises `UsageError` if a file or a symlink exists in place of a parent folder of a new file.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:

@@ -123,7 +123,7 @@ class Source:
 
     @property
     def branch_mismatch(self) -> BranchMismatch | None:
-        """The difference between the remote's HEAD and the branch that gitboot recorded at the first start, or None.
+        """How the remote's HEAD differs from the branch recorded at the first start, or None if there is no difference.
 
         The value is always None before the first fetch, and if --rev names the branch.
         """
@@ -144,7 +144,10 @@ class Source:
     # The clone
 
     def latest(self) -> Revision | None:
-        """Return the commit that the last fetch found, or None before the first fetch. A restart does not change it."""
+        """Return the commit that the last fetch found, or None before the first fetch.
+
+        gitboot stores this commit, so the result stays the same after a restart.
+        """
         if self._record is not None and self._followed is None:
             return None  # an earlier version followed HEAD, which may have named another branch
         return _read_reference(self.clone, self._latest)
@@ -203,9 +206,8 @@ class Source:
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
         """Return the content digests of commits with acknowledgements.
 
-        These are the commits that are reachable from ``tips`` but not from ``hidden``.
-
-        gitboot ignores commits that the clone does not contain.
+        These are the commits that are reachable from ``tips`` but not from ``hidden``. gitboot ignores commits that the
+        clone does not contain.
         """
         with self.clone.open() as ours:
             old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))

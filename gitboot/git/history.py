@@ -187,7 +187,7 @@ class Blame:
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
     """Return a `Blame` for the fleet at ``path``, or None if the fleet is not in a Git repository.
 
-    The arguments are those of `open_snapshot`.
+    The arguments mean the same as in `open_snapshot`.
     """
     root = resolve_fleet_root(Path(path))
     with convert_errors(path), open_containing_repository(root) as git:
@@ -202,7 +202,7 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    """Return the commit that last changed each line. For a line from a merged branch, this is the merge commit."""
+    """Map each line number to the commit that last changed the line, or to the merge commit for a merged branch."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)

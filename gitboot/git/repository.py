@@ -100,7 +100,7 @@ def list_features() -> dict[str, bool]:
 
 @contextmanager
 def open_repository(path: Path) -> Iterator[pygit2.Repository]:
-    """Open the repository at ``path``, and close it at the end of the block. Parent directories are not searched."""
+    """Open the repository at ``path`` for a `with` block. Parent directories are not searched."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
         yield repository
@@ -170,7 +170,7 @@ def get_objects_directory(repository: pygit2.Repository) -> Path:
 
 
 class StoredRepository:
-    """A repository at a path, and the type of error to raise if gitboot cannot read the repository."""
+    """A repository at a path, with the type of error that is raised if the repository cannot be read."""
 
     def __init__(self, path: Path, error_type: type[SourceError] = SourceError) -> None:
         self.path = path
@@ -200,7 +200,7 @@ class MalformedTree(Exception):
 
 
 def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
-    """Return the entries of a tree, several times faster than pygit2. Raises `MalformedTree`."""
+    """Return the entries of a tree. This is several times faster than with pygit2. Raises `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
     if size > MAX_TREE_BYTES:  # a few bytes in a pack can expand to gigabytes
         raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
@@ -244,7 +244,7 @@ class CommitObject:
 
     @property
     def message(self) -> bytes:
-        """The message as ``git log`` shows it, which is the text before the first NUL."""
+        """The message as ``git log`` shows it: the text before the first NUL character."""
         return self._parts[1].partition(b"\0")[0].lstrip(b"\n")
 
     @property
@@ -439,10 +439,8 @@ def read_fleet_folder(ours: pygit2.Repository) -> str:
 def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
     """Return the path of the fleet's folder in a commit.
 
-    For the accepted commit, this is the folder that was configured when gitboot accepted the commit.
-
-    Therefore, if the operator configures another folder, gitboot compares the next commit with the fleet in the old
-    folder.
+    For the accepted commit, this is the folder that was configured when gitboot accepted the commit. Therefore, if the
+    operator configures another folder, gitboot compares the next commit with the fleet in the old folder.
     """
     accepted = ours.references.get(ACCEPTED)
     folder = _read_setting(ours, _ACCEPTED_FOLDER)
@@ -480,7 +478,7 @@ _OVERSIZED_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
 def is_oversized(size: int) -> bool:
     """Return whether a blob is too large to copy.
 
-    When gitboot reads a commit with such a blob, it reports a problem.
+    When gitboot reads a commit that contains such a blob, gitboot reports a problem.
     """
     return size > MAX_FILE_BYTES
 
@@ -573,7 +571,7 @@ class StepReporter:
 def get_step_reporter() -> StepReporter:
     """Return the step reporter for the fetch in this thread.
 
-    Outside of `report_steps_to`, the reporter discards all reports.
+    Outside of `report_steps_to`, the result is a reporter that discards all reports.
     """
     return _steps.get() or StepReporter(lambda _: None)
 

@@ -51,12 +51,10 @@ class SignatureChecker:
         return mark if self._verify is not Verify.TAG else f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """Return the problem of each commit with a signature problem.
+        """Return the signature problem of each commit that has one.
 
-        ``revisions`` are first-parent commits, the oldest first.
-
-        ``since`` is the accepted commit. If ``since`` is None, because gitboot has not accepted a commit yet, gitboot
-        checks only the newest commit.
+        ``revisions`` are first-parent commits, the oldest first. ``since`` is the accepted commit. If ``since`` is
+        None, because gitboot has not accepted a commit yet, gitboot checks only the newest commit.
         """
         match self._verify:
             case Verify.HEAD:
@@ -376,10 +374,8 @@ class Keyring:
     def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
         """Return the owner of the key that signed these bytes or this file.
 
-        Raises `UntrustedSignature` if no key in this keyring made the signature.
-
-        With ``takes_text``, text signatures are allowed. A text signature is also valid for the same text with other
-        line endings (RFC 4880, 5.2.1).
+        Raises `UntrustedSignature` if no key in this keyring made the signature. With ``takes_text``, text signatures
+        are allowed. A text signature is also valid for the same text with other line endings (RFC 4880, 5.2.1).
         """
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         packets = b"".join(split_openpgp_signatures(signature))
@@ -391,9 +387,8 @@ class Keyring:
     def read_clear_text(self, message: bytes) -> tuple[bytes, Signer]:
         """Return the text and the signer of a clear-signed message.
 
-        Raises `UntrustedSignature` if the signature is not valid.
-
-        The message must be one frame with one signature (RFC 4880, 7), without text outside the frame.
+        Raises `UntrustedSignature` if the signature is not valid. The message must be one frame with one signature (RFC
+        4880, 7), without text outside the frame.
         """
         with TemporaryDirectory(dir=self._home) as folder:
             framed, text = Path(folder, "message"), Path(folder, "text")

@@ -91,7 +91,7 @@ def load_commit(
 
 
 def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
-    """Return a copy of ``before`` with the new values of the changed paths, or ``before`` itself if no value differs.
+    """Return a copy of ``before`` with new values for the changed paths, or ``before`` itself if no value differs.
 
     The result is a plain dictionary, because an evaluation looks up each path several times.
     """

@@ -244,9 +244,9 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 def is_behind(store: Store) -> bool:
     """Return whether the ledger was replaced with an older copy.
 
-    In that case, the mark file belongs to another ledger or to a newer state of this ledger. Only the process that
-    writes to the ledger may call this function, because another process could mistake a concurrent write for a newer
-    mark.
+    After such a replacement, the mark file belongs to another ledger or to a newer state of this ledger. Only the
+    process that writes to the ledger may call this function, because another process could mistake a concurrent write
+    for a newer mark.
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:

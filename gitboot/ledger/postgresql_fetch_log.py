@@ -1,4 +1,4 @@
-"""Fetch log in PostgreSQL, which hosts with a shared ledger use.
+"""Fetch log in PostgreSQL for hosts that share a ledger.
 
 Each host records a boot in this log before it serves the boot. An endpoint serves one-time boots only from the output
 tree of the instance that holds the lease, because any other instance's tree may be outdated. The transaction that
@@ -95,7 +95,7 @@ class SharedFetchLog:
         return batch.end
 
     def reset_place(self, writer: Writer, place: int) -> None:
-        """Move the offset at which a writer's next batch must begin back to ``place``, if the offset is greater.
+        """Lower the offset at which a writer's next batch must begin to ``place``, if the offset is greater.
 
         Raises `BatchRejected` if this fails.
         """

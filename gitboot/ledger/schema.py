@@ -297,7 +297,7 @@ class Database(ABC):
         """Return whether it is unclear after this error which writes are durable."""
 
     def probe(self) -> None:  # noqa: B027 - a file responds at once, or hangs with its disk
-        """Send a query to which a healthy server responds immediately.
+        """Send a query that a healthy server responds to immediately.
 
         Raises one of `errors` if the server does not respond.
         """
@@ -321,7 +321,7 @@ class Database(ABC):
         """Convert an error from reading or decoding rows to a ledger error."""
 
     def require_current(self) -> None:
-        """Raise `LedgerLeft` if the ledger was moved, or `LedgerUnfinished` if it is an incomplete copy."""
+        """Raise `LedgerLeft` if the ledger was moved, or `LedgerUnfinished` if the ledger is an incomplete copy."""
         rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
         for name, value in rows:
             if name == LEFT:

@@ -216,7 +216,7 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
 
 
 class Pending(NamedTuple):
-    """An observed fetch of a boot, if the machine's BMC has not confirmed this fetch yet."""
+    """An observed fetch of a boot that still needs confirmation by the machine's BMC."""
 
     id: int
     observation: Observation
@@ -247,10 +247,10 @@ def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> No
 
 
 def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
-    """Return the plan of the boot script with this path and modification time, and a decision number.
+    """Return the plan and the decision number of the boot script with this path and modification time.
 
-    This is the number of the newest decision when the script was published. Return None if there is no such boot
-    script.
+    The decision number is the number of the newest decision when the script was published. The result is None if there
+    is no such boot script.
     """
     found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified_at)
     return (Digest(found[0][0]), found[0][1]) if found else None

@@ -16,7 +16,7 @@ from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_vers
 
 
 class SqliteDatabase(Database):
-    """A ledger in a SQLite file. gitboot creates a missing file.
+    """A ledger in a SQLite file. If the file does not exist, gitboot creates it.
 
     With ``synchronous``, SQLite syncs the file to the disk after each transaction.
     """

@@ -38,7 +38,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     def parse(cls, url: str, password: Path | None) -> Self:
         """Parse the URL of a database.
 
-        Raises `UsageError` if the URL is not usable. The message never contains a password.
+        Raises `UsageError` if the URL is not usable. The error message never contains a password.
         """
         parts = urlsplit(url)
         parameters = dict(parse_qsl(parts.query))

@@ -85,7 +85,7 @@ _Key = tuple[object, Digest]
 
 
 def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: CauseFinder) -> tuple[Group, ...]:
-    """Group the changed servers. Sort the groups by risk, and groups with the same risk by size, the largest first.
+    """Group the changed servers. Sort the groups by risk first and then by size, with the largest groups first.
 
     Each server is in exactly one group. Servers are in the same group only if their rendered diffs have the same
     `RenderedChanges.make_key`.
@@ -120,7 +120,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
 
 
 def describe_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
-    """Return the documents that cause a change for unknown machines or for all machines, with their descriptions."""
+    """Return descriptions of the documents that cause a change for unknown machines or for all machines."""
     return tuple(_make_cause(key, ChangeKind.EDITED, 1, changes.documents, new) for key in ids)
 
 
@@ -164,7 +164,7 @@ def _make_group(
 def _make_cause(
     key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
-    """Return a document as a cause, with the location of the changed field.
+    """Return a changed document as a cause, with the location of the change.
 
     If the document is a Server document, the cause stands for the documents of all ``members`` servers in the group.
     """
@@ -298,7 +298,10 @@ class CauseFinder:
         self._pools: list[Mapping[str, Pool]] = [build_pools(each)[0] if each else {} for each in (old, new)]
 
     def find_causes(self, change: ServerChange) -> tuple[Id, ...]:
-        """Return the documents and files that cause a server to change, sorted. A renamed server has its new name."""
+        """Return the documents and files that cause a server to change, sorted.
+
+        A renamed server appears under its new name.
+        """
         both = [each for each in (change.old, change.new) if each is not None]
         own = set[Id]()
         for key in self._filter_changed(*(Id("Server", each.server) for each in both)):

@@ -35,7 +35,7 @@ def _ignore(old: int, new: int) -> None:
 
 
 class PathCommit(Struct, frozen=True, kw_only=True):
-    """A first-parent commit after the accepted commit."""
+    """A commit on the first-parent path after the accepted commit."""
 
     revision: str
     valid: bool  # False: the commit becomes part of the step to the next valid commit
@@ -54,7 +54,7 @@ class PathStep(Struct, frozen=True, kw_only=True):
 
 
 class CommitPath(Struct, frozen=True, kw_only=True):
-    """The steps that gitboot can accept, and the step that it holds."""
+    """The steps on a commit path that gitboot can accept, and the step that it holds."""
 
     accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each step begins at the end of the previous step
     held_step: PathStep | None  # the step from the last accepted position to the newest commit; None: no step is held
@@ -80,13 +80,13 @@ def find_commit_path(
 ) -> CommitPath:
     """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
 
-    gitboot judges each step from the last commit that can be accepted to a later commit. Therefore a change that a
-    later commit reverts needs no acknowledgement. If commits were rebased one by one, an acknowledgement line may apply
-    to the step from an earlier commit, so gitboot also judges that step. Each line acknowledges at most one step. If
+    gitboot judges each commit against the last commit that can be accepted. Therefore a change that a later commit
+    reverts needs no acknowledgement. If commits were rebased one by one, an acknowledgement line may apply to a step
+    that starts at an earlier commit, so gitboot also judges that step. Each line acknowledges at most one step. If
     possible, gitboot chooses a step that ends at the commit that contains the line, or before that commit. Otherwise,
-    gitboot chooses a step that ends later. A line that is valid because of a signature is valid only for the first
-    commit with the signed content. If a step must wait although no guard holds it, the path ends before this step.
-    Therefore waiting never changes how the path is divided into steps.
+    gitboot chooses a step that ends after that commit. A line that is valid because of a signature is valid only for
+    the first commit with the signed content. If a step must wait although no guard holds it, the path ends before this
+    step. Therefore waiting never changes the steps of the path.
 
     - ``approvals`` are acknowledgements that do not come from commit messages.
     - ``need`` specifies how reinstallations must be acknowledged.
@@ -117,7 +117,7 @@ class _AckPosition(Struct, frozen=True):
 
     @property
     def key(self) -> _AckPosition | str:
-        """The key by which gitboot makes sure that the acknowledgement is used only once on a path."""
+        """The key that ensures that gitboot uses the acknowledgement only once on a path."""
         return self.ack.id if self.ack.content else self
 
 
@@ -251,7 +251,7 @@ _Used = _AckPosition | str | tuple[str, str]  # each acknowledgement is used onl
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
-    """For each UUID that is not known, return the provision number in the first commit that contains the UUID.
+    """Return the first provision number of each UUID that is not known yet, taken from the first commit with the UUID.
 
     ``commits`` yields the (UUID, provision number) pairs of each valid first-parent commit since the accepted commit,
     in order.
@@ -327,7 +327,7 @@ def judge_by_steps(
 
 
 def tighten_limits(limits: Limits, *sides: Side) -> Limits:
-    """Return the limits, lowered to the guards in the Fleet documents of these commits where those are stricter."""
+    """Return the limits, lowered to the limits in the Fleet documents of these commits if those are lower."""
     for side in sides:
         if side.repository is not None:
             limits = limits.tighten(side.repository.fleet.spec.guards)

@@ -378,7 +378,7 @@ def _count_areas(
 ) -> tuple[Area, ...]:
     """Count the changes in the whole fleet, and then in each site and each role.
 
-    If a server moves to another site or role, count the server in both.
+    If a server moves to another site or role, it is counted in both the old and the new one.
     """
     counts: dict[Label | None, Counter[str]] = {label: Counter(size=size) for label, size in sizes.items()}
     counts[None] = Counter(size=len(old.servers) if old is not None else 0)
@@ -410,7 +410,7 @@ def _count_areas(
 
 
 class UnknownCause(StrEnum):
-    """The causes that can prevent gitboot from determining whether a server is provisioned."""
+    """A cause that can prevent gitboot from determining whether a server is provisioned."""
 
     CAME = "came"  # the server is new, and may have been installed elsewhere
     # the server replaces a board without a Server document; only the ledger may contain the board
@@ -515,7 +515,7 @@ class ServerEffect(Struct, frozen=True, kw_only=True):
 
 
 def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
-    """Compare the decisions of two commits. The result maps UUIDs, which renamed servers keep, to the changes."""
+    """Compare the decisions of two commits. Return the changes by UUID, because renamed servers keep their UUIDs."""
     before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
     found = {}
     for uuid in sorted(before.keys() | after.keys()):
@@ -532,7 +532,7 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
 def find_field_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
     """Yield the fields that differ, sorted by name.
 
-    If a value exists only in one of the two decisions, yield the whole value.
+    If a value exists in only one of the two decisions, the function yields the whole value as one field.
     """
     if _are_named(old) or _are_named(new):  # compare items by name, so that an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))

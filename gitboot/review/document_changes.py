@@ -201,7 +201,7 @@ def list_images(decision: Decision | None) -> Iterator[str]:
 
 
 class ChangeKind(StrEnum):
-    """The kinds of changes to a document or a server."""
+    """The way in which a document or a server changed."""
 
     ADDED = "added"
     REMOVED = "removed"

@@ -71,7 +71,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     allow_takeover: bool = False
 
     def tighten(self, guards: Guards) -> Limits:
-        """Return the lower value for each limit of the instance and the Fleet. A Fleet cannot raise a limit."""
+        """Return the limits, lowered to those limits in the Fleet that are lower. A Fleet cannot raise a limit."""
         given = {each.name: getattr(guards, each.name) for each in fields(guards)}
         return structs.replace(
             self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
@@ -135,8 +135,8 @@ def judge(
 
     - ``pending`` is the number of servers that are not installed according to the instance's records, or None without
       records. In a first commit, this number replaces the number of servers that need a first boot.
-    - ``returning`` is the number of servers that the commit adds and reinstalls although the ledger already contains
-      them.
+    - ``returning`` is the number of servers that the commit adds and reinstalls, although the ledger already contains
+      their machines.
     - ``inheritances`` are the identities through which possibly installed machines would get the install boots of other
       servers.
     - ``rewound`` means that the commit does not descend from the accepted commit.
@@ -287,7 +287,7 @@ class AckLine(Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The key by which gitboot makes sure that a line that is valid because of a signature counts only once."""
+        """The key that ensures that a line counts only once if it is valid because of a signature."""
         return f"{self.content} {self.digest} {self.guard}"
 
 
@@ -443,7 +443,7 @@ GROUPING: Final = ("site", "role")  # label keys; the servers with the same valu
 
 
 class Touched(Struct, frozen=True, kw_only=True):
-    """The servers and documents that may differ between two commits.
+    """The servers and documents that may differ between two commits, so that only these need to be compared.
 
     All other servers and documents are the same in both commits.
     """
@@ -514,6 +514,6 @@ class Extent(Struct, frozen=True, kw_only=True):
     def with_rewind(self, accepted: str, revision: str) -> Extent:
         """Return the extent for a rewind, with a digest that also covers both revisions.
 
-        The digest of the changes alone does not identify a rewind, because a rewind may change no decision.
+        The digest of the changes alone does not identify a rewind, because a rewind may not change any decisions.
         """
         return structs.replace(self, digest=compute_digest(["rewind", accepted, revision, self.digest]))

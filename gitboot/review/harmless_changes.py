@@ -16,7 +16,7 @@ from gitboot.resolve.server_decision import NO_REQUIREMENTS, Boot, Decision, Mai
 
 
 class EveryBoot(Struct, frozen=True):
-    """A boot condition that always holds: the machine gets the boot at every start, whatever its record contains."""
+    """A boot condition that always holds. The machine gets the boot at every start, independent of its record."""
 
 
 class UntilProvisioned(Struct, frozen=True):
@@ -41,7 +41,7 @@ BootCondition = EveryBoot | UntilProvisioned | UntilRun
 
 
 def covers(one: BootCondition, other: BootCondition) -> bool:
-    """Return whether ``one`` permits the boot for every record for which ``other`` permits the boot."""
+    """Return whether the condition ``one`` permits a boot in all cases in which ``other`` permits it."""
     match one, other:
         case (EveryBoot(), _):
             return True
@@ -67,7 +67,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
     def waits_as_long_as(self, other: Waiting) -> bool:
         """Return whether a server that has to wait for ``other`` always has to wait for this too.
 
-        The result holds for any responses from the URLs.
+        The result does not depend on how the URLs respond.
         """
         answers_count_alike = all(
             theirs in (None, own) for own, theirs in zip(self.asked_for, other.asked_for, strict=True)

@@ -165,12 +165,12 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
 
     @property
     def lowered(self) -> tuple[StreamRuleChange, ...]:
-        """The changes after which a stream no longer requires signed images."""
+        """The rule changes that stop a stream from requiring signed images."""
         return tuple(each for each in self.rules if each.lowers)
 
     @property
     def changes_requirement(self) -> bool:
-        """Whether an instance may withhold boots that it offered before, or offer boots that it withheld before."""
+        """Whether an instance may now withhold boots that it offered before, or offer boots that it withheld before."""
         return any(each.is_requirement for each in self.rules)
 
 
@@ -331,7 +331,7 @@ def _list_streams_by_image(streams: Mapping[str, ImageStream]) -> Mapping[str, l
 def _find_left_streams(
     servers: Iterable[ServerChange], old: FleetRepository, new: FleetRepository, lowered: Collection[str]
 ) -> Iterator[LeftStream]:
-    """Yield the servers whose images no longer need signatures, except servers of the streams in ``lowered``."""
+    """Yield the servers whose images no longer need signatures, except those that left a stream in ``lowered``."""
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for change in servers:
         was, now = (
@@ -375,7 +375,7 @@ class Joining(Struct, frozen=True, kw_only=True):
 
 
 class StreamUse(Struct, frozen=True, kw_only=True):
-    """The images that the servers that use a stream boot."""
+    """The images that servers boot from a stream."""
 
     name: str
     current: str

@@ -81,8 +81,9 @@ class Reinstall(NamedTuple):
 def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     """Return the ways in which a new decision permits an install boot that the old decision did not permit.
 
-    The function does not use records, so a record may show that gitboot will not reinstall the server. One-time boots
-    with the same provision key count as the same boot, even if the policy or the image differs.
+    The function does not use records, so the result may contain reinstallations of servers that are already installed
+    and that gitboot would not reinstall. One-time boots with the same provision key count as the same boot, even if the
+    policy or the image differs.
     """
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
@@ -232,7 +233,7 @@ _POLICY_REASONS: Final = RAISED_NUMBERS | {
 
 
 class GainedIdentity(NamedTuple):
-    """An identity that, because of a commit, newly lets a machine get the install boots of a server."""
+    """An identity through which a machine can newly get the install boots of a server after a commit."""
 
     kind: str
     value: str
@@ -271,7 +272,7 @@ _IDENTITY_NAMES: Final = {
 
 
 class DescribedServer(NamedTuple):
-    """The description of a server in one commit."""
+    """A server as one commit describes it."""
 
     decision: Decision
     machine: Machine
@@ -347,7 +348,7 @@ def find_identity_reinstalls(
 def find_gained_identities(
     old: DescribedServer | None, new: DescribedServer, others: Collection[Reinstall]
 ) -> Iterator[GainedIdentity]:
-    """Yield the identities that, because of a commit, newly let a machine get the install boots of a server.
+    """Yield the identities through which a machine can newly get the install boots of a server after a commit.
 
     ``others`` are the reinstallations that were already counted when the two commits were compared.
     """
@@ -376,7 +377,7 @@ def find_lost_machine_identities(old: Machine, new: Machine | None) -> Iterator[
 def update_lost_identities(
     before: frozenset[LostIdentity], newly_lost: Iterable[LostIdentity], newly_gained: Iterable[GainedIdentity]
 ) -> frozenset[LostIdentity]:
-    """Return the updated lost identities after gitboot accepted a commit.
+    """Return the lost identities, updated for a commit that gitboot accepted.
 
     If the accepted commit lets machines get a server's install boots through an identity, a guard has permitted this
     change. From then on, the identity belongs only to the machine of this server.
@@ -404,7 +405,7 @@ def _remove_provenance(value: Any) -> Any:
 
 
 class DiskClaims:
-    """Finds boots for which a commit newly claims that they do not write disks."""
+    """Finds the boots that newly claim in a commit that they do not write disks."""
 
     def __init__(
         self,
@@ -415,10 +416,8 @@ class DiskClaims:
     ) -> None:
         """Prepare the search.
 
-        ``get_offered_claims`` returns the result of `list_claims` for all decisions in the earlier commit.
-
-        gitboot calls this function only when it needs the claims. ``get_offered_claims`` is None if there is no earlier
-        commit.
+        ``get_offered_claims`` returns the result of `list_claims` for all decisions in the earlier commit. gitboot
+        calls this function only when it needs the claims. ``get_offered_claims`` is None if there is no earlier commit.
         """
         self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
         self._hosts: set[str | None] = set()
@@ -449,7 +448,7 @@ class DiskClaims:
         return tuple(found)
 
     def is_unknown(self, new: Decision) -> bool:
-        """Return whether a new server has a boot that claims not to write disks, if this claim is new in the fleet."""
+        """Return whether a new server has a boot whose claim that it does not write disks is new in the fleet."""
         return self._offered is not None and any(
             boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _list_claimed_boots(new)
         )
@@ -474,7 +473,7 @@ def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def list_claims(decision: Decision) -> frozenset[Digest]:
-    """Return the digests of all boots in a decision that claim not to write disks."""
+    """Return the digest of each boot in a decision that claims not to write disks."""
     return frozenset(_digest_boot(decision, boot) for _, boot in _list_claimed_boots(decision))
 
 
@@ -495,7 +494,7 @@ def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]
 
 
 def _digest_start(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of the files, arguments and scripts with which a machine starts.
+    """Return a digest of the files, arguments and scripts that a machine starts with.
 
     URLs and kernel arguments for console output do not affect the digest.
     """
@@ -516,7 +515,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
 
 
 def _digest_boot(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of the files, arguments, scripts and templates with which a machine starts."""
+    """Return a digest of the files, arguments, scripts and templates that a machine starts with."""
     format = boot.user_data.format if boot.user_data is not None else None
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
@@ -550,10 +549,9 @@ def find_returning_servers(
 ) -> tuple[str, ...]:
     """Return the added servers that the guard maxReinstalls must count.
 
-    The ledger already contains the machines of these servers.
-
-    If only two commits are compared, such a server appears to be new. The servers in ``unknown_claims`` boot an image
-    that claims not to write disks, and nobody has acknowledged this claim.
+    The ledger already contains the machines of these servers. If only two commits are compared, such a server appears
+    to be new. The servers in ``unknown_claims`` boot an image that claims not to write disks, and this claim has not
+    been acknowledged.
     """
 
     def writes(decision: Decision, record: Record | None) -> bool:

@@ -84,7 +84,7 @@ class RenderedChanges:
         return [_mask_values(line, was if line.startswith("-") else now) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
-        """Return the names of those of a server's own values that occur in added or removed lines of its diffs."""
+        """Return the names of a server's own values that occur in the added or removed lines of the server's diffs."""
         return tuple(sorted({name for line in self.mask_lines(change, diffs) for name in list_masked_names(line)}))
 
     def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
@@ -370,7 +370,7 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
     """Format JSON and the JSON texts in it on several lines, so that diffs are readable. Other text stays unchanged.
 
     The function decodes files in data URLs, and applies ``show`` to these files and to all other texts in the JSON. If
-    ``show`` does not change any text, two inputs have the same result only if they differ in nothing but white space in
+    ``show`` does not change any text, two inputs have the same result only if they are equal apart from white space in
     the JSON.
     """
     try:
@@ -386,7 +386,7 @@ _DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url
 
 
 def _parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError also for duplicate keys, because parsers handle duplicate keys differently."""
+    """Parse JSON. Raises ValueError for invalid JSON and for duplicate keys, which parsers handle differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):

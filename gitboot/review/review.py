@@ -50,7 +50,7 @@ class ReviewOutcome(StrEnum):
 
 
 class Danger(NamedTuple):
-    """The servers or machines that a dangerous change affects, and the reasons."""
+    """The servers or machines that a dangerous change affects, and the reasons for the danger."""
 
     risk: Risk
     names: tuple[str, ...]
@@ -119,7 +119,7 @@ class Review(Struct, frozen=True, kw_only=True):
         return phrases.HARMLESS_NOTE if any(each.less for each in areas) else None
 
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
-        """Yield each heading for problems with the problems below it."""
+        """Yield the sections of problems, each as a heading and its problems."""
         if self.head.problems:
             yield "Problems", self.head.problems
         if self.base.problems and self.base.decisions is None:

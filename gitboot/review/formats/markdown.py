@@ -278,7 +278,7 @@ def _measure(line: str) -> int:
 
 
 def _shorten_diff(lines: Sequence[str], longest: int) -> Iterator[str]:
-    """Yield the lines of a diff. Shorten each changed line that is too long to the words that its counterpart lacks.
+    """Yield the lines of a diff. A changed line that is too long is reduced to the words that its counterpart lacks.
 
     In a shortened line, "…" stands for text that the counterpart also contains, unless a number of words or characters
     follows the "…".
@@ -328,7 +328,7 @@ _WORD: Final = re.compile(r"\s*\S+|\s+$")
 
 
 def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
-    """Map the index of each word that differs, or that is next to a missing word, to the counterpart of the word.
+    """Map the indexes of words that differ, and of words next to a missing word, to the counterparts of these words.
 
     If a word does not differ but is next to a missing word, its counterpart is the word itself.
     """
@@ -551,7 +551,7 @@ def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
 def _make_annotation(
     review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
 ) -> Problem:
-    """Return a warning at the first of these locations. Without locations, return a warning at the Fleet document.
+    """Return a warning at the first of these locations, or at the Fleet document if there are no locations.
 
     Without ``hint``, the warning contains the default hint for its code.
     """

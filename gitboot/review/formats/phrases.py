@@ -120,7 +120,7 @@ def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
 
 
 def format_reinstall(reinstall: Reinstall) -> str:
-    """Describe the reason why a commit can reinstall a server."""
+    """Describe why a commit can cause a server to be reinstalled."""
     maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
     if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
         return f"{maintenance} is new: {reinstall.new}"
@@ -210,7 +210,7 @@ def format_effect(effect: Effect) -> str:
 
 
 def format_trip(trip: Trip) -> str:
-    """Describe the number that a guard counted, and the limit."""
+    """Describe the number that a guard counted, and the limit that it exceeds."""
     if (words := _TRIP_TEXTS.get(trip.guard)) is not None:
         return words.format(limit=trip.limit)
     number = format_share(trip.number, trip.of) if trip.percent and trip.of else f"{trip.number:,}"
@@ -321,7 +321,7 @@ def format_origin(provenance: Provenance | None) -> str:
 
 
 def format_file_claim(claim: FileClaim) -> str:
-    """Return the provenance that the image claims for a digest, and the result of the signature check."""
+    """Describe the provenance that the image claims for a digest, and the result of the signature check."""
     origin, claimed = format_origin(claim.claimed), claim.claimed
     shown = f"claims: {origin}" if claimed is not None else origin
     is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED
@@ -339,7 +339,7 @@ def format_file_claim(claim: FileClaim) -> str:
 
 
 def _fold_key(key: str) -> str:
-    """Return a key for comparisons of fingerprints.
+    """Return a normalized fingerprint, so that fingerprints can be compared.
 
     People may write fingerprints with spaces between groups of digits, and in upper or lower case.
     """
