@@ -1,1 +1,1 @@
-"""Git: fetch, read, verify and write repositories."""
+"""Git: fetch, read and write repositories, and verify signatures."""

@@ -1,4 +1,4 @@
-"""Fetch process: carry out tasks from standard input, and write reports to standard output."""
+"""Fetch process: read tasks from standard input, carry them out, and write reports to standard output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gitboot.git.repository import lacks_memory, report_steps_to, report_work
 
 
 def main(parent: str) -> None:
-    """Carry out the tasks that the process ``parent`` sends, until that process ends."""
+    """Carry out the tasks that the process ``parent`` sends, until ``parent`` ends."""
     orders, reports = become_child(parent)
     usage = ProcessUsage.measure()
     while (frame := read_frame(orders)) is not None:

@@ -36,7 +36,7 @@ from gitboot.git.snapshots import get_fleet_folder
 
 
 class Authorship(NamedTuple):
-    """The author of a commit and the author date."""
+    """The author and the author date of a commit."""
 
     name: str
     email: str
@@ -45,10 +45,10 @@ class Authorship(NamedTuple):
 
 
 class OwnedBranch:
-    """One branch of a remote, to which gitboot adds commits. A bare repository at ``path`` contains the commits.
+    """A branch of a remote to which gitboot adds commits. The bare repository at ``path`` stores these commits.
 
-    The parent of each new commit is the commit that `fetch` returned. If the remote branch has moved since then, the
-    remote rejects the push.
+    Each new commit has the commit that `fetch` returned as its parent. If the remote branch has moved since that fetch,
+    the remote rejects the push.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class OwnedBranch:
         author: Authorship,
         at: datetime,
     ) -> str:
-        """Create a commit that writes these files, and removes each file whose value is None.
+        """Create a commit that writes the files in ``changes``, and removes each file whose value is None.
 
         The branch does not move.
         """
@@ -158,7 +158,7 @@ def check_branch(branch: str) -> None:
 
 
 def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
-    """Return whether a branch of the fleet at ``path`` contains these files, or None without such a branch.
+    """Return whether a branch contains these files of the fleet at ``path``, or None if the branch does not exist.
 
     Remote-tracking branches count too. Raises `UsageError` if ``path`` is not in a Git repository.
     """
@@ -177,7 +177,7 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
-    """The commit of a branch that added a file."""
+    """The commit on a branch that added a file."""
 
     commit: Revision
     parent: Revision | None
@@ -186,11 +186,11 @@ class Proposal(Struct, frozen=True, kw_only=True):
 
 
 def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
-    """Return the commit that added a file of the fleet at ``path`` to a branch, or None if the branch does not exist.
+    """Return the commit on a branch that added a file of the fleet at ``path``, or None if there is no such branch.
 
-    If a remote has the branch, gitboot searches the remote-tracking branch. Commits that other people added to the
-    branch later do not count. Without ``file``, return the last commit. Raises `UsageError` if the branch does not
-    contain the file.
+    If a remote has the branch, gitboot searches the remote-tracking branch. Later commits that other people added to
+    the branch are ignored. Without ``file``, the function returns the last commit of the branch. Raises `UsageError` if
+    the branch does not contain the file.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
@@ -216,7 +216,10 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
 
 
 def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place: str) -> CommitObject | None:
-    """Follow first parents from ``tip``, and return the oldest commit with a file, or None if ``tip`` lacks it."""
+    """Follow first parents from ``tip``, and return the oldest commit that still has a file.
+
+    Return None if ``tip`` lacks the file.
+    """
     found = None
     for commit in islice(CommitReader(repository).first_parents(tip.id), _MOST_LATER_COMMITS):
         tree = read_tree(repository, commit)
@@ -232,9 +235,10 @@ _MOST_LATER_COMMITS: Final = 100
 
 
 def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
-    """Write local branches of the repository at ``path`` to a Git bundle that needs the parents of their last commits.
+    """Write the last commit of each local branch in ``branches`` to a Git bundle.
 
-    ``git fetch FILE`` reads a bundle (gitformat-bundle(5)). Raises `UsageError` if the file cannot be written.
+    The repository is at ``path``. A repository that fetches the bundle must already have the parents of these commits.
+    ``git fetch FILE`` can read the bundle (gitformat-bundle(5)). Raises `UsageError` if the file cannot be written.
     """
     with convert_errors(path), open_containing_repository(resolve_fleet_root(path)) as repository:
         assert repository is not None  # noqa: S101 - `propose` has checked this
@@ -259,10 +263,10 @@ def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
 def propose(
     path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
 ) -> Revision:
-    """Create a branch with one commit after ``base``. The commit changes or adds these files of the fleet at ``path``.
+    """Create a branch with one commit on top of ``base`` that changes or adds files of the fleet at ``path``.
 
-    The work tree and the checked-out branch do not change. The author is the user in the repository's configuration.
-    Raises `UsageError` if a folder of a new file is a file or a symlink.
+    The work tree and the checked-out branch do not change. The author of the commit is the user in the repository's Git
+    configuration. Raises `UsageError` if a file or a symlink exists in place of a parent folder of a new file.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:

@@ -1,4 +1,4 @@
-"""gitboot's bare clone of a remote: fetch commits, store the accepted commit, and read files in commits."""
+"""gitboot's bare clone of a remote: fetch commits, store which commit is accepted, and read files in commits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FollowedBranch(NamedTuple):
 
 
 class BranchMismatch(NamedTuple):
-    """The fact that the HEAD of a remote does not name the branch that the instance follows."""
+    """A difference between the branch that the HEAD of a remote names and the branch that the instance follows."""
 
     reason: str
     message: str
@@ -82,15 +82,15 @@ def _shorten(reference: str | None) -> str | None:
 
 
 class Source:
-    """The followed remote, and the clone of the remote at ``state/repository.git``.
+    """The remote that an instance follows, and its clone at ``state/repository.git``.
 
-    The caller must hold the lock on the state directory. `fetch` and `restore` may run in one thread and the other
-    methods in another thread, because each call opens the repository again, as libgit2 requires. Methods that read the
-    clone raise `CorruptClone` for a damaged clone, and `restore` repairs the clone.
+    The caller must hold the lock on the state directory. `fetch` and `restore` may run in one thread while the other
+    methods run in another thread, because each call opens the repository again, as libgit2 requires. Methods that read
+    the clone raise `CorruptClone` for a damaged clone, and `restore` repairs the clone.
 
     Each fetch calls ``read_credentials`` to get the current credentials. Without this function, fetches use the
-    credentials of ``remote``. With ``record``, the first fetch of a remote without a reference finds the default
-    branch. All later fetches follow that branch, even with a new `Source`, as long as it uses the same record.
+    credentials in ``remote``. If ``remote`` does not have a reference and there is a ``record``, the first fetch finds
+    the default branch. All later fetches follow that branch, even those by a new `Source` with the same record.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Source:
 
     @property
     def branch_mismatch(self) -> BranchMismatch | None:
-        """How the remote's HEAD differs from the branch that gitboot found at the first start, or None if it does not.
+        """How the remote's HEAD differs from the branch recorded at the first start, or None if there is no difference.
 
-        If --rev names the branch, or before the first fetch, the value is always None.
+        The value is always None before the first fetch, and if --rev names the branch.
         """
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
@@ -144,13 +144,16 @@ class Source:
     # The clone
 
     def latest(self) -> Revision | None:
-        """Return the commit of the last fetch, even if that was before a restart, or None before the first fetch."""
+        """Return the commit that the last fetch found, or None before the first fetch.
+
+        gitboot stores this commit, so the result stays the same after a restart.
+        """
         if self._record is not None and self._followed is None:
             return None  # an earlier version followed HEAD, which may have named another branch
         return _read_reference(self.clone, self._latest)
 
     def accepted(self) -> Revision | None:
-        """Return the newest accepted commit, or None if gitboot has not accepted a commit or has lost the clone."""
+        """Return the newest accepted commit, or None if gitboot has not accepted a commit or the clone is lost."""
         return _read_reference(self.clone, ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
@@ -180,7 +183,7 @@ class Source:
             return revision in ours.odb
 
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
-        """Return the first-parent commits after ``since`` up to ``revision``, the oldest first, with their messages.
+        """Return the first-parent commits after ``since`` up to ``revision``, oldest first, with their messages.
 
         If ``since`` is not a first-parent ancestor of ``revision``, or if there are too many commits between them, the
         result is a single entry with all messages. Without ``since``, the result contains only ``revision``, because a
@@ -193,7 +196,7 @@ class Source:
             return list_first_parent_merges(ours, old, new) or (Merge(revision, tuple(list_messages(ours, old, new))),)
 
     def file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
-        """Return the last first-parent commits up to ``revision``, newest first, with the files that each one changed.
+        """Return the latest first-parent commits up to ``revision``, newest first, each with the files that it changed.
 
         ``known`` contains earlier results, which gitboot reuses.
         """
@@ -201,9 +204,10 @@ class Source:
             return tuple(list_file_changes(ours, revision, read_fleet_folder_at(ours, revision), known))
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """Return the content digests of commits with acknowledgements that only ``tips`` can reach, not ``hidden``.
+        """Return the content digests of commits with acknowledgements.
 
-        gitboot ignores commits that the clone does not contain.
+        These are the commits that are reachable from ``tips`` but not from ``hidden``. gitboot ignores commits that the
+        clone does not contain.
         """
         with self.clone.open() as ours:
             old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))
@@ -227,7 +231,7 @@ class Source:
         return Upstream(self._remote, self._state).watch_paths()
 
     def fetch(self) -> Revision:
-        """Fetch and return the current commit of the remote's reference. After that, `latest` returns this commit.
+        """Fetch the current commit of the remote's reference, and return it. `latest` then returns the same commit.
 
         Raises `SourceError` if a later attempt may succeed, and `SourceRefused` or `UsageError` if a person has to act.
         """
@@ -246,11 +250,11 @@ class Source:
         return revision
 
     def restore(self, accepted: Revision | None) -> None:
-        """Create the clone again from the remote, with ``accepted``, the commit that the ledger records as accepted.
+        """Create the clone again from the remote, and mark ``accepted``, the commit in the ledger, as accepted.
 
         If the remote does not contain this commit, gitboot searches the old clone. If the fetch fails, the clone stays
-        unchanged, and the method raises the errors of `fetch`. Raises `SourceRefused` if the commit is lost. In that
-        case, the new clone is complete but has no accepted commit.
+        unchanged, and the method raises the same errors as `fetch`. Raises `SourceRefused` if the commit is lost. In
+        that case, the new clone is complete except that it has no accepted commit.
         """
         _, remote = self._resolve_remote()
         found = self.fetching.restore(remote, self._state, accepted)
@@ -263,9 +267,9 @@ class Source:
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 
     def _resolve_remote(self) -> tuple[FollowedBranch | None, Remote]:
-        """Return the branch to follow, and the remote with this branch. At the first start, find the default branch.
+        """Return the branch to follow, and the remote with this branch. At the first start, this is the default branch.
 
-        Raises `UsageError` if gitboot cannot read the current credentials, and `BranchNotNamed` if HEAD is detached.
+        Raises `UsageError` if gitboot cannot read the current credentials. Raises `BranchNotNamed` if HEAD is detached.
         """
         branch, remote = self._followed, self._remote
         if self._read_credentials is not None:
@@ -284,7 +288,7 @@ class Source:
     def _record_branch(self, branch: FollowedBranch, revision: Revision, record: BranchRecord) -> None:
         """Store the name of the fetched branch, which gitboot follows from now on.
 
-        Raises `BranchNotNamed` if this fetch chose the branch, and the branch does not contain the accepted commit.
+        Raises `BranchNotNamed` if this fetch selected the branch but the branch does not contain the accepted commit.
         """
         if branch == self._recorded:
             return
@@ -365,7 +369,7 @@ class CloneReader:
         return self._blobs(blob)
 
     def close(self) -> None:
-        """Close the pack files, because a fetch may replace them. The next read opens the current pack files."""
+        """Close the pack files, because a fetch may replace them. The next read opens the pack files again."""
         self._blobs.close()
 
 

@@ -1,4 +1,4 @@
-"""Fetch: fetch a remote's reference into a clone, and push commits, in a separate process."""
+"""Fetch: use a separate process to fetch a remote's reference into a clone, and to push commits."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Upstream:
     def fetch_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
     ) -> None:
-        """Fetch all branches and tags to get one commit, because few servers allow fetching a commit by its ID."""
+        """Fetch all branches and tags to get one commit, because few servers let clients fetch a commit by its ID."""
         if commit in ours.odb:
             return
         if theirs is not None:
@@ -189,8 +189,8 @@ class Upstream:
     def _fetch_without_negotiation(self, ours: pygit2.Repository, refspecs: Iterable[str]) -> None:
         """Fetch the whole history into an empty repository, and copy the objects that the clone lacks.
 
-        To negotiate with the remote, libgit2 parses the newest commits in the clone, and fails if it cannot parse one
-        of them.
+        This is necessary if libgit2 cannot parse one of the newest commits in the clone. libgit2 parses these commits
+        to negotiate with the remote, and a parse error makes the fetch fail.
         """
         folder = self._state / _FULL_COPY
         shutil.rmtree(folder, ignore_errors=True)
@@ -239,7 +239,7 @@ Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A task for a fetch process, including the credentials to use."""
+    """A task for a fetch process, with the credentials that the process needs."""
 
     work: Work
     remote: Remote
@@ -259,7 +259,7 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True, tag=True):
-    """The error with which a task failed."""
+    """The error that caused a task to fail."""
 
     error: str  # the name of the error in `ERRORS`
     message: str
@@ -297,7 +297,7 @@ class Fetching(ABC):
         return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
-        """Fetch into a new clone. Return whether the remote or the old clone contains the accepted commit."""
+        """Fetch into a new clone. Return whether the accepted commit was found in the remote or in the old clone."""
         return self.carry_out(
             FetchOrder(work="restore", remote=remote, folder=state, expected_commit=accepted)
         ).has_accepted_commit
@@ -310,7 +310,7 @@ class Fetching(ABC):
 
 
 class InThisProcess(Fetching):
-    """Carries out fetches and pushes in this process, without limits of memory and time."""
+    """Carries out fetches and pushes in this process, without memory and time limits."""
 
     def carry_out(self, order: FetchOrder) -> FetchResult:
         remote, folder = order.remote, order.folder
@@ -369,7 +369,8 @@ def build_tag_reference(remote: Remote) -> str:
 def _hash_remote(remote: Remote) -> str:
     """Return a hash of the URL, the reference and the folder.
 
-    With the hash, gitboot does not use a commit that it fetched with other settings."""
+    The hash prevents gitboot from using a commit that was fetched with other settings.
+    """
     place = (remote.url, remote.reference, *filter(None, [remote.subpath]))
     return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
@@ -412,12 +413,12 @@ class FetchProcess(Fetching):
     """Carries out fetches and pushes in a child process with limited memory and time.
 
     Raises `SourceTooLarge` if the process exceeds its memory limit. Raises `SourceError` if the process does not report
-    its next step in time (`gitboot.git.repository`), or takes longer than ``deadline_s`` in total. For a new clone,
-    there is no limit for the total time while data arrives at the minimum rate. After such an error, gitboot kills the
-    process, and the next fetch starts another process.
+    its next step in time (`gitboot.git.repository`), or takes longer than ``deadline_s`` in total. A new clone may take
+    longer, as long as data arrives at the minimum rate. After such an error, gitboot kills the process, and the next
+    fetch starts another process.
 
-    Threads that fetch at the same time use separate processes. A process starts with its first task, and ends with its
-    thread or with `close`.
+    Threads that fetch at the same time use separate processes. Each process starts when it gets its first task. The
+    process ends when the thread that uses it ends, or when `close` is called.
     """
 
     def __init__(self, mebibytes: int | None = None, *, deadline_s: float = FETCH_TIMEOUT_S) -> None:
@@ -428,7 +429,7 @@ class FetchProcess(Fetching):
         self._is_closed = False
 
     def close(self) -> None:
-        """Kill the child processes, and do not start new processes."""
+        """Kill the child processes, and prevent new processes from starting."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, None
@@ -468,7 +469,7 @@ class FetchProcess(Fetching):
         return answer
 
     def _take_child(self) -> tuple[Child, bool]:
-        """Return a child process, and whether the process is new. Start a process only if there is no idle process."""
+        """Return a child process, and whether this process is new. Start a new process only if no process is idle."""
         with self._lock:
             if self._is_closed:
                 raise SourceError("this instance is stopping, so gitboot does not fetch")
@@ -503,7 +504,7 @@ class FetchProcess(Fetching):
 
 class _StepDeadline:
     def __init__(self, first: FetchStep, total_s: float | None) -> None:
-        """Create a time limit. ``total_s`` is the limit for all steps together, or None if there is no such limit."""
+        """Create a time limit. ``total_s`` is the limit for all steps together, or None for no such limit."""
         self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 

@@ -1,4 +1,4 @@
-"""Git history: follow first parents, list commits in a range, merge in memory, and find the commit of each line."""
+"""Git history: follow first parents, list commits in a range, merge in memory, and find the last change of a line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HistoryStep(Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """Iterates over the first-parent commits of a revision, the newest first. `open_history` returns this object."""
+    """Iterates over the first-parent commits of a revision, the newest first. Call `open_history` to create one."""
 
     def __init__(
         self, repository: StoredRepository, folder: str, steps: tuple[HistoryStep, ...], *, shallow: bool
@@ -67,7 +67,7 @@ class History:
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
-    """Return the history of ``rev``, by default HEAD, for the fleet at ``path``. ``rev`` is a Git revision."""
+    """Return the history of the Git revision ``rev`` for the fleet at ``path``. The default revision is HEAD."""
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
         raise UsageError("WORKTREE has no history; name a revision, or leave it out for HEAD")
@@ -90,10 +90,10 @@ HISTORY_COMMITS: Final = 100  # the number of commits in the history on the oper
 def list_file_changes(
     git: pygit2.Repository, tip: Revision, folder: str, known: Mapping[Revision, FileChanges]
 ) -> Iterator[FileChanges]:
-    """Yield the last `HISTORY_COMMITS` first-parent commits of ``tip`` with the files that each commit changed.
+    """Yield the last `HISTORY_COMMITS` first-parent commits up to ``tip``, each with the files that it changed.
 
-    ``known`` contains earlier results, which gitboot reuses. The history ends before a commit that the clone does not
-    contain or that libgit2 cannot read.
+    ``known`` contains earlier results, which gitboot reuses. The history ends at the first commit that the clone does
+    not contain or that libgit2 cannot read.
     """
     try:
         for commit in islice(CommitReader(git).first_parents(tip), HISTORY_COMMITS):
@@ -129,7 +129,7 @@ def summarize_commit(commit: CommitObject) -> CommitSummary:
 
 
 def convert_date(person: Person) -> datetime:
-    """Convert the date of an author or committer.
+    """Convert an author date or a committer date.
 
     A date outside the years 1970 to 9999 becomes the nearest date in this range.
     """
@@ -145,9 +145,9 @@ def _decode(data: bytes) -> str:
 
 
 class Blame:
-    """The commit that last changed each line in a fleet's files, at a revision or in the work tree.
+    """Finds the commit that last changed each line in a fleet's files, at a revision or in the work tree.
 
-    `open_blame` returns this object. gitboot reads each file on the first call with the path of the file.
+    Call `open_blame` to create a `Blame`. gitboot reads a file when `line` is first called with the file's path.
     """
 
     def __init__(self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None) -> None:
@@ -187,7 +187,7 @@ class Blame:
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
     """Return a `Blame` for the fleet at ``path``, or None if the fleet is not in a Git repository.
 
-    The arguments are those of `open_snapshot`.
+    The arguments mean the same as in `open_snapshot`.
     """
     root = resolve_fleet_root(Path(path))
     with convert_errors(path), open_containing_repository(root) as git:
@@ -202,7 +202,7 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    """Return the commit that last changed each line. If a line comes from a merged branch, return the merge commit."""
+    """Map each line number to the commit that last changed the line, or to the merge commit for a merged branch."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
@@ -313,9 +313,10 @@ class Merge(NamedTuple):
 
 
 def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
-    """Return the first-parent commits after ``old`` up to ``new``, the oldest first.
+    """Return the first-parent commits after ``old``, up to and including ``new``, oldest first.
 
-    The result is () if ``old`` is not a first-parent ancestor of ``new``, or is more than ``MAX_STEPS`` commits away.
+    The result is () if ``old`` is not a first-parent ancestor of ``new``, or if ``old`` is more than ``MAX_STEPS``
+    commits before ``new``.
     """
     found: list[CommitObject] = []
     for commit in CommitReader(repository).first_parents(new):
@@ -332,9 +333,9 @@ def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new
 def list_first_parents_since(
     repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid
 ) -> tuple[Revision, ...] | None:
-    """Return the first-parent commits after ``old`` up to ``new``, the oldest first, or None if there are too many.
+    """Return the first-parent commits after ``old`` up to ``new``, oldest first, or None if there are too many.
 
-    If the branch was rewritten, the result starts after the last first-parent commit that ``old`` and ``new`` share.
+    If the branch was rewritten, the result starts after the newest first-parent commit that ``old`` and ``new`` share.
     Without ``old``, the result contains only ``new``.
     """
     if old is None or old == new:
@@ -351,7 +352,7 @@ def list_first_parents_since(
 def list_messages(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
 ) -> Iterator[Message]:
-    """Yield the messages of commits reachable from ``new`` or ``others`` but not from ``old``, newest first."""
+    """Yield the messages of the commits that ``new`` or ``others`` can reach but ``old`` cannot, newest first."""
     yield from map(read_message, commits_between(repository, [old], new, *others))
 
 
@@ -370,15 +371,16 @@ def has_acknowledgement(commit: CommitObject) -> bool:
 def list_acknowledging_content(
     repository: pygit2.Repository, excluded: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
 ) -> frozenset[str]:
-    """Return the content digests of commits with acknowledgements that only ``tips`` can reach.
+    """Return the content digests of the commits with acknowledgements that are reachable from ``tips``.
 
-    Commits that ``excluded`` can reach are omitted."""
+    Commits that are also reachable from ``excluded`` are omitted.
+    """
     found = commits_between(repository, excluded, *tips)
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
 
 class RangeCommit(Struct, frozen=True, kw_only=True):
-    """A first-parent commit between BASE and HEAD, with the fleet in this commit."""
+    """A first-parent commit between BASE and HEAD, with a snapshot of the fleet in this commit."""
 
     merge: Merge
     snapshot: Callable[[], Snapshot]
@@ -401,9 +403,9 @@ class CommitRange(Struct, frozen=True, kw_only=True):
 def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> CommitRange:
     """Return the commit range ``text`` in the repository that contains ``path``.
 
-    With ``merge``, HEAD is first merged into BASE. With ``accepted``, HEAD or the merge result is compared with this
-    commit instead of BASE. The repository does not change, even with a merge. Raises `UsageError` if there is no such
-    range, and `InvalidRepository` if there is a merge conflict.
+    With ``merge``, HEAD is first merged into BASE. With ``accepted``, the range starts at this commit instead of BASE.
+    The merge happens in memory and does not change the repository. Raises `UsageError` if there is no such range, and
+    `InvalidRepository` if there is a merge conflict.
     """
     dots = "..." if "..." in text else ".."
     base, is_range, head = text.partition(dots)
@@ -462,7 +464,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
 
 
 def find_head_commit(path: Path, text: str) -> Revision | None:
-    """Return the commit that is HEAD in the range ``text`` before any merge, or None for the work tree."""
+    """Return the commit that HEAD of the range ``text`` resolves to before any merge, or None for the work tree."""
     _, found, head = text.replace("...", "..").partition("..")
     if not found or head == WORKTREE:
         return None

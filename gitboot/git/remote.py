@@ -1,4 +1,4 @@
-"""Git remote: connect to a remote with credentials and host keys, and select a reference or a version range."""
+"""Git remotes: connect with credentials and host keys, and select a reference by name or by version range."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Remote(Struct, frozen=True, kw_only=True):
-    """The repository of the fleet, and the reference to follow.
+    """The fleet's remote repository, and the reference to follow in it.
 
     Raises `UsageError` if the fields contradict each other.
     """
@@ -93,21 +93,21 @@ class Remote(Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> Path | None:
-        """The path of a local repository or of a folder in its work tree, or None if the repository is remote."""
+        """The path of a local repository or of a folder in a work tree, or None if the repository is not local."""
         parts = parse_git_url(self.url)
         paths = {"": parts.path, "file": unquote(parts.path)}
         return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
 
     @property
     def commit(self) -> str | None:
-        """The commit ID in the reference, or None if the reference is not a commit ID."""
+        """The commit ID that the reference consists of, or None if the reference is not a commit ID."""
         return self.reference if re.fullmatch(r"[0-9a-f]{40}", self.reference or "") else None
 
 
 def parse_git_url(url: str) -> SplitResult:
     """Split a Git URL into its parts.
 
-    As in git-fetch(1), user@host:path means ssh, and other texts without a scheme are paths.
+    As in git-fetch(1), user@host:path is an SSH URL, and any other text without a scheme is a path.
     """
     if "://" in url:
         return urlsplit(url)
@@ -124,7 +124,7 @@ Heads = Mapping[str, str]
 
 
 class Head(NamedTuple):
-    """The HEAD of a repository."""
+    """The HEAD of a repository and what it refers to."""
 
     # the branch, for example refs/heads/main; None: HEAD is detached, or the remote does not report the branch
     branch: str | None
@@ -140,7 +140,7 @@ def read_head(repository: pygit2.Repository) -> Head:
 
 
 def find_reference(remote: Remote, heads: Heads) -> str:
-    """Return the ref that the remote's reference means. A branch takes precedence over a tag with the same name.
+    """Return the full name of the ref to follow. A branch takes precedence over a tag with the same name.
 
     If a tag took precedence, a person who may push only tags could replace a protected branch.
     """
@@ -173,7 +173,7 @@ def _explain_missing_reference(reference: str | None, heads: Heads) -> str:
 
 
 class RemoteConnection:
-    """A connection for fetches from one remote into one repository.
+    """A connection that fetches from one remote into one repository.
 
     Creating a connection configures libgit2 for the remote.
     """
@@ -227,9 +227,9 @@ class RemoteConnection:
             report_work()
 
     def push(self, refspec: str, expected: str | None) -> None:
-        """Push one ref. ``expected`` is the commit of the ref at the remote, or None if the ref must not exist there.
+        """Push one ref. ``expected`` is the remote ref's current commit, or None if the remote must not have the ref.
 
-        Raises `SourceRefused` if the remote rejects the push, and `SourceError` if the ref points to another commit.
+        Raises `SourceRefused` if the remote rejects the push. Raises `SourceError` if the ref points to another commit.
         """
         with self._translate_errors():
             self._callbacks.expected_commit = expected
@@ -344,7 +344,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
 
 
 def _check_private_key(file: Path) -> None:
-    """Raise `UsageError` if a file does not contain a private key. The errors of libssh2 would not name the file."""
+    """Raise `UsageError` if a file does not contain a private key. An error from libssh2 would not name the file."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -433,8 +433,8 @@ def is_range(text: str) -> bool:
 def parse_range(text: str) -> Range:
     """Parse a version range such as ``>=1.4 <2``, ``^1.2`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
 
-    As in Flux and Helm, only a term that names a pre-release matches pre-releases: ``>=1.0.0-0`` matches all
-    pre-releases.
+    As in Flux and Helm, a term matches pre-releases only if the term itself names a pre-release. For example,
+    ``>=1.0.0-0`` matches all pre-releases.
     """
     found = []
     for alternative in map(str.strip, text.split("||")):
@@ -473,9 +473,9 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
 
 
 def _find_next_version(parts: list[int], operator: str | None) -> Version:
-    """Return the exclusive end of a term in a version range.
+    """Return the exclusive upper end of the interval that a term in a version range describes.
 
-    The end is lower than all pre-releases of the next release.
+    This end is lower than any pre-release of the next release.
     """
     if not parts:
         return _HIGHEST
@@ -497,7 +497,7 @@ def _build_version(parts: list[int], prerelease: str | None) -> Version:
 
 
 class HostKeys(NamedTuple):
-    """The keys for one host in a known_hosts file, sorted and formatted as ``TYPE BASE64``."""
+    """The keys for one host in a known_hosts file, sorted, each formatted as ``TYPE BASE64``."""
 
     trusted: tuple[str, ...]
     revoked: tuple[str, ...]
@@ -522,7 +522,7 @@ class HostKeys(NamedTuple):
 def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
     """Return the keys for ``host`` and ``port`` in a known_hosts file.
 
-    The result does not contain revoked keys as trusted keys.
+    Revoked keys do not appear among the trusted keys in the result.
     """
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
     trusted, revoked, authorities = set[str](), set[str](), set[str]()
@@ -546,7 +546,7 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
 def _matches_host(patterns: str, name: str) -> bool:
     """Return whether the first field of a known_hosts line matches ``name``.
 
-    The field is a hash or a list of patterns. A pattern with "!" excludes names.
+    The field is either a hash or a list of patterns. A pattern that begins with "!" excludes names.
     """
     if patterns.startswith("|1|"):
         with suppress(ValueError):

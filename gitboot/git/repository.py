@@ -1,4 +1,4 @@
-"""Git repositories: read and copy objects without the user's Git configuration, and report the progress of a fetch."""
+"""Git repositories: read and copy objects without the user's Git configuration, and report fetch progress."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
 
 @contextmanager
 def convert_errors(subject: object, error_type: type[SourceError] = SourceError) -> Iterator[None]:
-    """Convert errors of pygit2 and of the operating system in the block to ``error_type``.
+    """Convert errors from pygit2 and from the operating system to ``error_type`` in a `with` block.
 
-    Messages begin with ``subject``.
+    The messages of the converted errors begin with ``subject``.
     """
     try:
         yield
@@ -76,7 +76,7 @@ def format_error(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out according to an error's message, because libgit2 has no error code for this."""
+    """Return whether an error's message states that memory ran out. libgit2 has no error code for this case."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
@@ -100,7 +100,7 @@ def list_features() -> dict[str, bool]:
 
 @contextmanager
 def open_repository(path: Path) -> Iterator[pygit2.Repository]:
-    """Open the repository at ``path``, and close it at the end of the block. Parent directories are not searched."""
+    """Open the repository at ``path`` for a `with` block. Parent directories are not searched."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
         yield repository
@@ -114,7 +114,7 @@ def open_repository(path: Path) -> Iterator[pygit2.Repository]:
 def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | None]:
     """Open the repository whose work tree or Git directory contains ``folder``. ``folder`` need not exist.
 
-    Raises `UsageError` if the files of the repository are committed into another repository.
+    Raises `UsageError` if the repository's own files are committed into another repository.
     """
     there = next((each for each in (folder, *folder.parents) if each.is_dir()), folder)
     found = pygit2.discover_repository(str(there))
@@ -129,9 +129,9 @@ def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | Non
 def _check_not_committed(files: Path) -> None:
     """Raise `UsageError` if a Git directory is tracked in the work tree of another repository.
 
-    Git does not check out a .git, but it does check out a folder that contains the files of a bare repository. If such
-    a folder replaces the fleet's folder, a branch could show other commits to a review than to an instance
-    (git-config(1), safe.bareRepository).
+    Git never checks out a folder named .git, but it does check out a folder that contains the files of a bare
+    repository. If a branch replaces the fleet's folder with such a folder, a review could see different commits than an
+    instance (git-config(1), safe.bareRepository).
     """
     if ".git" in files.parts:  # such files are not from a commit, because Git does not check out a path with .git
         return
@@ -170,7 +170,7 @@ def get_objects_directory(repository: pygit2.Repository) -> Path:
 
 
 class StoredRepository:
-    """A repository at a path, and the type of error to raise if gitboot cannot read the repository."""
+    """A repository at a path, with the type of error that is raised if the repository cannot be read."""
 
     def __init__(self, path: Path, error_type: type[SourceError] = SourceError) -> None:
         self.path = path
@@ -185,7 +185,7 @@ class StoredRepository:
             yield repository
 
     def retry(self, read: Callable[[], _T]) -> _T:
-        """Call ``read``, and repeat the call twice after an error, because a fetch may replace packs meanwhile."""
+        """Call ``read``, and retry up to twice after an error, because a fetch may replace packs during the call."""
         for _ in range(_RETRIES):
             with suppress(self._error_type):
                 return read()
@@ -196,11 +196,11 @@ class StoredRepository:
 
 
 class MalformedTree(Exception):
-    """A Git tree is malformed or too large."""
+    """The error for a Git tree that is malformed or too large."""
 
 
 def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
-    """Return the entries of a tree. This function is several times faster than pygit2. Raises `MalformedTree`."""
+    """Return the entries of a tree. This is several times faster than with pygit2. Raises `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
     if size > MAX_TREE_BYTES:  # a few bytes in a pack can expand to gigabytes
         raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
@@ -212,7 +212,7 @@ def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
 
 
 class Person(NamedTuple):
-    """The author or the committer of a commit. Fields that gitboot cannot parse are empty or 0."""
+    """The author or the committer of a commit. A field that gitboot cannot parse is empty or 0."""
 
     name: bytes
     email: bytes
@@ -221,7 +221,7 @@ class Person(NamedTuple):
 
 
 class CommitObject:
-    """A commit object. gitboot parses each field when the field is needed."""
+    """A commit object, whose fields are parsed when they are needed."""
 
     def __init__(self, id: pygit2.Oid, raw: bytes) -> None:
         self.id, self.raw = id, raw
@@ -244,7 +244,7 @@ class CommitObject:
 
     @property
     def message(self) -> bytes:
-        """The message in the form of ``git log``, which ends before the first NUL."""
+        """The message as ``git log`` shows it: the text before the first NUL character."""
         return self._parts[1].partition(b"\0")[0].lstrip(b"\n")
 
     @property
@@ -260,7 +260,7 @@ class CommitObject:
         """The SHA-256 of the commit without its signatures, in hexadecimal.
 
         A signature covers exactly these bytes. If a program rewrites the signature in another form, the commit ID
-        changes but this digest does not change.
+        changes, but this digest stays the same.
         """
         return sha256(split_signatures(self.raw)[0]).hexdigest()
 
@@ -309,7 +309,7 @@ _TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Split a commit into the signature headers, which begin with ``gpgsig``, and the content without these headers."""
+    """Split a commit into its signature headers, which begin with ``gpgsig``, and the content without these headers."""
     header, blank, message = raw.partition(b"\n\n")
     lines = header + b"\n"
     return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
@@ -319,7 +319,7 @@ _SIGNATURE: Final = re.compile(rb"^gpgsig[ -][^\n]*\n(?: [^\n]*\n)*", re.MULTILI
 
 
 class CommitReader:
-    """Reads commits from an open repository. In a shallow clone, the oldest commits have no parents."""
+    """Reads commits from an open repository. In a shallow clone, the oldest commits appear to have no parents."""
 
     def __init__(self, git: pygit2.Repository) -> None:
         self._git = git
@@ -327,9 +327,9 @@ class CommitReader:
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return the commit with an ID.
+        """Return the commit with this ID.
 
-        Raises `KeyError` if the object is missing, and `pygit2.GitError` if it is not a commit.
+        Raises `KeyError` if the object is missing. Raises `pygit2.GitError` if the object is not a commit.
         """
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         kind, raw = self._git.odb.read(oid)
@@ -341,14 +341,14 @@ class CommitReader:
         return commit
 
     def peel(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return the commit with an ID, or the commit to which the tag with this ID points."""
+        """Return the commit with this ID or, if the ID belongs to a tag, the commit that the tag points to."""
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         while (tag := read_tag(self._git, oid)) is not None:
             oid = tag.target
         return self.read(oid)
 
     def first_parents(self, tip: pygit2.Oid | str) -> Iterator[CommitObject]:
-        """Yield a commit, its first parent, the first parent of that commit, and so on."""
+        """Yield a commit, then its first parent, then the first parent of that parent, and so on."""
         commit = self.peel(tip)
         yield commit
         while commit.parents:
@@ -357,7 +357,7 @@ class CommitReader:
 
 
 def read_tree(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
-    """Return the tree of a commit, or None if the commit names no tree.
+    """Return the tree of a commit, or None if the commit object does not name a tree.
 
     Raises `KeyError` if the tree object is missing.
     """
@@ -380,9 +380,9 @@ _TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n(?:type [a-z]+\n)?(?:tag ([^\
 
 
 def peel_reference(git: pygit2.Repository, reference: pygit2.Reference) -> CommitObject:
-    """Return the commit to which a reference points.
+    """Return the commit that a reference points to.
 
-    Raises `KeyError` if the commit is missing, and `pygit2.GitError` if the object is not a commit.
+    Raises `KeyError` if the commit is missing. Raises `pygit2.GitError` if the object is not a commit.
     """
     target = reference.resolve().target
     assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
@@ -409,9 +409,10 @@ def parse_subpath(text: str) -> str:
 
 
 def check_subpath(path: Path, folder: str) -> None:
-    """Raise `UsageError` if --subpath leads from ``path`` through a symlink, or into another repository.
+    """Raise `UsageError` if the --subpath folder below ``path`` is behind a symlink or in another repository.
 
-    An instance reads the folder from a commit, which would contain a symlink or a submodule instead of a folder.
+    An instance reads the folder from a commit. In these cases, the commit would contain a symlink or a submodule
+    instead of the folder.
     """
     parts = folder.split("/")
     for number in range(len(parts)):
@@ -436,9 +437,10 @@ def read_fleet_folder(ours: pygit2.Repository) -> str:
 
 
 def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
-    """Return the fleet's folder in a commit. The accepted commit has the folder that was configured at its acceptance.
+    """Return the path of the fleet's folder in a commit.
 
-    If the operator configures another folder, gitboot compares the next commit with the fleet in the old folder.
+    For the accepted commit, this is the folder that was configured when gitboot accepted the commit. Therefore, if the
+    operator configures another folder, gitboot compares the next commit with the fleet in the old folder.
     """
     accepted = ours.references.get(ACCEPTED)
     folder = _read_setting(ours, _ACCEPTED_FOLDER)
@@ -448,7 +450,7 @@ def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
 
 
 def store_fleet_folder(ours: pygit2.Repository, folder: str) -> None:
-    """Store the fleet's folder for all commits that gitboot fetches from now on."""
+    """Store the path of the fleet's folder, which applies to all commits that gitboot fetches from now on."""
     # An earlier version did not store the folder of the accepted commit.
     if _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:
         store_accepted_folder(ours, read_fleet_folder(ours))
@@ -476,15 +478,15 @@ _OVERSIZED_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
 def is_oversized(size: int) -> bool:
     """Return whether a blob is too large to copy.
 
-    When gitboot reads a commit with such a blob, it reports a problem.
+    When gitboot reads a commit that contains such a blob, gitboot reports a problem.
     """
     return size > MAX_FILE_BYTES
 
 
 def read_oversized_blobs(repository: Path) -> dict[str, int]:
-    """Return the IDs and sizes of the blobs that were too large to copy into a clone.
+    """Return a mapping from the IDs to the sizes of the blobs that were too large to copy into a clone.
 
-    The result is {} for other repositories.
+    For repositories that are not such clones, the result is {}.
     """
     with suppress(FileNotFoundError):
         return {blob: int(size) for blob, size in _OVERSIZED_LINE.findall((repository / _OVERSIZED_LIST).read_text())}
@@ -492,7 +494,7 @@ def read_oversized_blobs(repository: Path) -> dict[str, int]:
 
 
 def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
-    """Store the IDs and sizes of additional oversized blobs.
+    """Add the IDs and sizes of oversized blobs to the stored list.
 
     If a crash truncates a line, gitboot treats the clone as damaged and creates it again.
     """
@@ -508,7 +510,7 @@ _WORK_REPORT_INTERVAL_S: Final = 1.0  # the time between two reports of the same
 
 
 class FetchStep(msgspec.Struct, frozen=True, tag=True):
-    """A report that a fetch is about to begin a step."""
+    """A report that a fetch is about to start a step."""
 
     timeout_s: float  # the time limit for this step, until the next step begins
     timeout_message: str  # the message of the error if the next step does not begin in time
@@ -518,7 +520,10 @@ ReportStep = Callable[[FetchStep], None]
 
 
 class Transfer:
-    """A transfer to or from a server, which must move at least 1 KiB/s in each period of ``period_s`` seconds."""
+    """A transfer to or from a server.
+
+    In each period of ``period_s`` seconds, the average transfer rate must be at least 1 KiB/s.
+    """
 
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
         """Create a transfer. ``work_s`` is the time limit for work on this machine before the transfer begins."""
@@ -536,7 +541,7 @@ class Transfer:
 
 
 class StepReporter:
-    """Reports the steps of one fetch to the process that waits for it."""
+    """Reports the steps of one fetch to the process that waits for the fetch."""
 
     def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
         self._report, self._now_s = report, now_s
@@ -566,7 +571,7 @@ class StepReporter:
 def get_step_reporter() -> StepReporter:
     """Return the step reporter for the fetch in this thread.
 
-    Outside of `report_steps_to`, the reporter discards all reports.
+    Outside of `report_steps_to`, the result is a reporter that discards all reports.
     """
     return _steps.get() or StepReporter(lambda _: None)
 
@@ -598,9 +603,9 @@ _IDS_AT: Final = 8 + 4 * 256  # the position of the IDs in a pack index, after a
 def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
     """Copy ``tip`` and all objects reachable from it into ``ours`` as one pack, except objects that ``ours`` has.
 
-    A fetch by libgit2 has the same result, but reads all trees of the last commit for each new commit. With 100,000
-    files, such a fetch takes 100 ms instead of 10 ms. gitboot does not copy blobs above the size limit, but stores a
-    list of them, because a copy needs memory for each blob, and a few bytes in a pack can expand to gigabytes.
+    A fetch with libgit2 has the same result, but reads all trees of the last commit for each new commit. With 100,000
+    files, a fetch with libgit2 takes 100 ms instead of 10 ms. gitboot only lists blobs above the size limit, and does
+    not copy them. Copying a blob needs memory for the whole blob, and a few bytes in a pack can expand to gigabytes.
     """
     present: pygit2.Odb | tuple[()] = ours.odb
     if not any(_get_pack_directory(ours).iterdir()):
@@ -628,7 +633,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
 
 
 def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
-    """Return a pack builder that computes no deltas of large objects, because these would take minutes."""
+    """Return a pack builder that does not compute deltas for large objects, because such deltas would take minutes."""
     for name, value in _DELTA_LIMIT.items():
         if name not in ours.config:
             ours.config[name] = value
@@ -661,7 +666,7 @@ def list_reachable(
     *,
     with_files: bool = True,
 ) -> set[pygit2.Oid]:
-    """Return all objects that are reachable from ``tip``, but do not follow the references of ``excluded`` objects.
+    """Return all objects that are reachable from ``tip``. References from ``excluded`` objects are not followed.
 
     Raises `pygit2.GitError` if a commit, a tag or a tree exceeds the size limit.
     """
@@ -694,8 +699,7 @@ def list_reachable(
 def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Collection[pygit2.Oid]) -> None:
     """Raise `pygit2.GitError` if a new commit or tag, reachable only from ``tip``, exceeds the size limit.
 
-    This check is necessary, because a few bytes in a pack can expand to gigabytes, and gitboot reads commits
-    completely.
+    This check is necessary because gitboot reads whole commits, and a few bytes in a pack can expand to gigabytes.
     """
     list_reachable(repository, tip, excluded, with_files=False)
 
@@ -708,8 +712,8 @@ def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:
     """If there are more than ``limit`` packs, merge all packs except the largest into one pack.
 
-    A pack stays unchanged if it contains an object that is too large for memory. If the process is killed, some objects
-    are stored twice until the next call.
+    A pack that contains an object too large for memory stays unchanged. If the process is killed during a merge, some
+    objects are stored twice until the next call.
     """
     folder = _get_pack_directory(repository)
     packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)

@@ -1,4 +1,4 @@
-"""Signatures of commits and tags: verify SSH and OpenPGP signatures with trusted keys."""
+"""Signatures on commits and tags: verify SSH and OpenPGP signatures with trusted keys."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from gitboot.text import one_line
 
 
 class SignatureChecker:
-    """Checks the signatures of a repository's commits, and caches the results until the keys change.
+    """Checks the signatures on a repository's commits, and caches the results until the trusted keys change.
 
-    The checks do not run Git, so the Git configuration and attributes of repositories and users have no effect. Each
-    method raises `SourceError` if gitboot cannot read keys or commits now.
+    The checks do not run Git, so Git configuration and Git attributes have no effect. Each method raises `SourceError`
+    if gitboot cannot currently read keys or commits.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class SignatureChecker:
         self._fingerprint = ""
 
     def fingerprint(self, revision: Revision) -> str:
-        """Return a text that changes whenever the result of the signature check of this commit may change."""
+        """Return a text that changes whenever the result of checking this commit's signature may change."""
         mark = self._get_key_fingerprint()
         return mark if self._verify is not Verify.TAG else f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """Return the signature problems for each commit. ``revisions`` are first-parent commits, oldest first.
+        """Return the signature problem of each commit that has one.
 
-        ``since`` is the accepted commit. If ``since`` is None, because gitboot has not accepted a commit yet, gitboot
-        checks only the newest commit.
+        ``revisions`` are first-parent commits, the oldest first. ``since`` is the accepted commit. If ``since`` is
+        None, because gitboot has not accepted a commit yet, gitboot checks only the newest commit.
         """
         match self._verify:
             case Verify.HEAD:
@@ -69,7 +69,7 @@ class SignatureChecker:
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
     def find_signer(self, revision: Revision) -> Signer | None:
-        """Return the trusted signer of a commit or, if gitboot verifies tags, of the tag on the commit.
+        """Return the trusted signer of a commit or, if gitboot verifies tags, of the tag that points to the commit.
 
         Return None if there is no trusted signature.
         """
@@ -112,7 +112,7 @@ class SignatureChecker:
         return None if isinstance(found, Signer) else Code.UNTRUSTED.build_problem(f"{revision[:12]} is {found}")
 
     def _find_tagger(self, revision: Revision) -> Signer | UntrustedSignature | None:
-        """Return the signer of the tag on a commit, or why the signature is not trusted.
+        """Return the signer of the tag that points to a commit, or the reason why the signature is not trusted.
 
         Return None if there is no tag.
         """
@@ -165,7 +165,7 @@ def _find_object_signer(
 
 
 def parse_untrusted_commit(problem: Problem) -> str | None:
-    """Return the first 12 digits of the commit in a message about an untrusted signature, or None."""
+    """Return the first 12 digits of the commit in a message about an untrusted signature, or None without a commit."""
     found = re.match(r"([0-9a-f]{12}) is (?!not the commit of)", problem.message)
     return found[1] if found is not None else None
 
@@ -198,7 +198,7 @@ class TrustedKeys(Struct, frozen=True, kw_only=True):
 
 
 class SignatureKeys:
-    """Reads the current trusted keys, and checks signatures with them. ``folder`` is for the files of gpg."""
+    """Reads the current trusted keys, and uses them to check signatures. gpg stores its files in ``folder``."""
 
     def __init__(self, trusted_keys: TrustedKeys, folder: Path) -> None:
         self._trusted, self._folder = trusted_keys, folder
@@ -226,7 +226,7 @@ class SignatureKeys:
         return self._fingerprint
 
     def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
-        """Return the owner of the trusted key that made a signature. gitboot trusts the key of a forge only for merges.
+        """Return the owner of the trusted key that made a signature. A forge's key is trusted only for merge commits.
 
         The key must be valid now, because a committer can choose the date in a commit. Raises `UntrustedSignature` if
         no trusted key made the signature.
@@ -326,11 +326,11 @@ class SignedContent(NamedTuple):
 
 
 class AmbiguousSignature(Exception):
-    """The object has a signature that different programs could interpret differently."""
+    """The error for a signature that different programs could interpret differently."""
 
 
 def parse_commit_signature(raw: bytes) -> SignedContent | None:
-    """Split a signed commit into its content and its signature. Return None if the commit is not signed."""
+    """Split a signed commit into its content and its signature, or return None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
         raise AmbiguousSignature("the object has a signature for another kind of repository")
@@ -340,7 +340,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
 
 
 def parse_tag_signature(raw: bytes) -> SignedContent | None:
-    """Split a signed annotated tag into its content and its signature. Return None if the tag is not signed."""
+    """Split a signed annotated tag into its content and its signature, or return None if the tag is not signed."""
     *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
     return SignedContent(raw[:start], raw[start:]) if start else None
 
@@ -349,15 +349,15 @@ _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$"
 
 
 class UntrustedSignature(Exception):
-    """The signature is not trusted. The message completes a sentence that begins with "it is"."""
+    """The error for a signature that is not trusted. Its message completes a sentence that begins with "it is"."""
 
 
 class UnlistedKey(UntrustedSignature):
-    """The signature is by a key that the files of trusted keys do not contain."""
+    """The error for a signature by a key that is not in the files with trusted keys."""
 
 
 class Keyring:
-    """A gpg home directory of its own, with OpenPGP keys."""
+    """OpenPGP keys in a separate gpg home directory."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -372,10 +372,10 @@ class Keyring:
         return keyring
 
     def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
-        """Return the owner of the key that signed these bytes or this file. Raises `UntrustedSignature` if no key did.
+        """Return the owner of the key that signed these bytes or this file.
 
-        ``takes_text`` allows text signatures, which are also valid for the same text with other line endings (RFC 4880,
-        5.2.1).
+        Raises `UntrustedSignature` if no key in this keyring made the signature. With ``takes_text``, text signatures
+        are allowed. A text signature is also valid for the same text with other line endings (RFC 4880, 5.2.1).
         """
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         packets = b"".join(split_openpgp_signatures(signature))
@@ -387,9 +387,8 @@ class Keyring:
     def read_clear_text(self, message: bytes) -> tuple[bytes, Signer]:
         """Return the text and the signer of a clear-signed message.
 
-        Raises `UntrustedSignature` if the signature is not valid.
-
-        The message must be one frame with one signature (RFC 4880, 7), without text outside the frame.
+        Raises `UntrustedSignature` if the signature is not valid. The message must be one frame with one signature (RFC
+        4880, 7), without text outside the frame.
         """
         with TemporaryDirectory(dir=self._home) as folder:
             framed, text = Path(folder, "message"), Path(folder, "text")
@@ -398,7 +397,10 @@ class Keyring:
             return text.read_bytes(), signer
 
     def export_key(self, fingerprint: str) -> str | None:
-        """Return a public key with its own signatures, such as a revocation, as armoured text. None: no such key."""
+        """Return a public key with its self-signatures, such as a revocation, as armoured text.
+
+        Return None if the keyring does not contain the key.
+        """
         how = ("--armor", "--export-options", "export-minimal")
         lines = self._run_gpg(*how, "--export", f"0x{fingerprint}").output.splitlines()
         return "\n".join(line for line in lines if not line.startswith("[GNUPG:]")) or None
@@ -408,10 +410,10 @@ class Keyring:
 
 
 def split_openpgp_signatures(data: bytes) -> list[bytes]:
-    """Return the packets of one or more OpenPGP signatures, without armour.
+    """Return the packets of one or more OpenPGP signatures, after removing any armour.
 
-    Raises `UntrustedSignature` for other packets, because gpg would decompress a compressed packet, and 810 bytes can
-    become a gigabyte.
+    Raises `UntrustedSignature` if there are other packets. For example, gpg would decompress a compressed packet, and
+    810 bytes can expand to a gigabyte.
     """
     packets = list(_read_packets(_remove_armour(data)))
     if not {tag for tag, _ in packets} <= {_SIGNATURE, _MARKER}:
@@ -422,7 +424,7 @@ def split_openpgp_signatures(data: bytes) -> list[bytes]:
 
 
 def _remove_armour(data: bytes) -> bytes:
-    """Return the packets of armoured signatures (RFC 4880, 6.2). Other data is returned unchanged.
+    """Return the packets in armoured signatures (RFC 4880, 6.2). Other data is returned unchanged.
 
     gitboot does not check the checksum of the armour, which is optional (RFC 9580, 6.1), because the signature itself
     detects changes.
@@ -489,7 +491,7 @@ _GPG_OPTIONS: Final = (
 
 
 def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
-    """Parse gpg's status lines (doc/DETAILS of GnuPG, "Format of the --status-fd output")."""
+    """Parse gpg's status lines (GnuPG's doc/DETAILS, "Format of the --status-fd output")."""
     status_lines = [line.removeprefix("[GNUPG:] ").split(" ") for line in result.output.splitlines()]
     verdicts = [words for words in status_lines if words[0] in _VERDICTS]
     if len(verdicts) != 1:

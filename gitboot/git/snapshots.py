@@ -54,9 +54,9 @@ _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\uf
 def load_commit(
     repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
 ) -> Snapshot:
-    """Return the files below ``folder`` in a commit, without dot-folders.
+    """Return the files below ``folder`` in a commit, except those in dot-folders.
 
-    If the folder does not exist, return no files.
+    If the folder does not exist, the result is empty.
 
     ``previous`` is an earlier snapshot of the same repository. With ``previous``, gitboot reads only folders that
     differ. Raises `InvalidRepository` if a tree is malformed or too large for a fleet.
@@ -91,7 +91,7 @@ def load_commit(
 
 
 def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
-    """Return ``before`` with the values of the changed paths, or ``before`` itself if no value differs.
+    """Return a copy of ``before`` with new values for the changed paths, or ``before`` itself if no value differs.
 
     The result is a plain dictionary, because an evaluation looks up each path several times.
     """
@@ -118,7 +118,7 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
 
 
 def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
-    """Yield the tree of a commit and each object on the path to ``folder``, with its path. A missing object is None."""
+    """Yield a commit's tree and each object on the way to ``folder``, with its path. A missing object is None."""
     found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
     yield "", found
     parts = folder.split("/") if folder else []
@@ -130,10 +130,9 @@ def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator
 def _list_differences(
     objects: pygit2.Odb, old: bytes | None, new: bytes | None
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
-    """Yield each path that differs between two trees, as (path, mode, ID). The mode of a removed path is None.
+    """Yield (path, mode, ID) for each path that differs between two trees. The mode of a removed path is None.
 
-    For a replaced path, the function yields two entries, first the old object. gitboot does not read folders with equal
-    IDs.
+    For a replaced path, the function yields two entries, the old object first. Folders with equal IDs are not read.
     """
     pending = [("", old, new)] if old != new else []  # if the IDs are equal, the folder is unchanged
     visited = 0
@@ -178,7 +177,7 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
 
 
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
-    """Reject names that a checkout would ignore or change, because a reviewer would then see other files."""
+    """Reject names that a checkout would ignore or change, because reviewers would see different files than gitboot."""
     problems = []
     for name, number in sorted(Counter(name for _, name, _ in entries).items()):
         shown = prefix + name.decode(errors="replace")
@@ -191,7 +190,7 @@ def _check_names(prefix: str, entries: Collection[Entry]) -> None:
 
 
 def _is_forbidden(name: bytes) -> bool:
-    """Return whether Git refuses to check out a name, including on macOS and Windows (read-cache.c, verify_path)."""
+    """Return whether Git refuses to check out a name on Linux, macOS or Windows (read-cache.c, verify_path)."""
     if b"/" in name or name in (b".", b".."):
         return True
     if not name.startswith((b".", b"g", b"G", b"\xe2", b"\xef")):
@@ -221,7 +220,7 @@ class BlobReader:
     def __call__(self, blob: BlobId) -> bytes:
         """Return the content of a blob.
 
-        If the blob exceeds the size limit, raise `Oversized` and do not read the blob.
+        Raises `Oversized`, without reading the blob, if the blob exceeds the size limit.
         """
         return self._repository.retry(partial(self._read, blob))
 
@@ -254,7 +253,7 @@ WORKTREE: Final = Revision("WORKTREE")
 
 
 def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
-    """Return the current files below ``root``, without dot-folders and without files that Git ignores.
+    """Return the current files below ``root``, except files in dot-folders and files that Git ignores.
 
     ``root`` is the location of ``folder`` in the repository's work tree. Symlinks are not followed.
     """
@@ -288,7 +287,8 @@ class _IgnoreRules:
     def _check_ignore_file(self, folder: str) -> bool:
         """Return whether each .gitignore that applies to a folder is a regular file or does not exist.
 
-        libgit2 follows symlinks, and would block on a pipe. Git does not follow symlinks here (gitignore(5)).
+        This check is needed because libgit2 would follow symlinks and block on a pipe. Git does not follow symlinks
+        here (gitignore(5)).
         """
         try:
             is_regular = S_ISREG(os.lstat(self._top / folder / ".gitignore").st_mode)
@@ -300,7 +300,7 @@ class _IgnoreRules:
 def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
     """Yield each path below ``root`` that is tracked or not ignored.
 
-    If it is not a regular file, also yield its kind.
+    If a path is not a regular file, its kind is yielded too.
     """
     pending = [""]
     while pending:
@@ -328,7 +328,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
 
 
 class WorktreeFiles(Mapping[str, BlobId]):
-    """The files in a work tree. gitboot reads a file when its ID is first needed, and ignores later changes."""
+    """The files in a work tree. gitboot reads a file when its ID is first needed, and ignores changes after that."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
@@ -416,7 +416,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
 
 
 def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
-    """Return the path of ``root`` in the work tree, "" for the top folder, or None outside of a work tree."""
+    """Return the path of ``root`` relative to the work tree, "" for the top folder, or None outside of a work tree."""
     files = get_git_directory(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
@@ -425,9 +425,9 @@ def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
 
 
 def find_fleet_folder(path: Path) -> str:
-    """Return the path of the fleet in its repository.
+    """Return the path of the fleet's folder within its repository.
 
-    The path is "" for the top folder, and if there is no repository.
+    The path is "" if the fleet is in the top folder or if there is no repository.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
@@ -435,9 +435,9 @@ def find_fleet_folder(path: Path) -> str:
 
 
 def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
-    """Return the fleet's folder in commits.
+    """Return the path of the fleet's folder within each commit.
 
-    It is the path of ``root`` in the work tree, or else the configured folder.
+    This is the path of ``root`` relative to the work tree or bare repository, or else the configured folder.
     """
     folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
     if folder is not None:
@@ -448,7 +448,7 @@ def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
 
 
 def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
-    """Raise `UsageError` if the fleet's folder, or a parent folder, is a symlink in a commit."""
+    """Raise `UsageError` if the fleet's folder or one of its parent folders is a symlink in a commit."""
     way = _way_to(repository, commit, folder)
     for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
@@ -458,7 +458,7 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
 
 
 def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str) -> Revision:
-    """Return the commit to which a Git revision resolves. Raises `UsageError` if the revision does not exist."""
+    """Return the commit that a Git revision resolves to. Raises `UsageError` if the revision does not exist."""
     try:
         return CommitReader(repository).peel(_resolve_object(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
@@ -469,11 +469,11 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
 
 
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
-    """Return the object to which a Git revision resolves.
+    """Return the object that a Git revision resolves to.
 
-    libgit2 cannot resolve a revision such as ``main~2`` if it cannot parse a commit on the way. gitboot then resolves
-    the revision itself, with the suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` or
-    `ValueError` if the revision does not exist.
+    libgit2 cannot resolve a revision such as ``main~2`` if it cannot parse a commit on the way. In that case, gitboot
+    resolves the revision itself, and supports the suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`,
+    `KeyError` or `ValueError` if the revision does not exist.
     """
     try:
         return repository.revparse_single(rev).id

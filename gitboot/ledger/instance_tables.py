@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Suspension(Struct, frozen=True):
-    """A period in which gitboot accepts no commits and sets no new boot overrides."""
+    """A period in which gitboot does not accept commits or set new boot overrides."""
 
     who: str
     reason: str
@@ -44,7 +44,7 @@ class Suspension(Struct, frozen=True):
 
 
 class Approval(NamedTuple):
-    """An operator's approval. With it, the changes with this digest pass the named guards."""
+    """An operator's approval, which lets the changes with this digest pass the named guards."""
 
     digest: str
     guards: tuple[str, ...]
@@ -66,7 +66,7 @@ class Heartbeat(NamedTuple):
 
 
 class WithheldBoots(NamedTuple):
-    """Install boots that gitboot withholds, because the accepted commit offers them but newer commits do not."""
+    """Install boots of the accepted commit that gitboot withholds because newer commits do not offer them."""
 
     by: str  # the newest commit that was evaluated
     servers: Mapping[SystemUuid, tuple[WithheldBoot, ...]]
@@ -116,7 +116,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class _Fact(NamedTuple):
-    """The way in which the ledger stores one field of `Facts`."""
+    """How the ledger stores one field of `Facts`."""
 
     name: str
     parse: Callable[[str], Any] = str
@@ -223,15 +223,15 @@ def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
 
 
 def mark_accepted_lapsed(tx: Transaction) -> None:
-    """Record in a copy of a ledger that the clone may not contain the accepted commit."""
+    """Record in a copy of a ledger that the clone may lack the accepted commit."""
     tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
 
 
 def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
     """Mark a ledger as unverified until an operator initializes it again.
 
-    The change number never decreases. Afterwards, it is at least the number in the mark file beside the ledger, and at
-    least ``known_changes``, a number that the caller read elsewhere.
+    The change number never decreases. After the call, it is at least as high as the number in the mark file beside the
+    ledger and as ``known_changes``, a number that the caller read elsewhere.
     """
     changes = max(known_changes, (store.mark or ("", 0))[1])
     with store.writing() as tx:
@@ -242,11 +242,11 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 
 
 def is_behind(store: Store) -> bool:
-    """Return whether an older copy replaced the ledger.
+    """Return whether the ledger was replaced with an older copy.
 
-    In that case, the mark file belongs to another ledger or to a newer state of this ledger. Only the process that
-    writes to the ledger may call this function, because another process could mistake a concurrent write for a newer
-    mark.
+    After such a replacement, the mark file belongs to another ledger or to a newer state of this ledger. Only the
+    process that writes to the ledger may call this function, because another process could mistake a concurrent write
+    for a newer mark.
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:
@@ -257,7 +257,7 @@ def is_behind(store: Store) -> bool:
 
 
 def ensure_status_key(store: Store) -> bytes:
-    """Return the key that authenticates the commit statuses written with this ledger. The first call creates the key.
+    """Return the key that authenticates commit statuses written with this ledger. The first call creates the key.
 
     All hosts that share the ledger use the same key, and the key never changes.
     """
@@ -274,7 +274,7 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store the results of artifact checks by the instance at ``place``, except the unknown results."""
+    """Store the results of the artifact checks that the instance at ``place`` made, except unknown results."""
     known = [(file, each) for file, each in sightings.items() if each.is_known]
     known.sort(key=lambda item: (item[0].url, item[0].sha256 or "", item[0].size or 0, str(item[0].proof)))
     items = [
@@ -318,7 +318,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
 
 
 def read_approvals(store: Store) -> dict[str, dict[str, str]]:
-    """Return the approver and the reason of each approval. The keys are the digest of the changes and the guard."""
+    """Return the approver and the reason of each approval, by digest of the changes and then by guard."""
     found: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
         approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
@@ -377,9 +377,9 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
 
 
 def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
-    """Store acknowledgements as used.
+    """Record that acknowledgements were used.
 
-    gitboot treats a restored backup as outdated if it lacks one of the acknowledgements.
+    gitboot treats a restored backup as outdated if the backup lacks one of these acknowledgements.
     """
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
@@ -395,7 +395,7 @@ def write_events(tx: Transaction, events: Iterable[Event]) -> None:
 
 
 def read_numbered_events(store: Store, after: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the events whose number is above ``after``, oldest first, as pairs of number and event."""
+    """Yield the number and the event for each event whose number is above ``after``, oldest first."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id"
     for number, at, type, message, text in store.rows(query, after):
         with store.reading():
@@ -417,7 +417,7 @@ def read_last_event_number(path: Path) -> int:
 
 
 def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
-    """Return up to ``limit`` events whose number is above ``number``, oldest first, as pairs of number and event."""
+    """Return the numbers and events of up to ``limit`` events whose number is above ``number``, oldest first."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
     with _open_read_only(path) as database:
         return [
@@ -428,7 +428,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
 
 @contextmanager
 def _open_read_only(path: Path) -> Iterator[Database]:
-    """Open a separate read-only connection. It does not block writers, and writers do not block it."""
+    """Open a separate read-only connection, which does not block writers and is not blocked by them."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database
 

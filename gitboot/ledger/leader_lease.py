@@ -1,10 +1,10 @@
 """Leader lease of a shared PostgreSQL ledger: only the instance that holds the lease is active.
 
-Each new holder gets a new number, the epoch. The clock of the database server decides when the lease expires. Each
-transaction of the holder first renews the lease. The transaction fails if another instance holds the lease by then.
+Each new holder gets a new number, the epoch. The clock of the database server determines when the lease expires. Each
+transaction of the holder first renews the lease. The transaction fails if another instance has taken the lease.
 Therefore two instances never write at the same time. Between transactions, an instance measures the age of its lease
-with its own clock, from the time when it sent the last renewal. Therefore the instance considers the lease expired
-before the database does.
+with its own clock, starting when it sent the last renewal. Therefore the lease expires for the instance before it
+expires in the database.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def describe_place(state: Path) -> str:
-    """Return the host and the state directory of an instance as text for messages."""
+    """Return an instance's host and state directory as text for messages."""
     return f"{socket.gethostname()}:{state.resolve()}"
 
 
 class Holder(NamedTuple):
-    """An instance that can hold the lease, identified by its state directory and by the current boot of its host.
+    """An instance that can hold the lease, identified by its state directory and by the boot ID of its host.
 
-    An instance keeps this ID when it restarts, so it can take over its own lease without waiting.
+    An instance keeps its holder ID when it restarts, so it can take over its own lease without waiting.
     """
 
     id: str
@@ -54,8 +54,8 @@ class Holder(NamedTuple):
     def load(cls, state: Path, seconds: float = LEASE_SECONDS) -> Self:
         """Return the holder for a state directory on this host.
 
-        Raises OSError if the ID of the holder cannot be stored. A copy of the state directory is a different holder. A
-        clone of the host with the same name and files is also a different holder.
+        A copy of the state directory is a different holder. A clone of the host with the same name and files is also a
+        different holder. Raises OSError if the ID of the holder cannot be stored.
         """
         path = state / _HOLDER_FILE
         if not path.exists():
@@ -77,7 +77,7 @@ class Lease(NamedTuple):
 
 
 class LeaseState(NamedTuple):
-    """The state of a lease as it is stored in the database."""
+    """The state of the lease in the database."""
 
     number: int
     place: str  # host and state directory of the current or last holder
@@ -87,7 +87,7 @@ class LeaseState(NamedTuple):
 
 
 class HeldLease(Struct):
-    """A lease from the point of view of the instance that holds it."""
+    """A lease as seen by the instance that holds it."""
 
     lease: Lease
     seconds: float
@@ -148,8 +148,8 @@ class LeaseKeeper:
     def check(self) -> None:
         """Raise `LeaseLost` unless the database server confirms that this instance still holds the lease. Thread-safe.
 
-        The clock of this machine cannot prove this, because the clock of a virtual machine stops while the virtual
-        machine is paused.
+        The local clock cannot prove that the lease is still valid, because the clock of a virtual machine stops while
+        the virtual machine is paused.
         """
         self._lease.check()
         if not self._renew():
@@ -158,8 +158,9 @@ class LeaseKeeper:
     def check_ending(self) -> None:
         """Raise `LeaseLost` if this instance may have lost the lease.
 
-        Call this method before a change that only clears an override. Unlike `check`, it relies on the last confirmed
-        lease if the server does not respond. It waits at most `_ENDING_S` for a renewal by another thread.
+        Call this method before a change that only clears an override. Unlike `check`, this method relies on the last
+        confirmed lease if the server does not respond. It waits at most `_ENDING_S` seconds for a renewal by another
+        thread.
         """
         self._lease.check()
         until_s = now_s() + self._lease.seconds
@@ -171,7 +172,7 @@ class LeaseKeeper:
         self._lease.check()
 
     def _renew(self) -> bool:
-        """Renew the lease, unless another thread has just renewed it. Return whether the lease is renewed."""
+        """Renew the lease, unless another thread has just renewed it. Return whether the lease was renewed."""
         until_s = now_s() + self._lease.seconds
         with self._lock:
             self._request_renewal(until_s)

@@ -16,9 +16,10 @@ from gitboot.ledger.store import CopyNotes, Store, copy_tables, count_rows, mark
 
 
 def open_ledger(path: Path) -> Store:
-    """Open the ledger at ``path``. If it does not exist, create a ledger with a new identity.
+    """Open the ledger at ``path``. If the ledger does not exist, create it with a new identity.
 
-    Raises `DamagedLedger` if the ledger is damaged, and `LedgerError` if a newer version of gitboot wrote it.
+    Raises `DamagedLedger` if the ledger is damaged. Raises `LedgerError` if a newer version of gitboot wrote the
+    ledger.
     """
     store = Store.open(path)
     try:
@@ -30,7 +31,7 @@ def open_ledger(path: Path) -> Store:
 
 
 def read_places(path: Path) -> tuple[Path | None, Path | None]:
-    """Return the output folder and the fetch log folder of a ledger's instance.
+    """Return the output folder and the fetch log folder of the instance that uses a ledger.
 
     The function does not change or check the ledger. Raises `LedgerError` if the ledger cannot be read.
     """
@@ -43,7 +44,7 @@ def read_places(path: Path) -> tuple[Path | None, Path | None]:
 
 
 class LedgerSummary(NamedTuple):
-    """The main facts about a ledger, for an operator."""
+    """The main facts about a ledger that operators need."""
 
     name: str
     identity: str
@@ -54,7 +55,7 @@ class LedgerSummary(NamedTuple):
 
 
 def summarize_ledger(path: Path) -> LedgerSummary:
-    """Return the main facts about the ledger of ``path``. Raises `LedgerError` if the ledger cannot be read."""
+    """Return the main facts about the ledger at ``path``. Raises `LedgerError` if the ledger cannot be read."""
     with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
@@ -62,7 +63,7 @@ def summarize_ledger(path: Path) -> LedgerSummary:
 
 
 def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str | None:
-    """Return the host and state directory of another instance that is active with a shared ledger, or None."""
+    """Return the host and state directory of another instance that is active with the shared ledger, or None."""
     if read_address(path) is None:
         return None
     with closing(open_database(path, reads_only=True)) as database, database.reading():
@@ -73,7 +74,7 @@ def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str 
 
 
 def read_shared_token_keys(path: Path) -> tuple[str, ...]:
-    """Return the lines that store the token keys of a shared ledger, or () if the ledger is a file.
+    """Return the lines in which a shared ledger stores the token keys, or () if the ledger is a file.
 
     Raises `LedgerError` if the ledger cannot be read.
     """
@@ -84,7 +85,7 @@ def read_shared_token_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_lease(path: Path) -> LeaseState | None:
-    """Return the lease of a shared ledger. Return None if no instance has ever taken it, or if the ledger is a file.
+    """Return the lease of a shared ledger, or None if no instance has ever taken a lease or the ledger is a file.
 
     Raises `LedgerError` if the ledger cannot be read.
     """
@@ -103,7 +104,7 @@ def _read_lease(database: Database) -> LeaseState | None:
 
 
 def check_tables(store: Store) -> None:
-    """Read all tables once, to find damage when the ledger is opened.
+    """Read all tables once, so that damage is found as soon as the ledger is opened.
 
     Raises `DamagedLedger` if a table is unreadable.
     """
@@ -124,12 +125,12 @@ def check_tables(store: Store) -> None:
 
 
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
-    """Copy the ledger of ``path`` into the file ``to``, without changing any file of the ledger.
+    """Copy the ledger at ``path`` into the file ``to``, without changing any of the ledger's files.
 
     If the ledger is a file that is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state
-    while another process writes. If the file is not in use, gitboot copies it without SQLite, because SQLite would
-    create files in the ledger's folder or recover the transactions of a killed process. If the ledger is in PostgreSQL,
-    gitboot reads all tables in one snapshot.
+    while another process writes to the file. If the file is not in use, gitboot copies it without SQLite, because
+    SQLite would create files in the ledger's folder or recover the transactions of a killed process. If the ledger is
+    in PostgreSQL, gitboot reads all tables in one snapshot.
     """
     if in_use or read_address(path) is not None:
         _copy_mark(path, to)  # gitboot copies the mark first, so that the copied ledger is not older than its mark
@@ -153,8 +154,7 @@ def _copy_mark(path: Path, to: Path) -> None:
 def set_aside(path: Path, label: str = "damaged") -> Path:
     """Rename a ledger file and its companion files. Return the new path, which ends with the label and a number.
 
-    gitboot does not rename the mark file. With the mark, it detects if an operator puts an older ledger in the same
-    place.
+    gitboot does not rename the mark file, and uses it to detect if an operator puts an older ledger in the same place.
     """
     number = 1
     while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():

@@ -74,7 +74,7 @@ LOCK_S: Final = 12.0  # for a statement that may wait for a lock: `lock_timeout`
 
 
 class PostgresDatabase(Database):
-    """A ledger in a PostgreSQL schema. gitboot creates missing tables.
+    """A ledger in a PostgreSQL schema, in which gitboot creates missing tables.
 
     After a lost connection, the next statement opens a new connection, unless the statement is in the middle of a
     transaction.
@@ -175,8 +175,9 @@ class PostgresDatabase(Database):
     def commit(self) -> None:
         """Commit the transaction.
 
-        After a long transaction, renew the lease first, because no other thread could renew the lease during the
-        transaction. If the server does not respond, the commit may still be durable. `may_have_lost` reports this case.
+        If the transaction took long, the method first renews the lease, because no other thread could renew the lease
+        during the transaction. If the server does not respond, the commit may still be durable. `may_have_lost` reports
+        this case.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
@@ -244,8 +245,7 @@ class PostgresDatabase(Database):
 
 
 def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
-    """Connect to a database, check the server and the schema, and migrate the tables to the schema version of this
-    gitboot.
+    """Connect to a database, check the server and the schema, and migrate the tables to the current version.
 
     Raises `UsageError` if the schema is missing, because gitboot does not create schemas.
     """
@@ -300,8 +300,8 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
 def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
     """Renew a lease in the current transaction.
 
-    Return the time at which the renewal was sent, on the clock of `now_s`. Raises `LeaseLost` if another instance holds
-    the lease.
+    Return the time when the renewal was sent, in seconds on the clock of `now_s`. Raises `LeaseLost` if another
+    instance holds the lease.
     """
     sent_s = now_s()
     if connection.execute(_RENEW, {**lease.lease._asdict(), "seconds": lease.seconds}).fetchone() is None:
@@ -325,7 +325,7 @@ def _connect(address: PostgresAddress, to: str) -> LimitedConnection:
 
 
 def _read_password(file: Path) -> str:
-    """Read the password from a file. Raises `LedgerError` if this fails. The message never contains the password."""
+    """Read the password from a file. Raises `LedgerError`, without the password in the message, if this fails."""
     try:
         password = file.read_bytes().decode().strip()
     except OSError as error:
@@ -338,14 +338,14 @@ def _read_password(file: Path) -> str:
 
 
 class LeaseConnection:
-    """A separate connection to renew or read a lease. The first call opens the connection."""
+    """A separate connection that renews or reads a lease. It is opened on first use."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self.name, self._address = address.name, address
         self._connection: LimitedConnection | None = None
 
     def renew(self, lease: HeldLease) -> None:
-        """Renew the lease, or leave it unchanged if the server does not respond.
+        """Renew the lease. If the server does not respond, leave ``lease`` unchanged.
 
         Raises `LeaseLost` if another instance holds the lease.
         """
@@ -360,9 +360,9 @@ class LeaseConnection:
                 self.renew(lease)
 
     def find_other_holder(self, holder: Holder) -> str | None:
-        """Return the host and state directory of another lease holder, or None if ``holder`` can take the lease.
+        """Return the host and state directory of the lease's other holder, or None if ``holder`` can take the lease.
 
-        Raises `LedgerLeft` if the ledger was moved, and `LedgerError` if the database cannot be read.
+        Raises `LedgerLeft` if the ledger was moved. Raises `LedgerError` if the database cannot be read.
         """
         try:
             rows = self._get_connection().execute(_SELECT_OTHER_HOLDER, (holder.id,)).fetchall()
@@ -376,7 +376,7 @@ class LeaseConnection:
         return rows[0][0] if rows else None
 
     def read_progress(self) -> tuple[str, int] | None:
-        """Return the ledger's identity and change number, or None if the database cannot be read now."""
+        """Return the ledger's identity and change number, or None if the database cannot currently be read."""
         try:
             found: dict[str, str] = dict(self._get_connection().execute(_PROGRESS).fetchall())
             return found["identity"], int(found.get("changes", 0))
@@ -385,7 +385,7 @@ class LeaseConnection:
             return None
 
     def read_fact(self, name: str) -> str | None:
-        """Return a fact about the active instance, such as its branch.
+        """Return a fact about the active instance, such as the branch that it follows.
 
         Return None if the fact is missing or cannot be read.
         """
@@ -473,8 +473,8 @@ _T = TypeVar("_T")
 class LimitedConnection(psycopg.Connection[Row]):
     """A connection with deadlines.
 
-    A call that exceeds its deadline closes the connection and raises `OperationalError`. In that case, gitboot does not
-    know the result of the call. A commit, for example, may be durable. Use a connection from one thread at a time.
+    A call that exceeds its deadline closes the connection and raises `OperationalError`. The result of the call is then
+    unknown. For example, a commit may be durable. Use a connection in only one thread at a time.
     """
 
     _call_s = STATEMENT_S
@@ -492,7 +492,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
-        """Limit the total duration of the next calls on this connection, until this method is called again."""
+        """Limit the total duration of all calls on this connection until this method is called again."""
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:
@@ -502,15 +502,16 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this method for each
-        operation.
+        """Wait like `psycopg.Connection.wait`, but only until the deadline.
+
+        psycopg calls this method for each operation.
         """
         now_s = time.monotonic()
         until_s = min(now_s + self._call_s, self._until_s)
         return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)
 
     def _until(self, gen: Generator[Any, Any, _T], until_s: float, seconds: float) -> Generator[Any, Any, _T]:
-        """Run a generator of psycopg until the deadline. psycopg resumes it several times a second."""
+        """Run a psycopg generator until the deadline. The generator is resumed several times a second."""
         try:
             waits_for = next(gen)
             while True:

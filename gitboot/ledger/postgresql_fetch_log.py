@@ -1,8 +1,8 @@
 """Fetch log in PostgreSQL for hosts that share a ledger.
 
-Each host records a boot there before it serves the boot. An endpoint serves one-time boots only from the output tree of
-the instance that holds the lease, because any other instance's tree may be outdated. The transaction that records a
-boot also reads the lease. Before an instance takes the lease, it waits for such transactions to end.
+Each host records a boot in this log before it serves the boot. An endpoint serves one-time boots only from the output
+tree of the instance that holds the lease, because any other instance's tree may be outdated. The transaction that
+records a boot also reads the lease. Before an instance takes the lease, it waits until such transactions have ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Run = Callable[..., list[Any]]  # (statement, parameters) -> rows
 
 
 class SharedFetchLog:
-    """The shared fetch log, for use by endpoints. Thread-safe."""
+    """The shared fetch log as endpoints use it. Thread-safe."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
@@ -72,13 +72,13 @@ class SharedFetchLog:
             run(_RECORD, (None, None, *_to_row(observation)))
 
     def ping(self) -> None:
-        """Query the database if the last query failed or is older than the check interval."""
+        """Query the database if the last query failed or was longer ago than the check interval."""
         if self.failure is not None or now_s() - self._queried_s >= _PING_INTERVAL_S:
             with suppress(FetchLogUnavailable):
                 self._read_fetches("", None)
 
     def receive_batch(self, batch: ForwardedBatch, spool_files: Collection[str]) -> int:
-        """Store a batch of fetches if it continues the earlier batches of the same writer.
+        """Store a batch of fetches if it begins where the writer's earlier batches ended.
 
         Return the offset at which the next batch must begin. ``spool_files`` are the files that exist in the sender's
         fetch log. Raises `BatchRejected` if the batch cannot be stored.
@@ -95,7 +95,7 @@ class SharedFetchLog:
         return batch.end
 
     def reset_place(self, writer: Writer, place: int) -> None:
-        """Move the offset of a writer's next batch back to ``place`` if the offset is greater.
+        """Lower the offset at which a writer's next batch must begin to ``place``, if the offset is greater.
 
         Raises `BatchRejected` if this fails.
         """
@@ -145,7 +145,7 @@ class SharedFetchLog:
 
 
 class RecordedFetches:
-    """The shared fetch log, for use by the lease holder.
+    """The shared fetch log as the lease holder uses it.
 
     Each method raises `LedgerError` if the database cannot be used.
     """
@@ -178,8 +178,9 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number of the next deletion of read rows, or of the last deletion if there are not yet enough rows
-        to delete.
+        """Return the number of the next deletion of rows that were already read.
+
+        If there are not enough rows to delete yet, return the number of the last deletion.
         """
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:
@@ -215,9 +216,9 @@ class _Transactions:
 
     @contextmanager
     def begin(self, failure: Callable[[Exception], Exception]) -> Iterator[_Run]:
-        """Run the block of a `with` statement in a transaction.
+        """Run the block of a `with` statement in one transaction.
 
-        ``failure`` converts a database or ledger error to the exception to raise.
+        ``failure`` converts a database error or a ledger error to the exception that is raised.
         """
 
         def run(statement: str, parameters: Sequence[Any] = ()) -> list[Any]:

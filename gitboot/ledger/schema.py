@@ -255,11 +255,11 @@ class Database(ABC):
 
     @abstractmethod
     def stream_rows(self, query: str) -> Iterator[Row]:
-        """Yield the rows of a large result. Until all rows are read, the transaction may block other clients."""
+        """Yield the rows of a large query result. Until all rows are read, the transaction may block other clients."""
 
     @abstractmethod
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Execute a statement without a result once for each row of parameters."""
+        """Execute a statement that does not return rows, once for each row of parameters."""
 
     @abstractmethod
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -271,22 +271,22 @@ class Database(ABC):
 
     @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert complete rows, and replace rows that have the same ``keys``.
+        """Insert complete rows, and replace existing rows with the same values in the ``keys`` columns.
 
-        The keys are the table's first columns.
+        The ``keys`` columns are the first columns of the table.
         """
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:
         """Begin a write transaction.
 
-        First wait until other writers have ended their transactions. With ``at_leisure``, there may be long pauses
-        between statements. Raises `LedgerLeft` if the ledger was moved.
+        The method first waits until other writers have ended their transactions. With ``at_leisure``, there may be long
+        pauses between statements. Raises `LedgerLeft` if the ledger was moved.
         """
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit the transaction. Its writes are then durable."""
+        """Commit the transaction, which makes its writes durable."""
 
     @abstractmethod
     def rollback(self) -> None:
@@ -294,19 +294,19 @@ class Database(ABC):
 
     @abstractmethod
     def may_have_lost(self, error: BaseException) -> bool:
-        """Return whether this error leaves it unclear which writes are durable."""
+        """Return whether it is unclear after this error which writes are durable."""
 
     def probe(self) -> None:  # noqa: B027 - a file responds at once, or hangs with its disk
-        """Send a query to which a healthy server responds immediately.
+        """Send a query that a healthy server responds to immediately.
 
         Raises one of `errors` if the server does not respond.
         """
 
     @abstractmethod
     def reopen(self) -> None:
-        """Close and reopen the database, so that later reads return its durable state.
+        """Close and reopen the database, so that later reads return the durable state.
 
-        Raises `LedgerError` if it cannot be opened.
+        Raises `LedgerError` if the database cannot be opened.
         """
 
     def take_lease(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
@@ -318,10 +318,10 @@ class Database(ABC):
 
     @abstractmethod
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        """Convert an error that occurred while rows were read or decoded to a ledger error."""
+        """Convert an error from reading or decoding rows to a ledger error."""
 
     def require_current(self) -> None:
-        """Raise `LedgerLeft` if the ledger was moved, or `LedgerUnfinished` if it is an incomplete copy."""
+        """Raise `LedgerLeft` if the ledger was moved, or `LedgerUnfinished` if the ledger is an incomplete copy."""
         rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
         for name, value in rows:
             if name == LEFT:
@@ -334,7 +334,7 @@ class Database(ABC):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert database errors in a block, and errors that malformed rows cause, to ledger errors."""
+        """Convert database errors, and errors caused by malformed rows, to ledger errors in a `with` block."""
         try:
             yield
         except self.errors as error:

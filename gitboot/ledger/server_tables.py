@@ -68,9 +68,9 @@ def parse_object(text: str) -> dict[str, Any]:
 def parse(kind: type[T], text: str, **more: object) -> T:
     """Decode a structure that `to_json` encoded.
 
-    ``more`` has the values of fields that are not in the JSON. Raises ValueError or TypeError if the JSON does not
-    match the structure. This includes unknown fields, because a newer version of gitboot may have written them and a
-    later write would lose them.
+    ``more`` contains the values of fields that are not in the JSON. Raises ValueError or TypeError if the JSON does not
+    match the structure. Unknown fields raise an error too, because a newer version of gitboot may have written them and
+    a later write would lose them.
     """
     found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
@@ -216,7 +216,7 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
 
 
 class Pending(NamedTuple):
-    """An observed fetch of a boot that the machine's BMC has not confirmed yet."""
+    """An observed fetch of a boot that still needs confirmation by the machine's BMC."""
 
     id: int
     observation: Observation
@@ -237,8 +237,8 @@ def find_offer(store: Store, plan: Digest) -> Offer | None:
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
     """Store the offers of boots that gitboot is about to publish.
 
-    They replace earlier offers of the same plans. gitboot treats a restored backup as outdated if it lacks a new offer,
-    because gitboot could not recognize a fetch of that boot.
+    The new offers replace earlier offers of the same plans. gitboot treats a restored backup as outdated if the backup
+    lacks a new offer, because gitboot could not recognize a fetch of that boot.
     """
     noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
@@ -247,8 +247,10 @@ def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> No
 
 
 def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
-    """Return the plan of the boot script with this path and modification time, and the number of the newest decision
-    when the script was published. Return None if there is no such boot script.
+    """Return the plan and the decision number of the boot script with this path and modification time.
+
+    The decision number is the number of the newest decision when the script was published. The result is None if there
+    is no such boot script.
     """
     found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified_at)
     return (Digest(found[0][0]), found[0][1]) if found else None
@@ -276,7 +278,7 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 
 
 def read_pending(store: Store) -> list[Pending]:
-    """Return the observations that have no verdict yet, oldest first.
+    """Return the observations that do not have a verdict yet, oldest first.
 
     Observations without a stored offer are omitted.
     """
@@ -306,7 +308,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
-    """Store observations without a verdict, each with the first marks that the BMC reported after the observation."""
+    """Store observations without a verdict, each with the first marks that the BMC reported after it."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
@@ -329,9 +331,9 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
 
 
 def prune(tx: Transaction, before: datetime) -> None:
-    """Delete old offers, versions, and observations with a verdict. "Old" means older than ``before``.
+    """Delete offers, versions, and observations with a verdict if they are older than ``before``.
 
-    The newest version of each path stays, and so do the offers of all remaining versions.
+    The function keeps the newest version of each path, and the offers for all versions that it keeps.
     """
     at, stamp = format_instant(before), int(before.timestamp())
     tx.execute(
@@ -351,7 +353,7 @@ def read_spool_positions(store: Store) -> dict[str, int]:
 
 
 def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None:
-    """Store how far gitboot has read each file of the fetch log.
+    """Store how far gitboot has read each file in the fetch log.
 
     Call this function in the transaction that stores the fetches.
     """
@@ -360,7 +362,7 @@ def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """Return the known pairs of a BMC address and the name of its credentials.
+    """Return the known BMCs, each as its address and the name of its credentials.
 
     The function normalizes the addresses, because version 0.1.0 stored them as they were written in documents.
     """
@@ -379,7 +381,7 @@ def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
 
 
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
-    """Replace the stored lost identities. A restored backup without a new lost identity is outdated."""
+    """Replace the stored lost identities. gitboot treats a restored backup without a new lost identity as outdated."""
     table, key = "lost_identities", ("kind", "value", "uuid")
     gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
     if gone:
@@ -411,7 +413,7 @@ def read_current_machines(store: Store) -> frozenset[SystemUuid]:
 def write_machines(
     tx: Transaction, machines: Iterable[Machine], *, removed: Iterable[SystemUuid] = (), is_current: bool = True
 ) -> None:
-    """Store machines, and mark machines that were removed from the fleet. The entries of removed machines stay.
+    """Store machines, and mark machines that were removed from the fleet. Removed machines keep their entries.
 
     ``is_current`` is false for machines that are not in the accepted commit.
     """
@@ -449,7 +451,7 @@ def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
 
 
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
-    """Store pinned identities: the machine identity that each BMC must report.
+    """Store the pinned machine identity that each BMC must report.
 
     gitboot does not treat a restored backup as outdated if it lacks a pinned identity, because gitboot pins the
     identity again at the next contact with the BMC.
@@ -458,7 +460,7 @@ def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]
 
 
 def read_records(store: Store) -> dict[SystemUuid, Record]:
-    """Return the records of servers, by UUID. A server without a record has an unknown installation state."""
+    """Return the records of servers, by UUID. If a server has no record, its installation state is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
         for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
@@ -470,7 +472,7 @@ def read_records(store: Store) -> dict[SystemUuid, Record]:
 
 
 def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Store records. ``records`` has tuples of UUID, server name and record."""
+    """Store records. ``records`` contains tuples of UUID, server name and record."""
     found = {uuid: (server, record) for uuid, server, record in records}
     if not found:
         return
@@ -509,7 +511,7 @@ def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
 
 
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
-    """Store the fetches of secrets by server.
+    """Store each server's fetches of secrets.
 
     The value None deletes a server's entry. gitboot does not treat a restored backup as outdated if it lacks these
     fetches, because fetches of secrets do not affect plans.

@@ -16,9 +16,9 @@ from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_vers
 
 
 class SqliteDatabase(Database):
-    """A ledger in a SQLite file. gitboot creates a missing file.
+    """A ledger in a SQLite file. If the file does not exist, gitboot creates it.
 
-    With ``synchronous``, SQLite syncs each transaction to the disk.
+    With ``synchronous``, SQLite syncs the file to the disk after each transaction.
     """
 
     errors: ClassVar = (sqlite3.Error,)
@@ -79,7 +79,7 @@ class SqliteDatabase(Database):
         self._connection = self._open()
 
     def probe(self) -> None:
-        """If the file is open read-only, reopen it for writing. Raises `LedgerError` if this fails."""
+        """Reopen the file for writing if it is open read-only. Raises `LedgerError` if this fails."""
         if not self._is_read_only:
             return
         try:
@@ -100,9 +100,9 @@ class SqliteDatabase(Database):
     def _open(self) -> sqlite3.Connection:
         """Open the file.
 
-        If the disk has no space for SQLite's shared-memory index, open the file read-only. This is safe if there is no
-        write-ahead log, for example after a clean shutdown, because the file is then complete. No other process can
-        write to it then.
+        If the disk has no space for SQLite's shared-memory index, the method opens the file read-only. This is safe if
+        there is no write-ahead log, for example after a clean shutdown. In that case, the file is complete, and no
+        other process can write to it.
         """
         try:
             connection, self._is_read_only = self._open_to_write(), False

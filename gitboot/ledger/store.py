@@ -1,4 +1,4 @@
-"""Ledger store: locate a ledger, run its transactions, copy it, and write the mark that identifies its newest state."""
+"""Ledger store: locate a ledger, run transactions, copy ledgers, and write the mark of a ledger's newest state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     def parse(cls, url: str, password: Path | None) -> Self:
         """Parse the URL of a database.
 
-        Raises `UsageError` if the URL is not usable. The message never contains a password.
+        Raises `UsageError` if the URL is not usable. The error message never contains a password.
         """
         parts = urlsplit(url)
         parameters = dict(parse_qsl(parts.query))
@@ -56,8 +56,9 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of the ledger for messages: the URL, and the schema if the URL sets one, because ledgers may share a
-        database.
+        """The name of the ledger for messages: the URL, with the schema if the URL sets one.
+
+        The schema is included because several ledgers may share a database.
         """
         place, schema = self.url.partition("?")[0], self.schema
         return f"{place} (schema {schema})" if schema is not None else place
@@ -133,7 +134,7 @@ NO_HOLDER: Final = ""  # the lease holder of a ledger that was moved
 
 
 class CopyNotes(NamedTuple):
-    """The identity of a ledger, and what the ledger records about copies and moves."""
+    """The identity of a ledger, and the ledger's notes about copies and moves."""
 
     identity: str
     changes: int
@@ -163,7 +164,7 @@ def note_left(database: Database, place: str, copy: str) -> None:
 def end_lease(database: Database, place: str) -> None:
     """End the lease of a shared ledger permanently, in the transaction that moves the ledger.
 
-    Until this transaction ends, even transactions that only read the lease must wait.
+    Until this transaction ends, other transactions must wait, even if they only read the lease.
     """
     if not database.is_local:
         database.execute("SELECT 1 FROM lease FOR UPDATE")
@@ -174,13 +175,13 @@ def end_lease(database: Database, place: str) -> None:
 
 
 def free_lease(database: Database) -> None:
-    """Allow instances to take the lease of a shared ledger that is used again after a move."""
+    """Let instances take the lease of a shared ledger again, because a ledger that was moved away is used again."""
     if not database.is_local:
         database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NO_HOLDER,))
 
 
 def checkpoint_log(database: Database) -> None:
-    """Write the write-ahead log of a SQLite ledger back into its file."""
+    """Write the contents of a SQLite ledger's write-ahead log into the ledger file."""
     if database.is_local:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -192,9 +193,9 @@ _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'ch
 class Transaction:
     """A write transaction.
 
-    The modules for tables call `mark` if gitboot must treat a backup without these changes as an older copy. A
-    transaction blocks all other writers, and PostgreSQL aborts a transaction that is idle for some seconds. Therefore a
-    PostgreSQL transaction begins only at the first read, or at the end of the block when all rows are prepared. With
+    The table modules call `mark` if gitboot must treat a backup without these changes as an older copy. A transaction
+    blocks all other writers, and PostgreSQL aborts a transaction that is idle for some seconds. Therefore a PostgreSQL
+    transaction begins only at the first read, or at the end of the `with` block when all rows are prepared. With
     SQLite, gitboot writes each row immediately and does not keep it in memory.
     """
 
@@ -239,14 +240,15 @@ class Transaction:
             each()
 
     def mark(self) -> None:
-        """Count this transaction as a change of the ledger, so that gitboot recognizes a backup without it as an older
-        copy.
+        """Count this transaction as a change to the ledger.
+
+        gitboot then recognizes that a backup without this transaction is an older copy.
         """
         self.is_marked = True
 
 
 class Store:
-    """A ledger with one writer at a time. A write is durable when its `with` block has ended."""
+    """A ledger with one writer at a time. Writes are durable when their `with` block has ended."""
 
     synchronous: ClassVar = True  # whether each transaction waits for the disk
 
@@ -262,10 +264,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the ledger of ``path``.
+        """Open the ledger at ``path``.
 
-        The ledger is this file, or a database that replaces the file. Raises `DamagedLedger` if the ledger is damaged,
-        and `LedgerError` if a newer version of gitboot wrote it.
+        The ledger is the file at ``path``, or a database that replaces this file. Raises `DamagedLedger` if the ledger
+        is damaged. Raises `LedgerError` if a newer version of gitboot wrote the ledger.
         """
         return cls(open_database(path, synchronous=cls.synchronous), path)
 
@@ -282,9 +284,9 @@ class Store:
     def writing(self) -> Iterator[Transaction]:
         """Run the block of a `with` statement in a transaction.
 
-        When the block ends, either all of its writes are durable or none are. If the block waits for an earlier write
-        and the earlier write fails, the block fails too. Without this rule, each writer in turn would wait for a
-        database that hangs.
+        When the block ends, either all of its writes are durable or none are. If the block has to wait for an earlier
+        write and that write fails, the block fails too. Otherwise, if the database hangs, each writer would in turn
+        wait for it.
         """
         failures = self._failures
         with self._lock:
@@ -330,9 +332,9 @@ class Store:
         self.is_suspect = False
 
     def probe(self) -> None:
-        """Raise `LedgerError` if the database does not respond within seconds.
+        """Raise `LedgerError` if the database does not respond within a few seconds.
 
-        If the ledger is a file, the method does nothing.
+        For a ledger in a file, this method does nothing.
         """
         with self._lock:
             try:
@@ -396,10 +398,10 @@ class Store:
 def open_database(
     path: Path, *, synchronous: bool = True, reads_only: bool = False, takes_any: bool = False
 ) -> Database:
-    """Open the database that stores the ledger of ``path``.
+    """Open the database that stores the ledger at ``path``.
 
-    With ``takes_any``, also open a ledger that was moved, or an unfinished copy. Raises `LedgerError` if the database
-    cannot be opened.
+    With ``takes_any``, the function also opens a ledger that was moved, or an unfinished copy. Raises `LedgerError` if
+    the database cannot be opened.
     """
     database: Database
     if (address := read_address(path)) is not None:
@@ -460,8 +462,8 @@ def write_mark(path: Path, identity: str, changes: int) -> None:
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:
     """Replace all rows in ``new`` with a snapshot of ``ours``. Return the number of rows by table.
 
-    The copy does not block writers of ``ours``, and does not contain their later writes. After the copy, the function
-    reads the rows back and compares them. If they differ, it raises `LedgerError` and leaves ``new`` unchanged.
+    Copying does not block other writers to ``ours``, and their later writes are not copied. Afterwards, the function
+    reads the rows back and compares them. If the rows differ, it raises `LedgerError` and leaves ``new`` unchanged.
     """
     with ours.reading():
         ours.execute(ours.snapshot)
@@ -472,10 +474,10 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
 
 
 def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
-    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` reads.
+    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` sees.
 
-    Return the number of rows by table. The function does not copy the notes about copies in ``ours``. It stores
-    ``notes`` in ``new`` instead.
+    Return the number of rows by table. The function does not copy the notes about copies and moves in ``ours``, but
+    stores ``notes`` in ``new`` instead.
     """
     counted = {}
     with ours.reading(), new.reading():
@@ -511,7 +513,7 @@ def count_rows(database: Database) -> dict[str, int]:
 
 
 def _rows(database: Database, table: str) -> list[Row]:
-    """Return all rows of a table, sorted so that the order does not depend on the database."""
+    """Return all rows of a table, sorted in an order that does not depend on the database."""
     if not _is_there(database, table):
         return []
     return sorted(database.stream_rows(f"SELECT * FROM {_copied_part(table)}"), key=repr)  # noqa: S608
@@ -524,5 +526,5 @@ def _is_there(database: Database, table: str) -> bool:
 
 
 def _copied_part(table: str) -> str:
-    """Return the part of an SQL query after FROM that selects a table's rows, except notes about copies."""
+    """Return the part after FROM of an SQL query that selects a table's rows, except notes about copies and moves."""
     return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

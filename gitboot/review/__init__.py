@@ -1,1 +1,1 @@
-"""Reviews: the changes between two commits, the guards that hold commits, and the progress of rollouts."""
+"""Reviews: the changes between two commits, the guards that can hold a commit, and the progress of rollouts."""

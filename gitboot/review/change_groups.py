@@ -1,4 +1,4 @@
-"""Change groups: group servers that change in the same way, and find the causes of the change."""
+"""Change groups: group the servers that change in the same way, and find the causes of each change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RENDERED_LINES: Final = 50_000  # the maximum number of lines in all rendered di
 
 
 class ChangeCause(Struct, frozen=True, kw_only=True):
-    """A changed document or file that causes the change of a group."""
+    """A changed document or file that causes a group of servers to change."""
 
     id: Id
     fate: ChangeKind
@@ -35,9 +35,9 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
     @property
     def place_prefix(self) -> str:
-        """The words between the cause and the location of the cause.
+        """The words that connect a cause with its location in a sentence.
 
-        If there are several documents, the location is in the first document.
+        If the cause stands for several documents, the location is in the first of these documents.
         """
         return ", the first at" if self.number > 1 else " at"
 
@@ -48,7 +48,7 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """The differences between a group and a larger group with the same causes and the same changed fields."""
+    """The differences between a small group and a larger group with the same causes and the same changed fields."""
 
     than: str  # the first server of the larger group
     lines: tuple[str, ...]  # lines that are only in this group's rendered diff; names replace the servers' own values
@@ -58,7 +58,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
 class Group(Struct, frozen=True, kw_only=True):
     """Servers that change in the same way and for the same causes.
 
-    Their rendered diffs differ only in the servers' own values.
+    The rendered diffs of these servers differ only in each server's own values, such as its name and UUID.
     """
 
     causes: tuple[ChangeCause, ...]
@@ -85,7 +85,7 @@ _Key = tuple[object, Digest]
 
 
 def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: CauseFinder) -> tuple[Group, ...]:
-    """Group the changed servers, and sort the groups by risk and then by size, the largest first.
+    """Group the changed servers. Sort the groups by risk first and then by size, with the largest groups first.
 
     Each server is in exactly one group. Servers are in the same group only if their rendered diffs have the same
     `RenderedChanges.make_key`.
@@ -120,7 +120,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
 
 
 def describe_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
-    """Describe documents as the causes of a change that affects unknown machines or all machines."""
+    """Return descriptions of the documents that cause a change for unknown machines or for all machines."""
     return tuple(_make_cause(key, ChangeKind.EDITED, 1, changes.documents, new) for key in ids)
 
 
@@ -164,9 +164,9 @@ def _make_group(
 def _make_cause(
     key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
-    """Return a cause with its location.
+    """Return a changed document as a cause, with the location of the change.
 
-    If the cause is a Server document, it represents the ``members`` servers of the group.
+    If the document is a Server document, the cause stands for the documents of all ``members`` servers in the group.
     """
     change = documents.get(key)
     is_own = key.kind == "Server"
@@ -239,9 +239,9 @@ def _summarize_policy(facts: Mapping[str, Any] | None) -> str | None:
 
 
 def _comparable_facts(decision: Decision | None) -> Mapping[str, Any] | None:
-    """Return a decision as JSON values.
+    """Return a decision as JSON values that can be compared between servers.
 
-    Words such as MAC replace the server's own values, and maintenances are a mapping by name.
+    A placeholder such as MAC replaces each of the server's own values. The maintenances become a mapping by name.
     """
     if decision is None:
         return None
@@ -290,7 +290,7 @@ class _Part(Struct, frozen=True):
 
 
 class CauseFinder:
-    """A search for the changed documents and files that cause the change of a boot."""
+    """Finds the changed documents and files that cause a boot to change."""
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents
@@ -298,7 +298,10 @@ class CauseFinder:
         self._pools: list[Mapping[str, Pool]] = [build_pools(each)[0] if each else {} for each in (old, new)]
 
     def find_causes(self, change: ServerChange) -> tuple[Id, ...]:
-        """Return the documents and files that cause a server's change, sorted. A renamed server has its new name."""
+        """Return the documents and files that cause a server to change, sorted.
+
+        A renamed server appears under its new name.
+        """
         both = [each for each in (change.old, change.new) if each is not None]
         own = set[Id]()
         for key in self._filter_changed(*(Id("Server", each.server) for each in both)):
@@ -316,7 +319,7 @@ class CauseFinder:
     def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
         """Return the documents and files that cause a change for unknown machines, sorted.
 
-        ``boots`` contains the boots in the old and in the new commit.
+        ``boots`` contains the boots of unknown machines in the old commit and in the new commit.
         """
         found = {key for key in self._list_documents("Fleet") if self._has_field(key, "unknownServers", "baseURL")}
         for side, by_architecture in enumerate(boots):

@@ -31,11 +31,11 @@ OnArrival = Callable[[int, int], None]  # the position before a step, and the po
 
 
 def _ignore(old: int, new: int) -> None:
-    """Ignore a step. This function is the default of ``on_arrival``."""
+    """Do nothing for a step. This function is the default value of ``on_arrival``."""
 
 
 class PathCommit(Struct, frozen=True, kw_only=True):
-    """A first-parent commit after the accepted commit."""
+    """A commit on the first-parent path after the accepted commit."""
 
     revision: str
     valid: bool  # False: the commit becomes part of the step to the next valid commit
@@ -54,7 +54,7 @@ class PathStep(Struct, frozen=True, kw_only=True):
 
 
 class CommitPath(Struct, frozen=True, kw_only=True):
-    """The steps that gitboot can accept, and the step that it holds."""
+    """The steps on a commit path that gitboot can accept, and the step that it holds."""
 
     accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each step begins at the end of the previous step
     held_step: PathStep | None  # the step from the last accepted position to the newest commit; None: no step is held
@@ -80,15 +80,16 @@ def find_commit_path(
 ) -> CommitPath:
     """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
 
-    gitboot judges the step to each commit from the last commit that can be accepted. Therefore a change that a later
-    commit reverts needs no acknowledgement. If commits were rebased one by one, a line may acknowledge the step from an
-    earlier commit, so gitboot also judges that step. Each line acknowledges at most one step. If possible, this step
-    ends at the commit of the line or before it. Otherwise the step ends later. If a line is valid because of a
-    signature, it is valid only for the first commit with the signed content. If a step must wait although no guard
-    holds it, the path ends before this step. Therefore a wait never changes the steps.
+    gitboot judges each commit against the last commit that can be accepted. Therefore a change that a later commit
+    reverts needs no acknowledgement. If commits were rebased one by one, an acknowledgement line may apply to a step
+    that starts at an earlier commit, so gitboot also judges that step. Each line acknowledges at most one step. If
+    possible, gitboot chooses a step that ends at the commit that contains the line, or before that commit. Otherwise,
+    gitboot chooses a step that ends after that commit. A line that is valid because of a signature is valid only for
+    the first commit with the signed content. If a step must wait although no guard holds it, the path ends before this
+    step. Therefore waiting never changes the steps of the path.
 
     - ``approvals`` are acknowledgements that do not come from commit messages.
-    - ``need`` states how reinstallations must be acknowledged.
+    - ``need`` specifies how reinstallations must be acknowledged.
     - ``counted_before`` contains the signed lines that acknowledged earlier commits.
     - gitboot calls ``on_arrival`` for each position when a step to this position can be accepted.
     """
@@ -105,9 +106,9 @@ def find_commit_path(
 
 
 class _AckPosition(Struct, frozen=True):
-    """An acknowledgement, and the position of the first commit with the same content.
+    """An acknowledgement, and the position of the first commit with the same signed content.
 
-    Different people may have signed this content.
+    Several commits with different signers may have this content.
     """
 
     at: int
@@ -116,7 +117,7 @@ class _AckPosition(Struct, frozen=True):
 
     @property
     def key(self) -> _AckPosition | str:
-        """The key with which gitboot uses the acknowledgement only once on a path."""
+        """The key that ensures that gitboot uses the acknowledgement only once on a path."""
         return self.ack.id if self.ack.content else self
 
 
@@ -127,7 +128,7 @@ class _PartialPath(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Search:
-    """The search for a commit path, with the positions that can be accepted so far."""
+    """The state of a search for a commit path: the positions found so far that can be accepted."""
 
     commits: Sequence[PathCommit]
     judge_step: JudgeStep
@@ -162,8 +163,8 @@ class _Search:
     def arrive(self, new: int) -> None:
         """Try to accept a step to a position.
 
-        Begin with the step from the latest accepted position, and then try each position from which an acknowledgement
-        may apply.
+        First try the step from the last accepted position. Then try the steps from all other positions for which an
+        acknowledgement may apply.
         """
         latest, *others = sorted(self.paths, reverse=True)
         acknowledged = (old for old in others if self.approvals or any(line.at > old for line in self.lines))
@@ -233,9 +234,9 @@ class _Search:
         )
 
     def _find_held_steps(self, position: int, newest: int) -> Iterator[PathStep]:
-        """Yield the steps after a position that a person must acknowledge.
+        """Yield the steps that a person must acknowledge, beginning at a position.
 
-        Each step goes from one commit to the next commit.
+        Each of these steps leads from one commit to the next.
         """
         valid = [position, *(at for at in range(position + 1, newest + 1) if self.commits[at - 1].valid)]
         for old, new in pairwise(valid):
@@ -250,7 +251,7 @@ _Used = _AckPosition | str | tuple[str, str]  # each acknowledgement is used onl
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
-    """For each UUID that is not known, return the provision number in the first commit that contains the UUID.
+    """Return the first provision number of each UUID that is not known yet, taken from the first commit with the UUID.
 
     ``commits`` yields the (UUID, provision number) pairs of each valid first-parent commit since the accepted commit,
     in order.
@@ -272,7 +273,7 @@ class CommitBetween(NamedTuple):
 
 
 class HeldStep(Struct, frozen=True, kw_only=True):
-    """A commit that a person must acknowledge, and the lines that acknowledge it."""
+    """A commit that a person must acknowledge, and the lines that would acknowledge this commit."""
 
     commit: str
     lines: tuple[str, ...]
@@ -287,9 +288,9 @@ def judge_by_steps(
     need: ReinstallsNeed | None,
     counted_before: Container[str],
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[IgnoredLine, ...]]:
-    """Judge several commits one by one, as an instance does.
+    """Judge several commits one by one, in the same way as an instance.
 
-    Return the verdict on all commits together, the held commits, and the lines that have no effect.
+    Return the verdict on all commits together, the held commits, and the acknowledgement lines that gitboot ignores.
     """
 
     @cache
@@ -326,7 +327,7 @@ def judge_by_steps(
 
 
 def tighten_limits(limits: Limits, *sides: Side) -> Limits:
-    """Return the limits. The guards in the Fleets of these commits can lower them."""
+    """Return the limits, lowered to the limits in the Fleet documents of these commits if those are lower."""
     for side in sides:
         if side.repository is not None:
             limits = limits.tighten(side.repository.fleet.spec.guards)

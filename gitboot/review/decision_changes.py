@@ -91,7 +91,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
     @property
     def retired(self) -> bool:
-        """Return whether the server becomes Retired, which means that its document stays in the fleet."""
+        """Return whether the server becomes Retired. The document of a Retired server stays in the fleet."""
         both = [each.lifecycle is Lifecycle.RETIRED for each in (self.old, self.new) if each is not None]
         return both == [False, True]
 
@@ -107,8 +107,9 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
 
 class BmcChange(Struct, frozen=True, kw_only=True):
-    """A server whose BMC credentials would go to a new recipient, because of a new BMC, another address, or another
-    trust.
+    """A server whose BMC credentials would be sent to a new recipient.
+
+    The BMC is new, or its address or the settings for its certificate changed.
     """
 
     server: str
@@ -168,7 +169,7 @@ class Changes:
 
     @property
     def moved_bmcs(self) -> tuple[str, ...]:
-        """The servers in both commits whose BMC has another address or another trust."""
+        """The servers in both commits for which the BMC's address or the settings for its certificate changed."""
         return tuple(each.server for each in self.bmcs if not each.is_new_server)
 
     @property
@@ -201,7 +202,7 @@ class Changes:
 
     @property
     def with_reinstalls(self) -> tuple[ServerChange, ...]:
-        """The servers that the new commit can reinstall according to the two commits."""
+        """The changed servers that the new commit can reinstall, judged from the two commits alone."""
         return tuple(change for change in self.servers if change.reinstalls)
 
     def with_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
@@ -223,7 +224,8 @@ def compare_decisions(
     """Return the changes between two commits. Without an old commit, everything is new.
 
     ``touched`` limits the comparison to servers and documents that can differ. ``get_offered_claims`` returns the
-    result of `list_claims` for all old decisions. If it is None, gitboot computes the claims when it needs them.
+    result of `list_claims` for all old decisions. Without this function, gitboot computes the claims when it needs
+    them.
     """
     shared = compare_shared(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
@@ -302,7 +304,7 @@ def _collect_claims(decisions: Decisions) -> frozenset[Digest]:
 
 
 def _find_instance_sites(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
-    """Return the sites of servers by server name, for servers whose site has its own instance."""
+    """Return a mapping from server names to sites, for the servers whose site has its own instance."""
     if repository is None or all(site.ledger is None for site in repository.fleet.spec.sites):
         return {}
     selection = build_site_index(repository)
@@ -376,7 +378,7 @@ def _count_areas(
 ) -> tuple[Area, ...]:
     """Count the changes in the whole fleet, and then in each site and each role.
 
-    If a server moves to another site or role, count the server in both.
+    If a server moves to another site or role, it is counted in both the old and the new one.
     """
     counts: dict[Label | None, Counter[str]] = {label: Counter(size=size) for label, size in sizes.items()}
     counts[None] = Counter(size=len(old.servers) if old is not None else 0)
@@ -408,7 +410,7 @@ def _count_areas(
 
 
 class UnknownCause(StrEnum):
-    """The causes for which gitboot cannot determine whether a server is provisioned."""
+    """A cause that can prevent gitboot from determining whether a server is provisioned."""
 
     CAME = "came"  # the server is new, and may have been installed elsewhere
     # the server replaces a board without a Server document; only the ledger may contain the board
@@ -420,7 +422,7 @@ class UnknownCause(StrEnum):
 
 
 class UnknownReason(NamedTuple):
-    """The reason why gitboot cannot determine whether a server is provisioned: a cause and a detail."""
+    """The reason why gitboot cannot determine whether a server is provisioned, as a cause with a detail."""
 
     cause: UnknownCause
     detail: str  # the provision number, the old UUID, the new site, or the maintenance
@@ -431,8 +433,8 @@ def find_unknown_reasons(
 ) -> tuple[UnknownReason, ...]:
     """Compare two decisions, and return the reasons why gitboot cannot determine whether the server is provisioned.
 
-    A server with a raised provision number is always pending. ``new_site`` is the server's new site if the server moves
-    between sites with their own instances.
+    A server whose provision number was raised always counts as pending. ``new_site`` is the server's new site if the
+    server moves between sites with their own instances.
     """
     if new is None:
         return ()
@@ -462,9 +464,9 @@ MatchingPair = tuple[str | None, str | None]  # old and new name of a server; No
 def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
     """Match the servers of two commits.
 
-    Return each server once, sorted by its new name. Sort removed servers by their old name. Servers match by UUID, or
-    by the UUID in the field ``replaces``. The remaining servers match by identities that a server keeps after a new
-    motherboard: name, MAC address, serial number and BMC.
+    Return each server once. Sort the servers by their new names, and removed servers by their old names. Servers match
+    by UUID, or by the UUID in the field ``replaces``. The remaining servers match by identities that a server can keep
+    when its motherboard is replaced: name, MAC address, serial number and BMC.
     """
     pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
     gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
@@ -496,7 +498,7 @@ class EffectKind(StrEnum):
 class Change(Struct, frozen=True, kw_only=True):
     """A changed field of a decision.
 
-    The name of the field is its path in JSON, such as policy.boot.image or maintenances.repair.window.end.
+    The field's name is its JSON path, such as policy.boot.image or maintenances.repair.window.end.
     """
 
     field: str
@@ -513,7 +515,7 @@ class ServerEffect(Struct, frozen=True, kw_only=True):
 
 
 def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
-    """Compare the decisions of two commits. Return the changes by UUID, because a renamed server keeps its UUID."""
+    """Compare the decisions of two commits. Return the changes by UUID, because renamed servers keep their UUIDs."""
     before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
     found = {}
     for uuid in sorted(before.keys() | after.keys()):
@@ -530,7 +532,7 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
 def find_field_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
     """Yield the fields that differ, sorted by name.
 
-    If a value exists only in one of the two decisions, yield the whole value.
+    If a value exists in only one of the two decisions, the function yields the whole value as one field.
     """
     if _are_named(old) or _are_named(new):  # compare items by name, so that an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
@@ -556,6 +558,6 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The abbreviated revision, or "" if it equals the name."""
+        """The abbreviated revision, or "" if `named` is already this text."""
         parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
         return "" if self.revision == self.named else " ".join(parts)

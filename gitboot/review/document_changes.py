@@ -49,9 +49,9 @@ def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | Non
 
 
 def changes_all_files(change: SharedChange) -> bool:
-    """Return whether the change affects the boot files of every server.
+    """Return whether a change affects the boot files of every server.
 
-    Base URLs do not count here, because they are part of decisions.
+    A changed base URL does not count here, because base URLs are part of the decisions.
     """
     if change.old is None:
         return False
@@ -114,7 +114,8 @@ _HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.D
 def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
     """Return the input from which gitboot renders DHCP files.
 
-    The input contains only servers that are in both commits and differ, so a rebase does not change the digest.
+    The input contains only servers that are in both commits and differ between them. Therefore a rebase does not change
+    the digest.
     """
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
@@ -160,7 +161,7 @@ class ImageChange(Struct, frozen=True, kw_only=True):
 def is_mutated(change: DocumentChange) -> bool:
     """Return whether the spec of an image was edited.
 
-    Ignore labels, annotations and provenance, because they do not change boots.
+    The function ignores labels, annotations and provenance, because they do not affect boots.
     """
     return change.fate is ChangeKind.EDITED and any(
         field.path[0] == "spec" and "provenance" not in field.path for field in change.fields
@@ -200,7 +201,7 @@ def list_images(decision: Decision | None) -> Iterator[str]:
 
 
 class ChangeKind(StrEnum):
-    """The kinds of changes to a document or a server."""
+    """The way in which a document or a server changed."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -218,7 +219,7 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
 def compare_documents(
     old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
 ) -> dict[Id, DocumentChange]:
-    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison."""
+    """Return a mapping from kind and name to each document or file that differs. ``touched`` limits the comparison."""
     before, after = _collect_resources(old, touched) if old else {}, _collect_resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
@@ -291,7 +292,7 @@ ONE_TIME_BOOTS: Final = "spec.serving.oneTimeBoots"
 
 
 class AccessChange(NamedTuple):
-    """The old and the new value of a Fleet setting that controls which clients may fetch."""
+    """The old and the new value of a Fleet setting that controls which clients may fetch files."""
 
     field: str  # such as spec.provisioning.clients
     old: list[str] | bool | str
@@ -300,7 +301,7 @@ class AccessChange(NamedTuple):
 
 
 def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
-    """Return the changed settings of a Fleet that control which clients may fetch."""
+    """Return the changed Fleet settings that control which clients may fetch files."""
     clients, new_clients = (sorted(map(str, each.provisioning.clients)) for each in (old, new))
     monitors, new_monitors = (sorted(map(str, each.provisioning.monitors)) for each in (old, new))
     boots, new_boots = old.serving.one_time_boots, new.serving.one_time_boots

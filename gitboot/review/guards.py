@@ -1,4 +1,4 @@
-"""Guards: limits that hold a commit."""
+"""Guards: limits that hold a commit if the commit exceeds them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_SIZE_FOR_PERCENT: Final = 10
 
 
 class Guard(StrEnum):
-    """The guards that can hold a commit, in display order."""
+    """The guards that can hold a commit, in the order in which gitboot shows them."""
 
     MAX_REINSTALLS = "maxReinstalls"
     MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
@@ -52,7 +52,7 @@ ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """The limits above which guards hold a commit, with the defaults of an instance."""
+    """The limits above which guards hold a commit. The field defaults are the default limits of an instance."""
 
     max_update_percent: int = 30
     max_delete_percent: int = 10
@@ -71,7 +71,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     allow_takeover: bool = False
 
     def tighten(self, guards: Guards) -> Limits:
-        """Return the lower of the limits of the instance and of the Fleet. A Fleet cannot raise a limit."""
+        """Return the limits, lowered to those limits in the Fleet that are lower. A Fleet cannot raise a limit."""
         given = {each.name: getattr(guards, each.name) for each in fields(guards)}
         return structs.replace(
             self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
@@ -110,7 +110,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     def holding(self) -> tuple[Guard, ...]:
         """The guards that hold the commit, without duplicates.
 
-        A guard holds a commit while an exceeded limit is not acknowledged.
+        A guard holds a commit until each exceeded limit of the guard is acknowledged.
         """
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
@@ -131,16 +131,17 @@ def judge(
     takeover: bool | None = None,
     bmcs: int = 0,
 ) -> Verdict:
-    """Judge a commit by the limits. An acknowledgement applies to one digest and one guard.
+    """Judge whether a commit exceeds the limits. An acknowledgement applies to one digest and one guard.
 
     - ``pending`` is the number of servers that are not installed according to the instance's records, or None without
-      records. In a first commit, it replaces the number of servers that want a first boot.
-    - ``returning`` is the number of servers that the commit adds and reinstalls although the ledger already contains
-      them.
-    - ``inheritances`` are identities through which machines that may already be installed would get the install boots
-      of other servers.
+      records. In a first commit, this number replaces the number of servers that need a first boot.
+    - ``returning`` is the number of servers that the commit adds and reinstalls, although the ledger already contains
+      their machines.
+    - ``inheritances`` are the identities through which possibly installed machines would get the install boots of other
+      servers.
     - ``rewound`` means that the commit does not descend from the accepted commit.
-    - ``takeover`` means that an instance may no longer act for the fleet. If it is None, the extent decides.
+    - ``takeover`` means that an instance may no longer act for the fleet. If ``takeover`` is None, the value in the
+      extent applies.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
     inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
@@ -249,13 +250,13 @@ def format_ack_line(digest: Digest, *guards: Guard) -> str:
 
 
 def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the line that acknowledges the guards that hold a commit, or () if a line cannot acknowledge them."""
+    """Return a line that acknowledges the guards that hold a commit, or () if no line can acknowledge them."""
     guards = list_ack_guards(verdict, need)
     return (format_ack_line(verdict.digest, *guards),) if guards else ()
 
 
 def list_ack_guards(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[Guard, ...]:
-    """Return the guards that hold a commit and that a line in a commit message can acknowledge."""
+    """Return the guards that hold a commit and can be acknowledged by a line in a commit message."""
     without = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if need is ReinstallsNeed.APPROVE else ())}
     return tuple(guard for guard in verdict.holding if guard not in without)
 
@@ -266,7 +267,7 @@ def format_approval(digest: Digest) -> str:
 
 
 class AckLine(Struct, frozen=True, kw_only=True):
-    """An acknowledgement of one guard by a well-formed line in a commit message."""
+    """The acknowledgement of one guard in a well-formed line of a commit message."""
 
     STALE: ClassVar[str] = (
         "the line acknowledges other changes. The commits changed since then, or another version of gitboot computed "
@@ -286,7 +287,7 @@ class AckLine(Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The key with which gitboot uses a line only once, if the line is valid because of a signature."""
+        """The key that ensures that a line counts only once if it is valid because of a signature."""
         return f"{self.content} {self.digest} {self.guard}"
 
 
@@ -295,11 +296,12 @@ def parse_ack_lines(
 ) -> Iterator[AckLine | IgnoredLine]:
     """Yield the acknowledgements in commit messages, one for each guard in a line.
 
-    A line may be anywhere in a message, and may be indented, for example after a squash. gitboot ignores malformed
-    lines, lines with an unknown word, and acknowledgements of reinstallations that do not meet ``need``.
+    An acknowledgement line may be anywhere in a message, and may be indented, for example after a squash. gitboot
+    ignores malformed lines, lines with an unknown word, and acknowledgements of reinstallations that do not meet
+    ``need``.
 
-    gitboot uses a line that is valid because of a signature only once. Therefore ``counted_before`` contains the signed
-    content of the commits that led to an accepted commit, and the `AckLine.id` of each line that was used.
+    A line that is valid because of a signature counts only once. Therefore ``counted_before`` contains the signed
+    content of the commits that led to an accepted commit, and the `AckLine.id` of each line that was already used.
     """
     for message in messages:
         for line in _LINE.findall(message.text):
@@ -358,7 +360,7 @@ def find_acknowledgements(
     need: ReinstallsNeed | None = None,
     counted_before: Container[str] = frozenset(),
 ) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
-    """Return the acknowledgements with this digest, and the lines that gitboot ignores."""
+    """Return the acknowledgements that contain this digest, and the acknowledgement lines that gitboot ignores."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
     for line in parse_ack_lines(messages, need, counted_before):
@@ -376,7 +378,7 @@ Pair = tuple[str, Digest | None, Digest | None]  # (kind, old digest, new digest
 
 
 def digest_pairs(pairs: Iterable[Pair]) -> Digest:
-    """Return one digest for all changes. Acknowledgements contain this digest."""
+    """Return one digest that covers all changes. Acknowledgement lines contain this digest."""
     return compute_digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
 
 
@@ -386,20 +388,23 @@ def digest_bmc_access(server: str | None, access: BmcAccess | None) -> Digest:
 
 
 def list_labels(server: Server) -> Iterator[Label]:
-    """Yield the labels by which a server belongs to groups."""
+    """Yield the labels that determine which groups a server belongs to."""
     labels = server.metadata.labels
     yield from ((key, labels[key]) for key in GROUPING if key in labels)
 
 
 def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
-    """Return the whole fleet, and then its groups in order. ``counts`` contains the nonzero fields of each `Area`."""
+    """Return the area for the whole fleet, and then the areas for its groups, in order.
+
+    ``counts`` contains the nonzero fields of each `Area`.
+    """
     labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
     numbers = [name for name in Area.__struct_fields__ if name != "label"]
     return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
 def first_commit_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
-    """Return the extent of a first commit.
+    """Return the extent of an instance's first commit.
 
     `compare_decisions` returns the same extent but needs more memory. ``servers`` yields the decisions for all servers.
     The function reads ``servers`` only once.
@@ -438,7 +443,7 @@ GROUPING: Final = ("site", "role")  # label keys; the servers with the same valu
 
 
 class Touched(Struct, frozen=True, kw_only=True):
-    """The servers and documents that may differ between two commits.
+    """The servers and documents that may differ between two commits, so that only these need to be compared.
 
     All other servers and documents are the same in both commits.
     """
@@ -489,7 +494,7 @@ class Extent(Struct, frozen=True, kw_only=True):
     reinstalled_servers: tuple[str, ...] = ()  # servers that `reinstalls` counts because of gained identities
 
     def without_reinstalls(self, servers: Collection[str]) -> Extent:
-        """Return the extent without the reinstallations of the given servers."""
+        """Return the extent, not counting the reinstallations of the given servers."""
         if not servers:
             return self
         left = tuple(each for each in self.reinstalled_servers if each not in servers)
@@ -498,7 +503,7 @@ class Extent(Struct, frozen=True, kw_only=True):
     def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
         """Return the extent with a digest that also covers inherited identities.
 
-        Therefore an acknowledgement of the changes without these identities does not permit the installation of other
+        Therefore an acknowledgement that does not cover these identities does not permit gitboot to install other
         machines.
         """
         if not inheritances:
@@ -507,8 +512,8 @@ class Extent(Struct, frozen=True, kw_only=True):
         return structs.replace(self, digest=compute_digest(["inherited", inherited, self.digest]))
 
     def with_rewind(self, accepted: str, revision: str) -> Extent:
-        """Return the extent of a rewind, with a digest that also covers both revisions.
+        """Return the extent for a rewind, with a digest that also covers both revisions.
 
-        The digest of the changes alone does not identify a rewind, because a rewind may change no decision.
+        The digest of the changes alone does not identify a rewind, because a rewind may not change any decisions.
         """
         return structs.replace(self, digest=compute_digest(["rewind", accepted, revision, self.digest]))

@@ -16,11 +16,11 @@ from gitboot.resolve.server_decision import NO_REQUIREMENTS, Boot, Decision, Mai
 
 
 class EveryBoot(Struct, frozen=True):
-    """A condition for a boot at every start of the machine. The record does not matter."""
+    """A boot condition that always holds. The machine gets the boot at every start, independent of its record."""
 
 
 class UntilProvisioned(Struct, frozen=True):
-    """A condition for a boot until the record shows that a provision key is provisioned."""
+    """A boot condition that holds until the record shows that a provision key is provisioned."""
 
     number: int
     image: str | None  # the image in the key with OnImageChange; None with Once
@@ -29,7 +29,7 @@ class UntilProvisioned(Struct, frozen=True):
 
 
 class UntilRun(Struct, frozen=True):
-    """A condition for a boot until a run of a maintenance is consumed."""
+    """A boot condition that holds until a run of a maintenance is consumed."""
 
     maintenance: str
     run: int
@@ -41,7 +41,7 @@ BootCondition = EveryBoot | UntilProvisioned | UntilRun
 
 
 def covers(one: BootCondition, other: BootCondition) -> bool:
-    """Return whether ``one`` permits the boot for every record for which ``other`` permits the boot."""
+    """Return whether the condition ``one`` permits a boot in all cases in which ``other`` permits it."""
     match one, other:
         case (EveryBoot(), _):
             return True
@@ -57,7 +57,7 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """The approval and the drain for which a server waits."""
+    """The approval and the drain that a server waits for."""
 
     requirements: frozenset[str] = NO_REQUIREMENTS
     is_approved: bool = True  # Whether the fleet contains the approval, if the approval must be in a file.
@@ -65,8 +65,9 @@ class Waiting(Struct, frozen=True, kw_only=True):
     asked_for: tuple[str | None, str | None] = (None, None)
 
     def waits_as_long_as(self, other: Waiting) -> bool:
-        """Return whether a server that waits for ``other`` always waits for this too, independent of the responses of
-        URLs.
+        """Return whether a server that has to wait for ``other`` always has to wait for this too.
+
+        The result does not depend on how the URLs respond.
         """
         answers_count_alike = all(
             theirs in (None, own) for own, theirs in zip(self.asked_for, other.asked_for, strict=True)
@@ -79,7 +80,7 @@ NO_WAITING: Final = Waiting()
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """The boot that a decision requires during a span of time."""
+    """The boot that a decision requires for a server during a time span."""
 
     boot: Boot | None  # None: the server boots its local disk or has no plan
     when: BootCondition = EveryBoot()
@@ -105,7 +106,7 @@ NO_DEMAND: Final = Demand(boot=None)
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """The demands on a server between two consecutive window boundaries."""
+    """The demands that apply to a server between two consecutive window boundaries."""
 
     demand: Demand
     lower_demands: tuple[Demand, ...]  # the demands of the policy and of maintenances with a lower priority
@@ -129,7 +130,7 @@ def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterato
 
 
 def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
-    """Return the times at which windows in the decisions start or end, sorted. Begin with the minimum time."""
+    """Return the earliest possible datetime and all times at which windows in the decisions start or end, sorted."""
     found = {datetime.min.replace(tzinfo=UTC)}
     for decision in decisions:
         for maintenance in decision.maintenances:
@@ -198,7 +199,7 @@ def _find_preconditions(maintenance: MaintenanceDecision) -> Waiting:
 
 
 def is_harmless(old: Decision, new: Decision) -> bool:
-    """Return whether a new decision offers only boots that the old decision also offered.
+    """Return whether the new decision offers only boots that the old decision also offered.
 
     Guards ignore the change in this case.
     """
@@ -215,9 +216,9 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
 
 def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
-    """Return whether a demand offers only boots that the first of the spans offers too.
+    """Return whether a demand offers only boots that the first span also offers.
 
-    The other spans follow the first span in time.
+    The other spans are the later spans, in order of time.
     """
     here, key = spans[0], demand.when
     if _is_within(demand, here.demand):

@@ -1,4 +1,4 @@
-"""Images in reviews: the origins of their digests, the servers that boot them, and the progress of rollouts."""
+"""Images in reviews: where their digests come from, which servers boot them, and how rollouts progress."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def parse_signature_results(content: bytes, name: str) -> SignatureResults:
 
 
 class FileClaim(Struct, frozen=True, kw_only=True):
-    """A file of a new or edited image, and the origin of its digest that the image claims."""
+    """A file of a new or edited image, and where its digest comes from according to the image."""
 
     file: str  # such as x86_64.kernel or aarch64.initrds[0]
     sha256: Digest
@@ -100,12 +100,12 @@ class FileClaim(Struct, frozen=True, kw_only=True):
 
     @property
     def verified_by(self) -> FileSigner | None:
-        """The trusted key that signed the file, or None if there is no result of a check or if the check failed."""
+        """The trusted key that signed the file, or None if the signature was not checked or the check failed."""
         return self.result.signer if self.result is not None and self.result.fault is None else None
 
 
 class ImageProvenance(Struct, frozen=True, kw_only=True):
-    """A new image, or an edited image whose files differ."""
+    """A new image, or an edited image whose files or provenance changed."""
 
     image: str
     fate: ChangeKind
@@ -114,7 +114,7 @@ class ImageProvenance(Struct, frozen=True, kw_only=True):
 
 
 class StreamRuleChange(Struct, frozen=True, kw_only=True):
-    """A changed field of `follow` or `requireProvenance` of a stream."""
+    """A changed `follow` or `requireProvenance` field of a stream."""
 
     stream: str
     change: FieldChange
@@ -127,7 +127,7 @@ class StreamRuleChange(Struct, frozen=True, kw_only=True):
 
 
 class SourceChange(Struct, frozen=True, kw_only=True):
-    """A changed ImageSource of the fleet. The change does not affect boots, but new images come from the source."""
+    """A changed ImageSource in the fleet. The change does not affect current boots, but future images."""
 
     source: str
     fate: ChangeKind
@@ -137,7 +137,7 @@ class SourceChange(Struct, frozen=True, kw_only=True):
 
 
 class UncoveredBoot(Struct, frozen=True, kw_only=True):
-    """A document that boots an image directly, although a stream that contains the image requires signed images."""
+    """A document that uses an image directly, although a stream with this image requires signed images."""
 
     document: Id  # a BootProfile that contains the image, or a Maintenance with such a profile
     profile: str
@@ -146,7 +146,7 @@ class UncoveredBoot(Struct, frozen=True, kw_only=True):
 
 
 class LeftStream(Struct, frozen=True, kw_only=True):
-    """Servers that boot with the signatures of a stream in the old commit, and without signatures in the new commit."""
+    """Servers that boot signed images of a stream in the old commit, but need no signatures in the new commit."""
 
     stream: str
     servers: tuple[str, ...]
@@ -155,7 +155,7 @@ class LeftStream(Struct, frozen=True, kw_only=True):
 
 
 class ProvenanceChanges(Struct, frozen=True, kw_only=True):
-    """The changes of a commit that concern the provenance of images."""
+    """The changes in a commit that concern the provenance of images."""
 
     images: tuple[ImageProvenance, ...] = ()
     rules: tuple[StreamRuleChange, ...] = ()
@@ -165,19 +165,19 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
 
     @property
     def lowered(self) -> tuple[StreamRuleChange, ...]:
-        """The changes after which a stream no longer requires signed images."""
+        """The rule changes that stop a stream from requiring signed images."""
         return tuple(each for each in self.rules if each.lowers)
 
     @property
     def changes_requirement(self) -> bool:
-        """Whether an instance may withhold boots that it offered before, or offer boots that it withheld before."""
+        """Whether an instance may now withhold boots that it offered before, or offer boots that it withheld before."""
         return any(each.is_requirement for each in self.rules)
 
 
 def compare_provenance(
     changes: Changes, old: FleetRepository | None, new: FleetRepository, results: SignatureResults
 ) -> ProvenanceChanges:
-    """Return the changes of a commit that concern the provenance of images.
+    """Return the changes in a commit that concern the provenance of images.
 
     ``results`` are the results of signature checks.
     """
@@ -264,9 +264,7 @@ def _find_images(
 
 
 def list_image_files(image: BootImage) -> Iterator[tuple[str, Artifact, bool]]:
-    """Yield each file of an image with its name, such as x86_64.kernel, and whether the image has a signature for the
-    file.
-    """
+    """Yield each file of an image with its name, such as x86_64.kernel, and whether the file has a signature."""
     for architecture, artifacts in sorted(image.spec.architectures.items()):
         for path, artifact in artifacts.files():
             steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
@@ -293,7 +291,7 @@ def _find_rule_changes(
 
 
 def _list_rules(stream: ImageStream | None) -> dict[str, Any]:
-    """Return `follow` and `requireProvenance` of a stream as YAML values. A missing stream has no rules."""
+    """Return a stream's `follow` and `requireProvenance` fields as YAML values. A missing stream has no rules."""
     if stream is None:
         return {"requireProvenance": RequiredProvenance.ANY.value}
     return {
@@ -302,12 +300,12 @@ def _list_rules(stream: ImageStream | None) -> dict[str, Any]:
 
 
 def requires_signed(stream: ImageStream | None) -> bool:
-    """Return whether machines may boot the images of a stream only after a trusted key has verified each file."""
+    """Return whether machines may boot a stream's images only if a trusted key has signed each file."""
     return stream is not None and stream.spec.require_provenance is RequiredProvenance.SIGNED
 
 
 def find_uncovered_boots(repository: FleetRepository) -> Iterator[UncoveredBoot]:
-    """Yield the boots that use an image directly, although a stream that contains the image requires signed images."""
+    """Yield the boots that use an image directly, although a stream with this image requires signed images."""
     streams = _list_streams_by_image({name: each for name, each in repository.streams.items() if requires_signed(each)})
     if not streams:
         return
@@ -333,7 +331,7 @@ def _list_streams_by_image(streams: Mapping[str, ImageStream]) -> Mapping[str, l
 def _find_left_streams(
     servers: Iterable[ServerChange], old: FleetRepository, new: FleetRepository, lowered: Collection[str]
 ) -> Iterator[LeftStream]:
-    """Yield the servers that no longer need signatures, except the servers of the streams in ``lowered``."""
+    """Yield the servers whose images no longer need signatures, except those that left a stream in ``lowered``."""
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for change in servers:
         was, now = (
@@ -377,7 +375,7 @@ class Joining(Struct, frozen=True, kw_only=True):
 
 
 class StreamUse(Struct, frozen=True, kw_only=True):
-    """The images that the servers of a stream boot."""
+    """The images that servers boot from a stream."""
 
     name: str
     current: str
@@ -411,7 +409,7 @@ class OutdatedServer(Struct, frozen=True, kw_only=True):
 
 
 class ImageReport(Struct, frozen=True, kw_only=True):
-    """The images that a fleet uses at a time, and the servers with an outdated image."""
+    """The images that a fleet uses at a point in time, and the servers with an outdated image."""
 
     items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]
@@ -426,9 +424,9 @@ class ImageReport(Struct, frozen=True, kw_only=True):
 def report_images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
 ) -> ImageReport:
-    """Report the images that a fleet uses at a time.
+    """Report the images that a fleet uses at a point in time.
 
-    Without records, the function does not count provisioned servers.
+    Without records, the report does not contain the number of provisioned servers.
     """
     found = list(find_followers(repository, decisions))
     too_old = []
@@ -462,7 +460,7 @@ def _count_foreign_versions(decisions: Decisions, records: Mapping[SystemUuid, R
 
 
 class StreamFollower(Struct, frozen=True, kw_only=True):
-    """A server whose policy boots from the network, with its image and the document that names the image."""
+    """A server whose policy boots it from the network, its image, and the document that names the image."""
 
     server: Server
     stream: str | None
@@ -470,7 +468,7 @@ class StreamFollower(Struct, frozen=True, kw_only=True):
 
 
 def find_followers(repository: FleetRepository, decisions: Decisions) -> Iterator[StreamFollower]:
-    """Yield each server whose policy boots from the network, sorted by name."""
+    """Yield each server whose policy boots it from the network, sorted by server name."""
     for name, decision in decisions.servers.items():
         if decision.policy is not None and decision.policy.boot is not None:
             profile, server = repository.profiles[decision.policy.boot.profile], repository.servers[name]
@@ -559,7 +557,7 @@ _BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
 class InstanceReport(Struct, frozen=True, kw_only=True):
-    """The records of an instance, and the reason if the records are not reliable."""
+    """The records of an instance, and the reason why the records are not reliable, if there is one."""
 
     commit: Revision  # the commit that the instance applied
     at: datetime | None  # when the instance last wrote its status
@@ -569,7 +567,7 @@ class InstanceReport(Struct, frozen=True, kw_only=True):
 
 
 class StepOutcome(StrEnum):
-    """The result of the check whether a rollout may take its next step."""
+    """The result of checking whether a rollout may take its next step."""
 
     NEXT = "Next"  # the rollout may take its next step
     COMPLETE = "Complete"  # there is no next step
@@ -578,7 +576,7 @@ class StepOutcome(StrEnum):
 
 
 class RolloutProgress(Struct, frozen=True, kw_only=True):
-    """The progress of a rollout, and the servers in each state."""
+    """The progress of a rollout, with the servers in each state."""
 
     stream: str
     outcome: StepOutcome
@@ -595,14 +593,14 @@ class RolloutProgress(Struct, frozen=True, kw_only=True):
 
 
 class AppliedRollout(Struct, frozen=True, kw_only=True):
-    """The rollout of a stream in the commit that an instance applied, and the servers that the rollout reached."""
+    """A stream's rollout in the commit that an instance applied, and the servers that the rollout reached."""
 
     rollout: Rollout | None
     machines: tuple[Decision, ...]  # the servers that boot the image because of the rollout, sorted by name
 
 
 def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
-    """Return the rollout of a stream in a commit, and the servers that boot its image because of the rollout."""
+    """Return a stream's rollout in a commit, and the servers that boot the new image because of the rollout."""
     found = repository.streams.get(stream)
     by = (Id("ImageStream", stream), ("spec", "rollout", "image"))
     machines = (
@@ -640,10 +638,10 @@ def advance(
     at: datetime,
     accept_fetched: bool = False,
 ) -> RolloutProgress:
-    """Decide whether a rollout in Git may take its next step now.
+    """Decide whether a rollout may take its next step in Git now.
 
-    ``after`` is the percentage of the reached servers that must be proven to have the image. With ``accept_fetched``,
-    also count a server if its record only shows that an installation started.
+    ``after`` is the percentage of the reached servers for which there must be proof that they have the image. With
+    ``accept_fetched``, a server also counts if its record only shows that an installation started.
     """
     known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # names of servers, sorted
     for decision in applied.machines:

@@ -1,4 +1,4 @@
-"""Reinstalls: find the install boots that a commit newly permits, and the identities that machines gain or lose."""
+"""Reinstalls: find the install boots that a commit newly permits, and the identities that servers gain or lose."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ReinstallReason(StrEnum):
 
 
 class Reinstall(NamedTuple):
-    """A way in which a commit can reinstall a server."""
+    """One way in which a commit can cause a server to be reinstalled."""
 
     why: ReinstallReason
     old: str | None  # the value that differs, such as the provision number, the image or the policy
@@ -81,8 +81,9 @@ class Reinstall(NamedTuple):
 def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     """Return the ways in which a new decision permits an install boot that the old decision did not permit.
 
-    The function does not use records, so the server may already be installed. It treats one-time boots with the same
-    provision key as the same boot, even if the policy or the image differs.
+    The function does not use records, so the result may contain reinstallations of servers that are already installed
+    and that gitboot would not reinstall. One-time boots with the same provision key count as the same boot, even if the
+    policy or the image differs.
     """
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
@@ -101,8 +102,9 @@ def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
 
 
 def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
-    """Return whether the first span requires this install boot, or one of the spans requires the provision key of this
-    boot.
+    """Return whether the spans already include an install boot.
+
+    This is true if the first span requires the same install boot, or if any span requires the boot's provision key.
     """
 
     def asks_as_much(was: Demand) -> bool:
@@ -205,10 +207,10 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
-    """Return whether a record could show that the server is already installed, so that gitboot would not reinstall it.
+    """Return whether a record could show that a server is already installed, so that gitboot would not reinstall it.
 
-    A record shows the installations by the policy that a machine has had. It does not show the boots of other machines,
-    or whether an image really does not write disks.
+    A machine's record shows which installations the machine has had because of its policy. The record does not show the
+    boots of other machines, or whether an image really does not write disks.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 
@@ -231,7 +233,7 @@ _POLICY_REASONS: Final = RAISED_NUMBERS | {
 
 
 class GainedIdentity(NamedTuple):
-    """An identity through which a commit newly lets a machine get the install boots of a server."""
+    """An identity through which a machine can newly get the install boots of a server after a commit."""
 
     kind: str
     value: str
@@ -247,7 +249,7 @@ class GainedIdentity(NamedTuple):
 
 
 class Inheritance(NamedTuple):
-    """An identity through which a machine that may already be installed gets the install boots of another server."""
+    """An identity that lets a possibly installed machine get the install boots of another server."""
 
     server: str
     kind: str
@@ -270,7 +272,7 @@ _IDENTITY_NAMES: Final = {
 
 
 class DescribedServer(NamedTuple):
-    """The description of a server in one commit."""
+    """A server as one commit describes it."""
 
     decision: Decision
     machine: Machine
@@ -284,7 +286,7 @@ class DescribedServer(NamedTuple):
         yield from self._list_network_identities()
 
     def list_lookups(self) -> Iterator[IdentityKey]:
-        """Yield the identities with which the machine can request its boot."""
+        """Yield the identities that the machine can use to request its boot."""
         idle = {nic.mac for nic in self.host.nics if not nic.boots}
         yield from (
             mark
@@ -315,7 +317,7 @@ def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
 def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey, None]:
     """Return the identities through which a machine can get an install boot, in a fixed order without duplicates.
 
-    They include IP addresses only if firmware fetches a file for the boot.
+    IP addresses are included only if firmware fetches a file for the boot.
     """
     if server is None or server.decision.stopped or server.decision.lifecycle is not Lifecycle.ACTIVE:
         return {}
@@ -333,7 +335,7 @@ def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey,
 def find_identity_reinstalls(
     marks: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], was: str | None
 ) -> tuple[Reinstall, ...]:
-    """Return the reinstallations that are possible because a server takes over the identities of other servers.
+    """Return the reinstallations that are possible because a server takes over identities from other servers.
 
     ``owners`` maps identities to server names in the older commit. ``was`` is the name of this server in the older
     commit.
@@ -346,9 +348,9 @@ def find_identity_reinstalls(
 def find_gained_identities(
     old: DescribedServer | None, new: DescribedServer, others: Collection[Reinstall]
 ) -> Iterator[GainedIdentity]:
-    """Yield the identities through which a commit newly lets a machine get the install boots of a server.
+    """Yield the identities through which a machine can newly get the install boots of a server after a commit.
 
-    ``others`` are the reinstallations that the comparison of the two commits already counts.
+    ``others`` are the reinstallations that were already counted when the two commits were compared.
     """
     before, counted = list_install_identities(old), {(each.why, each.new) for each in others}
     had = set(old.list_identities()) if old is not None else set()
@@ -375,10 +377,10 @@ def find_lost_machine_identities(old: Machine, new: Machine | None) -> Iterator[
 def update_lost_identities(
     before: frozenset[LostIdentity], newly_lost: Iterable[LostIdentity], newly_gained: Iterable[GainedIdentity]
 ) -> frozenset[LostIdentity]:
-    """Return the lost identities after a commit was accepted.
+    """Return the lost identities, updated for a commit that gitboot accepted.
 
-    If the accepted commit gives a server install boots through an identity, a guard has permitted that. From then on,
-    the identity belongs only to the machine of this server.
+    If the accepted commit lets machines get a server's install boots through an identity, a guard has permitted this
+    change. From then on, the identity belongs only to the machine of this server.
     """
     now = before.union(newly_lost)
     owners = {each.mark: each.uuid for each in newly_gained}
@@ -391,7 +393,7 @@ _PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", 
 
 
 def _digest_image(image: BootImage) -> Digest:
-    """Return the digest of the image that a machine boots: the spec without the version and without provenance."""
+    """Return the digest of an image's spec without the version and the provenance, which do not change what boots."""
     spec = {name: value for name, value in to_yaml_value(image)["spec"].items() if name != "version"}
     return compute_digest(_remove_provenance(spec))
 
@@ -403,7 +405,7 @@ def _remove_provenance(value: Any) -> Any:
 
 
 class DiskClaims:
-    """A search for boots with a claim that they do not write disks, if an earlier commit does not have this claim."""
+    """Finds the boots that newly claim in a commit that they do not write disks."""
 
     def __init__(
         self,
@@ -412,9 +414,10 @@ class DiskClaims:
         old: FleetRepository | None,
         new: FleetRepository,
     ) -> None:
-        """``get_offered_claims`` returns the result of `list_claims` for all decisions of the earlier commit.
+        """Prepare the search.
 
-        gitboot calls the function only when it needs the claims. It is None if there is no earlier commit.
+        ``get_offered_claims`` returns the result of `list_claims` for all decisions in the earlier commit. gitboot
+        calls this function only when it needs the claims. ``get_offered_claims`` is None if there is no earlier commit.
         """
         self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
         self._hosts: set[str | None] = set()
@@ -445,7 +448,7 @@ class DiskClaims:
         return tuple(found)
 
     def is_unknown(self, new: Decision) -> bool:
-        """Return whether a new server has a boot whose claim is new in the fleet."""
+        """Return whether a new server has a boot whose claim that it does not write disks is new in the fleet."""
         return self._offered is not None and any(
             boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _list_claimed_boots(new)
         )
@@ -470,14 +473,14 @@ def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def list_claims(decision: Decision) -> frozenset[Digest]:
-    """Return the digests of all boots in a decision with the claim that they do not write disks."""
+    """Return the digest of each boot in a decision that claims not to write disks."""
     return frozenset(_digest_boot(decision, boot) for _, boot in _list_claimed_boots(decision))
 
 
 def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
-    """Yield each boot with the claim that it does not write disks.
+    """Yield each boot that claims not to write disks.
 
-    Also yield its maintenance, or None for the policy.
+    Also yield the name of the maintenance that the boot belongs to, or None if the boot belongs to the policy.
     """
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return
@@ -491,9 +494,9 @@ def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]
 
 
 def _digest_start(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of the files, arguments and scripts with which a machine starts.
+    """Return a digest of the files, arguments and scripts that a machine starts with.
 
-    URLs and arguments for the console output do not affect the digest.
+    URLs and kernel arguments for console output do not affect the digest.
     """
 
     def remove_urls(text: str) -> str:
@@ -512,7 +515,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
 
 
 def _digest_boot(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of the files, arguments, scripts and templates with which a machine starts."""
+    """Return a digest of the files, arguments, scripts and templates that a machine starts with."""
     format = boot.user_data.format if boot.user_data is not None else None
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
@@ -544,11 +547,11 @@ def find_returning_servers(
     seen_machines: Collection[SystemUuid],
     unknown_claims: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Return the added servers that the guard maxReinstalls must count, because the ledger already contains their
-    machines.
+    """Return the added servers that the guard maxReinstalls must count.
 
-    In a comparison of two commits, such a server appears to be new. The servers in ``unknown_claims`` boot an image
-    whose claim that it does not write disks is not acknowledged.
+    The ledger already contains the machines of these servers. If only two commits are compared, such a server appears
+    to be new. The servers in ``unknown_claims`` boot an image that claims not to write disks, and this claim has not
+    been acknowledged.
     """
 
     def writes(decision: Decision, record: Record | None) -> bool:
@@ -576,7 +579,7 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first time that `fin
 
 
 def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
-    """Return the install boots of an accepted decision that a newer decision does not offer, sorted by time.
+    """Return the install boots that an accepted decision offers but a newer decision does not, sorted by time.
 
     ``newer`` is the decision of the commit ``by`` for the same machine, or None if that commit does not contain the
     machine.
@@ -599,7 +602,7 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
 
 
 def _install_facts(ask: Demand) -> tuple[object, ...] | None:
-    """Return the values for the comparison of two install boots, or None if the demand is not an install boot."""
+    """Return the values by which install boots are compared, or None if the demand does not include a boot."""
     if (boot := ask.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
@@ -608,7 +611,7 @@ def _install_facts(ask: Demand) -> tuple[object, ...] | None:
 
 
 def _condition_key(when: BootCondition) -> tuple[object, ...]:
-    """Return the provision key or the run of a boot condition, without the number of attempts."""
+    """Return the provision key or the maintenance run in a boot condition, without the number of attempts."""
     match when:
         case UntilProvisioned():
             return "provision", when.number, when.image

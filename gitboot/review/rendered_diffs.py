@@ -41,14 +41,14 @@ class RenderedDiff(Struct, frozen=True, kw_only=True):
 
 
 class RenderedChanges:
-    """A renderer that compares the boot files of servers in two commits."""
+    """Compares the boot files that two commits produce for a server."""
 
     def __init__(self, old: Decisions | None, new: Decisions) -> None:
         self._old, self._new = old, new
         self._keys: dict[Digest, Digest] = {}  # differences by the digest of both texts; most servers share these texts
 
     def make_key(self, change: ServerChange) -> Digest:
-        """Return a digest of the diffs of a server's files. In these diffs, names replace the server's own values.
+        """Return a digest of the diffs of a server's files, in which placeholders replace the server's own values.
 
         Two servers have the same digest if and only if their diffs contain the same lines at the same positions. The
         digest includes lines that look like secrets.
@@ -78,13 +78,13 @@ class RenderedChanges:
         )
 
     def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
-        """Return the added and removed lines in a server's diffs. Names replace the server's own values."""
+        """Return the added and removed lines in a server's diffs. Placeholder names replace the server's own values."""
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
         return [_mask_values(line, was if line.startswith("-") else now) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
-        """Return the names of the server's own values that occur in added and removed lines of its diffs."""
+        """Return the names of a server's own values that occur in the added or removed lines of the server's diffs."""
         return tuple(sorted({name for line in self.mask_lines(change, diffs) for name in list_masked_names(line)}))
 
     def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
@@ -93,7 +93,7 @@ class RenderedChanges:
 
 
 def _find_hunks(old: str | None, new: str | None) -> list[object]:
-    """Return the position and the lines of each difference. An absent text differs from an empty text."""
+    """Return the position and the lines of each difference. A missing text and an empty text count as different."""
     was, is_now = (_split(text) for text in (old, new))
     same = 0  # skip equal lines at the beginning to compute the diff faster
     while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
@@ -143,7 +143,7 @@ def _diff_common(
 
 
 def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
-    """Yield the diffs of files in which secrets are hidden. The ``whole`` files contain the secrets."""
+    """Yield the diffs between files with hidden secrets. The ``whole`` files contain the secrets."""
     for boot in dict.fromkeys((*old, *new)):
         before, after = old.get(boot, {}), new.get(boot, {})
         for file in sorted(before.keys() | after.keys()):
@@ -230,7 +230,7 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
 
 
 def _extract_script(files: dict[str, File], name: str) -> str:
-    """Return a boot script without the digest of the plan, because the digest changes with every input."""
+    """Return a boot script without the digest of the plan, because any changed input changes this digest."""
     found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
     lines = found.content.decode().splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("# gitboot plan "))
@@ -251,8 +251,8 @@ _DIGEST: Final = "digest"  # the digest of the user data, whose text is in the d
 def _mask_values(text: str, own: Mapping[str, str]) -> str:
     """Return the text with ⟨NAME⟩ instead of each value in ``own``, which maps values to names.
 
-    Escape ⟨ as ⟨⟨⟩. If values overlap, replace the value that begins first. If several values begin at the same place,
-    replace the longest of them.
+    The character ⟨ is escaped as ⟨⟨⟩. If values overlap, the function replaces the value that begins first. If several
+    values begin at the same place, the function replaces the longest value.
     """
     found = []
     # Search for each value without a regular expression. To compile a pattern for each server would take twice as long
@@ -274,15 +274,15 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
 
 
 def _extends_word(beside: str, name: str) -> bool:
-    """Return whether the character next to a value makes the value part of a longer word.
+    """Return whether the character before or after a value shows that the value is only part of a longer word.
 
-    ``beside`` is the next character, or "" at the start and at the end of the text.
+    ``beside`` is this character, or "" at the start or end of the text.
     """
     return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
 
 
 def list_masked_names(text: str) -> list[str]:
-    """Return the names that replaced values in a text, such as name, UUID, MAC, address, base URL and token."""
+    """Return the placeholder names in a text, such as name, UUID, MAC, address, base URL and token."""
     found = re.findall(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
     return [name for name in found if name != _DIGEST]
 
@@ -290,7 +290,7 @@ def list_masked_names(text: str) -> list[str]:
 def find_own_values(
     old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two mappings from a server's own values to their names, for the texts in the old and the new commit."""
+    """Return two mappings from a server's own values to placeholder names: one for the old, one for the new commit."""
     sides = [
         dict(_document_values(decision, decisions)) if decision is not None and decisions is not None else {}
         for decision, decisions in ((old, old_decisions), (new, new_decisions))
@@ -303,7 +303,7 @@ def find_own_values(
 
 
 def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """Yield the values that belong to this server or its site, with their names.
+    """Yield the values that belong to this server or to its site, each with its placeholder name.
 
     If two values are equal, the later name wins.
     """
@@ -320,7 +320,7 @@ def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple
 
 
 def _derived_values(decision: Decision | None) -> Iterator[tuple[str, str]]:
-    """Yield the digests that depend on a server's own values, with their names."""
+    """Yield the digests that depend on a server's own values, each with its placeholder name."""
     for boot in decision.boots if decision is not None else ():
         assert decision is not None  # noqa: S101 - the decision has a boot
         yield report_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
@@ -332,7 +332,7 @@ _ARGUMENT: Final = "kernel argument "
 
 
 def lay_out_user_data(boot: Boot) -> Boot:
-    """Return the boot with JSON user data formatted on several lines."""
+    """Return the boot with its JSON user data formatted on several lines."""
     return _change_files(boot, lambda text: _lay_out_json(text, str))
 
 
@@ -367,11 +367,11 @@ def hide_decision_secrets(decision: Decision) -> Decision:
 
 
 def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
-    """Format JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays unchanged.
+    """Format JSON and the JSON texts in it on several lines, so that diffs are readable. Other text stays unchanged.
 
-    Files in data URLs are decoded. The function applies ``show`` to these files and to all other texts in the JSON. If
-    ``show`` does not change texts, different inputs have different results, unless only the white space in the JSON
-    differs.
+    The function decodes files in data URLs, and applies ``show`` to these files and to all other texts in the JSON. If
+    ``show`` does not change any text, two inputs have the same result only if they are equal apart from white space in
+    the JSON.
     """
     try:
         value = _parse_json(text)
@@ -386,7 +386,7 @@ _DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url
 
 
 def _parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError even for a duplicate key, because parsers disagree about duplicates."""
+    """Parse JSON. Raises ValueError for invalid JSON and for duplicate keys, which parsers handle differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
@@ -397,10 +397,10 @@ def _parse_json(text: str) -> Any:
 
 
 def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
-    """Return a JSON value with ``show`` applied to its texts, and with an object instead of each data URL.
+    """Return a JSON value with ``show`` applied to its texts, and with each data URL replaced by an object.
 
-    The object contains the decoded content, which may contain data URLs too. The function does not decode text that
-    already contains such an object.
+    The object contains the decoded content, in which nested data URLs are decoded too. The function does not decode a
+    text that already contains such an object.
     """
     if isinstance(value, dict):
         return {key: _decode_texts(each, show) for key, each in value.items()}

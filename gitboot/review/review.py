@@ -1,4 +1,4 @@
-"""Review: everything that gitboot shows about a commit: verdict, changes, groups, problems and next steps."""
+"""Reviews of commits, with the verdict, changes, groups, problems and next steps that gitboot shows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ReviewOutcome(StrEnum):
 
 
 class Danger(NamedTuple):
-    """The servers or machines that a dangerous change affects, and the reasons."""
+    """The servers or machines that a dangerous change affects, and the reasons for the danger."""
 
     risk: Risk
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ class CommonChange(Struct, frozen=True, kw_only=True):
 
 
 class ImageClaim(Struct, frozen=True, kw_only=True):
-    """An image with the new claim that it does not write disks, and the author of the claim."""
+    """An image that newly claims not to write disks, and the author of the claim."""
 
     image: str
     place: tuple[str, int, int]  # path, line and column of writesDisk in the new commit
@@ -76,7 +76,7 @@ class ImageClaim(Struct, frozen=True, kw_only=True):
 
 
 class Review(Struct, frozen=True, kw_only=True):
-    """All facts that a reviewer sees, before they are formatted."""
+    """All facts about a commit that gitboot shows to a reviewer, before they are formatted."""
 
     base: Side
     head: Side
@@ -114,12 +114,12 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_harmless_changes(self) -> str | None:
-        """An explanation of harmless changes, or None if the table of server groups counts no harmless change."""
+        """An explanation of harmless changes, or None if the table in `areas` shows no harmless changes."""
         areas = self.changes.areas if self.changes is not None and self.areas else ()
         return phrases.HARMLESS_NOTE if any(each.less for each in areas) else None
 
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
-        """Yield headings, each with its problems."""
+        """Yield the sections of problems, each as a heading and its problems."""
         if self.head.problems:
             yield "Problems", self.head.problems
         if self.base.problems and self.base.decisions is None:
@@ -142,7 +142,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_records(self) -> str | None:
-        """A note that an instance may judge differently because of its records, or None if records do not matter."""
+        """A note that an instance's records may lead to a different verdict, or None if records do not matter."""
         if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
             return None
         changes = self.changes.with_reinstalls
@@ -154,7 +154,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_identities(self) -> str | None:
-        """A note about identities that are new in HEAD and may belong to installed machines, or None."""
+        """A note about new identities in HEAD that may belong to installed machines, or None if there are none."""
         if self.changes is None or not any(
             each.is_new and not each.is_counted for each in self.changes.gained_identities
         ):
@@ -231,7 +231,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def ack_lines(self) -> tuple[str, ...]:
-        """The commit message line that acknowledges the commit, or () if no line can do so."""
+        """The commit message line that acknowledges the commit, or () if no line can acknowledge it."""
         return format_ack_lines(self.verdict, self.need) if self.verdict is not None else ()
 
     @property
@@ -241,14 +241,14 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def shown_digest(self) -> str | None:
-        """The digest of the changes, or None if nothing changed or an acknowledgement line shows the digest."""
+        """The digest of the changes, or None if nothing changed or an acknowledgement line already shows the digest."""
         if self.verdict is None or self.outcome is ReviewOutcome.UNCHANGED or self.ack_lines:
             return None
         return self.verdict.digest
 
     @property
     def approval_note(self) -> str:
-        """The sentence before `approval`. It contains the guards that a line cannot acknowledge."""
+        """The sentence to show before `approval`. It names the guards that a commit message line cannot acknowledge."""
         holding = self.verdict.holding if self.verdict is not None else ()
         others = [guard for guard in holding if guard not in self.by_line]
         if not others:
@@ -282,11 +282,11 @@ def review_commits(
 
     The guards of both Fleets apply, so a commit cannot relax the guards.
 
-    - ``known_changes`` are the changes if the caller has already computed them.
-    - ``counted_before`` has the digests of the signed content of commits before BASE with acknowledgements.
-    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line,
-      or None if the line is not committed.
-    - ``signature_results`` are the results of `gitboot artifacts signatures` if the caller has them.
+    - ``known_changes`` contains the changes if the caller has already computed them.
+    - ``counted_before`` contains the digest of the signed content of each commit before BASE that has acknowledgements.
+    - ``writer`` takes a path and a line number (counted from 1) in the new commit. It returns the commit and the author
+      of the line, or None if the line is not committed.
+    - ``signature_results`` contains the results of `gitboot artifacts signatures` if the caller has them.
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)

@@ -1,4 +1,4 @@
-"""Risks: find the possible consequences of a server's change, and the time at which the change takes effect."""
+"""Risks: find the possible consequences of a change to a server, and when the change takes effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets, w
 
 
 class Risk(StrEnum):
-    """A possible consequence of a change. The members are in order, and the first member is the worst risk."""
+    """A possible consequence of a change. The members are sorted by severity, the worst risk first."""
 
     REINSTALL = "reinstall"  # the commit can reinstall the server
     UNKNOWN_SERVERS = "unknown servers"  # the boots of unknown machines change
@@ -47,7 +47,7 @@ GetFacts = Callable[[Any], object]
 
 
 def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
-    """Return the field ``fact``, which is "url" or "sha256", of each file in a boot."""
+    """Return the value of the field ``fact`` ("url" or "sha256") for each file in a boot."""
     return [
         (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
         for name, found in to_json_value(boot.files).items()
@@ -56,7 +56,7 @@ def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
 
 
 def list_own_arguments(boot: Boot) -> tuple[str, ...]:
-    """Return the kernel arguments without the URL of the user data, which depends on the content of the user data."""
+    """Return the kernel arguments without the user data URL, because this URL changes with the user data."""
     if boot.user_data is None:
         return boot.kernel_arguments
     return tuple(argument.replace(boot.user_data.url, "") for argument in boot.kernel_arguments)
@@ -102,7 +102,7 @@ _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
 
 
 def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Reinstall, ...]) -> frozenset[Risk]:
-    """Return the possible consequences of a server's change.
+    """Return the possible consequences of a change to a server.
 
     ``reinstalls`` are the ways in which the commit can reinstall the server.
     """
@@ -168,7 +168,7 @@ class EffectTime(StrEnum):
 
 
 class Effect(NamedTuple):
-    """The time at which a part of a change takes effect."""
+    """The time at which one part of a change takes effect."""
 
     when: EffectTime
     start: datetime | None = None  # the start of the window; None: the window has no start
@@ -179,7 +179,7 @@ class Effect(NamedTuple):
 def find_effects(
     old: Decision | None, new: Decision | None, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
-    """Return the times at which a server's change takes effect, sorted and without duplicates."""
+    """Return the times at which a change to a server takes effect, sorted and without duplicates."""
     found: set[Effect] = set()
     if new is None or risks & {Risk.WITHDRAWN, Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
         found.add(Effect(EffectTime.NOW))

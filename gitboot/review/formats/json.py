@@ -1,4 +1,4 @@
-"""JSON output of a review, and the JSON schemas of documents and reviews."""
+"""JSON output for a review, and the JSON schemas for documents and reviews."""
 
 from __future__ import annotations
 
@@ -458,7 +458,7 @@ Described = TypeVar("Described")
 
 
 def _copy_fields(kind: type[Described], value: object, **others: Any) -> Described:
-    """Build a ``kind`` from ``others``, and copy all missing fields from ``value``."""
+    """Build a ``kind`` from ``others``, and copy all other fields from ``value``."""
     names = (each.name for each in fields(cast(Any, kind)) if each.name not in others)
     return kind(**{name: getattr(value, name) for name in names}, **others)
 
@@ -550,7 +550,7 @@ def _server_facts(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
 
 @cache
 def build_schemas() -> Mapping[str, str]:
-    """Return the JSON schemas of all kinds and of `gitboot diff -o json`, as texts by file name."""
+    """Return a mapping from file names to the JSON schemas for all kinds and for `gitboot diff -o json`."""
     made = {f"{kind.__name__}.json": build_schema(kind) for kind in KINDS}
     made["any.json"] = build_any_document_schema()
     definitions: dict[str, Any] = {}
@@ -572,7 +572,7 @@ def _add_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the schemas to ``DIR``, or with ``--check DIR`` print the names of those that differ."""
+    """Write the schemas to ``DIR``. With ``--check DIR``, print the names of the schema files that differ instead."""
     directory = Path(arguments[-1])
     if "--check" in arguments:
         there = {path.name: path.read_text() for path in directory.glob("*.json")}

@@ -36,7 +36,7 @@ _MOST_WORDS: Final = 200  # in longer lines, all words between the first and the
 def format_marker(folder: str) -> str:
     """Return the first line of a comment.
 
-    With this line, gitboot later finds the comment for this fleet and replaces it.
+    gitboot uses this line later to find and replace the comment for this fleet.
     """
     plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these characters would end the HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
@@ -64,8 +64,8 @@ def render_failed_review(folder: str, commit: str, log: str) -> str:
 def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
     """Format a review as a comment, with the most important parts first.
 
-    If the comment would be too long, omit groups. ``folder`` is the folder of the fleet. ``commit`` is the reviewed
-    commit, for `gitboot comment`, or None for a work tree.
+    If the comment would be too long, some groups are omitted. ``folder`` is the folder of the fleet. ``commit`` is the
+    reviewed commit, which `gitboot comment` needs, or None for a work tree.
     """
     markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
     head = (*markers, *_render_verdict(review, folder))
@@ -262,7 +262,7 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
 
 
 def _fit_diff(lines: Sequence[str], room: int) -> list[str]:
-    """Shorten the lines of a diff to this number of bytes. Omit the last lines if even short lines do not fit."""
+    """Shorten the lines of a diff so that they fit in ``room`` bytes. If necessary, omit lines at the end."""
     fitting: list[str] = []
     for longest in (_LONGEST_CHANGE, _SHORT_CHANGE):
         shown = list(_shorten_diff(lines, longest))
@@ -273,14 +273,15 @@ def _fit_diff(lines: Sequence[str], room: int) -> list[str]:
 
 
 def _measure(line: str) -> int:
-    """Return the size in bytes of a line with its end."""
+    """Return the size of a line in bytes, including its line ending."""
     return len(line.encode()) + 1
 
 
 def _shorten_diff(lines: Sequence[str], longest: int) -> Iterator[str]:
-    """Yield the lines of a diff. A changed line that is too long shows the words that its counterpart does not have.
+    """Yield the lines of a diff. A changed line that is too long is reduced to the words that its counterpart lacks.
 
-    In a changed line, "…" stands for text that the counterpart has too, unless a number of words or characters follows.
+    In a shortened line, "…" stands for text that the counterpart also contains, unless a number of words or characters
+    follows the "…".
     """
     for is_change, run in groupby(lines, key=lambda line: line[:1] in ("-", "+")):
         block = list(run)
@@ -297,10 +298,10 @@ def _shorten_diff(lines: Sequence[str], longest: int) -> Iterator[str]:
 
 
 def _show_changed_words(text: str, counterpart: str, room: int) -> str:
-    """Return the first word and the words that differ from the counterpart.
+    """Return the first word of a line, and the words that differ from the line's counterpart.
 
-    If all these words fit, add as many other words as fit. Otherwise, add the number of differing words that do not
-    fit. "…" stands for the omitted words.
+    If there is room left, add as many other words as fit. If some differing words do not fit, add the number of these
+    words. "…" stands for the omitted words.
     """
     words = _WORD.findall(text)
     near = _find_changed_words(words, _WORD.findall(counterpart))
@@ -327,9 +328,9 @@ _WORD: Final = re.compile(r"\s*\S+|\s+$")
 
 
 def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
-    """Return the indexes of words that differ, with their counterparts, and of words beside a missing word.
+    """Map the indexes of words that differ, and of words next to a missing word, to the counterparts of these words.
 
-    The counterpart of a word beside a missing word is the word itself.
+    If a word does not differ but is next to a missing word, its counterpart is the word itself.
     """
     first = _count_equal(words, others)
     last = _count_equal(words[first:][::-1], others[first:][::-1])
@@ -363,7 +364,7 @@ def _cut_word(word: str, counterpart: str, longest: int) -> str:
 
 
 def _count_equal(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the number of equal items at the start of two sequences."""
+    """Return how many items at the start of two sequences are equal."""
     equal = (left == right for left, right in zip(one, other, strict=False))
     return sum(1 for _ in takewhile(bool, equal))
 
@@ -441,7 +442,7 @@ def _render_next_steps(review: Review) -> Iterator[str]:
 
 
 def format_code_block(lines: list[str]) -> str:
-    """Return a code block. The text in the block cannot end the block."""
+    """Return lines as a Markdown code block. Text in these lines cannot end the block early."""
     fence = _make_fence("\n".join(lines), 3)
     return "\n".join([f"{fence}text", *lines, fence])
 
@@ -450,7 +451,7 @@ def format_code_block(lines: list[str]) -> str:
 
 
 def format_code(text: str, *, in_table: bool = False) -> str:
-    """Return the text as a Markdown code span. The text cannot end the code span."""
+    """Return a text as a Markdown code span. Backticks in the text cannot end the span early."""
     text = _cut(printable(text))
     fence = _make_fence(text, 1)
     padding = " " if "`" in text else ""
@@ -488,7 +489,7 @@ _RISK_BY_GUARD = {
 
 
 def as_problems(review: Review) -> tuple[Problem, ...]:
-    """Return the problems of HEAD, and a problem for each exceeded limit, dangerous group and ignored line."""
+    """Return the problems in HEAD, and one more problem for each exceeded limit, dangerous group and ignored line."""
     unheeded = (
         _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
         for each in review.ignored_lines
@@ -550,9 +551,9 @@ def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
 def _make_annotation(
     review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
 ) -> Problem:
-    """Return a warning at the first of these locations, or at the Fleet if there are none.
+    """Return a warning at the first of these locations, or at the Fleet document if there are no locations.
 
-    The default hint is the hint of the code.
+    Without ``hint``, the warning contains the default hint for its code.
     """
     path, line, column = next(iter(places), None) or _locate_in_fleet(review, "metadata", "name")
     return Problem(

@@ -38,7 +38,7 @@ _LONGEST: Final = 160  # the maximum number of characters in each value
 
 
 def format_share(number: int, of: int) -> str:
-    """Format a count with its percentage. The percentage of a count above 0 is never 0 %."""
+    """Format a count with its percentage. If the count is above 0, the percentage is never shown as 0 %."""
     return f"{number:,} ({_format_percent(number, of)})" if number and of else f"{number:,}"
 
 
@@ -67,9 +67,7 @@ def format_change(field: FieldChange) -> str:
 
 
 def describe_rendered(group: Group) -> str:
-    """Return a text with the server of a rendered diff, and with the values that differ for the other servers in the
-    group.
-    """
+    """Describe which server a rendered diff belongs to, and which values differ for the other servers in the group."""
     if len(group.servers) == 1:
         return f"diff for {group.names[0]}"
     *names, last = sorted(group.own, key=lambda name: name != "name") or ("",)
@@ -89,9 +87,7 @@ _MAX_OUTLIER_LINES: Final = 20  # lines
 
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
-    """Yield each consequence of a group's change, with the first reasons for the consequence and the number of further
-    reasons.
-    """
+    """Yield each consequence of a group's change, with the first few reasons and the number of other reasons."""
     reinstalls = [format_reinstall(each) for each in group.reinstalls if each.why is not ReinstallReason.RECORD]
     for what, found in (("may be reinstalled", reinstalls), ("state becomes unknown", list_unknown_reasons(group))):
         yield from ((what, each) for each in found[:_MAX_REASONS])
@@ -104,7 +100,7 @@ _MAX_REASONS: Final = 10
 
 
 def format_access(bmc: BmcAccess | None) -> str | None:
-    """Describe the credentials of a BMC, its address, and the check of its certificate."""
+    """Describe a BMC's address, its credentials, and how gitboot checks its certificate."""
     if bmc is None:
         return None
     encrypted = bmc.address.lower().startswith("https:")
@@ -114,7 +110,7 @@ def format_access(bmc: BmcAccess | None) -> str | None:
 
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
-    """Return a line for each server whose BMC credentials would go to a new recipient."""
+    """Return a line for each server whose BMC credentials would be sent to a new recipient."""
     recipients = ((each.server, format_access(each.old), format_access(each.new)) for each in changes)
     return [
         f"{server}: {f'{old} {ARROW} ' if old is not None else ''}{new}"
@@ -124,7 +120,7 @@ def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
 
 
 def format_reinstall(reinstall: Reinstall) -> str:
-    """Describe the reason why a commit can reinstall a server."""
+    """Describe why a commit can cause a server to be reinstalled."""
     maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
     if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
         return f"{maintenance} is new: {reinstall.new}"
@@ -163,7 +159,7 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
 
 
 def describe_resets(change: ServerChange) -> Iterator[str]:
-    """Yield the maintenances that can now reset the machine, and the number of machines that may be down at a time."""
+    """Yield a text for each maintenance that can now reset the machine, with the number of machines down at a time."""
     if change.new is None:
         return
     names = find_resets(change.old, change.new)
@@ -214,7 +210,7 @@ def format_effect(effect: Effect) -> str:
 
 
 def format_trip(trip: Trip) -> str:
-    """Describe the number that a guard counted, and the limit."""
+    """Describe the number that a guard counted, and the limit that it exceeds."""
     if (words := _TRIP_TEXTS.get(trip.guard)) is not None:
         return words.format(limit=trip.limit)
     number = format_share(trip.number, trip.of) if trip.percent and trip.of else f"{trip.number:,}"
@@ -224,7 +220,7 @@ def format_trip(trip: Trip) -> str:
 
 
 def format_exceeded_limit(trip: Trip) -> str:
-    """Describe a change that exceeds a limit as a clause, such as "it removes 26 servers (maxDeletes allows 25)"."""
+    """Return a clause for an exceeded limit, such as "it removes 26 servers (maxDeletes allows 25)"."""
     limit = f"{trip.limit}{' %' if trip.percent else ''}"
     guard = f"guard {trip.guard}" if trip.guard in _GUARDS_WITHOUT_NUMBER else f"{trip.guard} allows {limit}"
     number = f"{trip.number:,}" if trip.of is None else f"{trip.number:,} of {trip.of:,}"
@@ -283,7 +279,7 @@ def format_counts(changes: Changes) -> str:
 
 
 def format_access_change(change: AccessChange) -> str:
-    """Describe the old and the new value of a setting that controls which clients may fetch."""
+    """Describe the old and the new value of a setting that controls which clients may fetch files."""
 
     def clients(setting: list[str] | bool | str) -> str:
         if isinstance(setting, bool):
@@ -306,7 +302,7 @@ _RISK_OF_COPIES: Final = (
 
 
 def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
-    """Describe the location and the author of the claim that an image does not write disks.
+    """Describe where an image claims that it does not write disks, and who wrote the claim.
 
     ``writer`` is None if the claim is not committed.
     """
@@ -319,13 +315,13 @@ def format_claim(image: str, place: tuple[str, int, int], writer: str | None) ->
 
 
 def format_origin(provenance: Provenance | None) -> str:
-    """Describe the origin of a digest, with the URL of the list or the signature."""
+    """Describe the origin of a digest, with the URL of the checksum list or signature if there is one."""
     origin = describe_origin(provenance)
     return f"{origin} ({provenance.url})" if provenance is not None and provenance.url is not None else origin
 
 
 def format_file_claim(claim: FileClaim) -> str:
-    """Return the provenance of a digest as the image states it, and the result of the signature check."""
+    """Describe the provenance that the image claims for a digest, and the result of the signature check."""
     origin, claimed = format_origin(claim.claimed), claim.claimed
     shown = f"claims: {origin}" if claimed is not None else origin
     is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED
@@ -343,15 +339,15 @@ def format_file_claim(claim: FileClaim) -> str:
 
 
 def _fold_key(key: str) -> str:
-    """Return a key for comparisons of fingerprints.
+    """Return a normalized fingerprint, so that fingerprints can be compared.
 
-    People write fingerprints in groups of digits, in upper or lower case.
+    People may write fingerprints with spaces between groups of digits, and in upper or lower case.
     """
     return "".join(key.split()).upper().removeprefix("0X")
 
 
 def list_image_claims(image: ImageProvenance) -> list[tuple[str, str]]:
-    """Return the claims about the files of an image, with the files to which each claim applies."""
+    """Return the provenance claims of an image, each with the files that the claim applies to."""
     files_by_text: dict[str, list[str]] = {}
     for claim in image.files:
         files_by_text.setdefault(format_file_claim(claim), []).append(claim.file)
@@ -359,7 +355,7 @@ def list_image_claims(image: ImageProvenance) -> list[tuple[str, str]]:
 
 
 def has_unverified_claims(image: ImageProvenance) -> bool:
-    """Return whether an image claims signatures that no check has verified."""
+    """Return whether an image claims a signature that gitboot has not verified."""
     return any(
         each.verified_by is None and each.claimed is not None and each.claimed.digest is DigestOrigin.SIGNED
         for each in image.files
@@ -373,12 +369,12 @@ CLAIMS_NOTE: Final = (
 
 
 def format_rule_change(rule: StreamRuleChange) -> str:
-    """Return the old and the new value of a rule of a stream."""
+    """Format the old and the new value of a stream's rule."""
     return format_change(rule.change._replace(old=_join_rules(rule.change.old), new=_join_rules(rule.change.new)))
 
 
 def list_provenance_changes(provenance: ProvenanceChanges) -> Iterator[tuple[str, Place | None, str]]:
-    """Yield each stream with a changed rule and each changed image source, with its location and the change."""
+    """Yield each changed stream rule and image source, with its location and a description of the change."""
     yield from ((f"ImageStream/{each.stream}", each.place, format_rule_change(each)) for each in provenance.rules)
     yield from ((f"ImageSource/{each.source}", each.place, format_source_change(each)) for each in provenance.sources)
 
@@ -390,7 +386,7 @@ def _join_rules(value: Any) -> Any:
 
 
 def format_source_change(source: SourceChange) -> str:
-    """Describe the changed fields of an image source, or state that the source was added or removed."""
+    """Describe the changed fields of an image source, or whether the source was added or removed."""
     if source.fields:
         shown = "; ".join(map(format_change, source.fields[:_MAX_SOURCE_FIELDS]))
         return " ".join(filter(None, (shown, format_rest(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
@@ -429,7 +425,7 @@ def list_provenance_risks(provenance: ProvenanceChanges) -> Iterator[ProvenanceR
 
 
 def format_title(group: Group) -> str:
-    """Describe cause and effect in one sentence, such as "ImageStream/flatcar-stable changes 312 servers"."""
+    """Describe a group's cause and effect in one sentence, such as "ImageStream/flatcar-stable changes 312 servers"."""
     fate, number = group.servers[0].fate, len(group.servers)
     if fate is not ChangeKind.EDITED:
         return f"{format_count(number, 'server')} {'is' if number == 1 else 'are'} {fate}"
@@ -439,7 +435,7 @@ def format_title(group: Group) -> str:
 
 
 def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
-    """Describe the cause and the effect of a change for unknown machines or for all machines, in one sentence."""
+    """Describe in one sentence the cause and effect of a change that affects unknown machines or all machines."""
     names = format_names([str(each) for each in causes], 3)
     return (
         f"{names} {'changes' if len(causes) == 1 else 'change'} {subject}"
@@ -470,7 +466,7 @@ _FREE_TEXT: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b
 
 
 def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
-    """Return the number of affected servers for each time at which changes take effect, the soonest first."""
+    """Return each time at which changes take effect, the soonest first, with the number of affected servers."""
     found: Counter[Effect] = Counter()
     for group in groups:
         for effect in group.effects:
@@ -484,7 +480,7 @@ def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
 
 
 def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[str, ...]]:
-    """Yield a header, and then the numbers for the whole fleet and for each group with changes.
+    """Yield a header row, a row for the whole fleet, and a row for each group of servers with changes.
 
     An exclamation mark shows that a limit is exceeded.
     """
