@@ -61,7 +61,7 @@ class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _StoredState(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a checkpoint whose size does not depend on the number of servers."""
+    """The part of a checkpoint that has the same size for any number of servers."""
 
     at: datetime | None  # when gitboot last updated the output tree
     terms: bytes
@@ -95,7 +95,7 @@ class ResumableTree(Protocol):
         """Return the state and the files of each server in the tree."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Continue from an inventory of the tree, and return the servers whose files may differ from it.
+        """Continue from an inventory of the tree. Return the servers whose files may differ from the inventory.
 
         Return None if all files must be published.
         """
@@ -122,9 +122,10 @@ class Checkpoint:
         self._stored_at: datetime | None = None
 
     def resume(self, fresh: InstanceState) -> InstanceState:
-        """Return the state from which a starting instance continues.
+        """Return the state that a starting instance continues from.
 
-        ``fresh`` is the state built from the ledger alone. It is returned unchanged if there is no usable checkpoint.
+        ``fresh`` is the state built from the ledger alone. This state is returned unchanged if there is no usable
+        checkpoint.
         """
         if not fresh.knowledge.is_trusted:
             return fresh
@@ -160,8 +161,7 @@ class Checkpoint:
         )
 
     def store(self, state: InstanceState, planned_count: int, at: datetime) -> None:
-        """Write a checkpoint if it makes the next start noticeably faster, or if the last checkpoint is no longer in
-        the cache.
+        """Write a checkpoint if it would speed up the next start noticeably, or if the last one is no longer cached.
 
         ``planned_count`` is the number of servers that this reconcile planned. The first call also starts the damage
         search.
@@ -256,7 +256,7 @@ class _Chunks:
         return found
 
     def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
-        """Replace a manifest and its chunks, unless they exceed their share of the cache."""
+        """Replace a manifest and its chunks, unless the new ones are larger than their share of the cache."""
         left, is_taken = self._cache.max_bytes // _CACHE_SHARE, True
         owner = blake2b(
             key, digest_size=32
@@ -323,7 +323,10 @@ def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
-    """Return the key of a manifest. It depends only on values that gitboot has at startup before it reads the cache."""
+    """Return the key of a manifest.
+
+    The key depends only on values that a starting instance has before it reads the cache.
+    """
     facts = knowledge.facts
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
@@ -340,7 +343,7 @@ def _encode_bmc_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, byte
 def _find_changed_machines(checkpoint: _StoredCheckpoint, knowledge: Knowledge) -> frozenset[SystemUuid]:
     """Return the machines that differ between the ledger and the checkpoint.
 
-    The two may be based on different commits.
+    The ledger and the checkpoint may be based on different commits.
     """
     book, here = knowledge.machines, checkpoint.commit.machines
     found = set[SystemUuid]()
@@ -391,7 +394,10 @@ def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict
 
 
 def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
-    """Read a checkpoint from its chunks. Raises KeyError, ValueError or DecodeError if it is incomplete or damaged."""
+    """Read a checkpoint from its chunks.
+
+    Raises KeyError, ValueError or DecodeError if the checkpoint is incomplete or damaged.
+    """
     tables = {name: chunks.read_rows(manifest.tables[name], decode) for name, decode in _TABLES.items()}
     small = _decode_state(chunks.read_chunk(manifest.standing))
     fleetwide = small.commit
@@ -463,7 +469,7 @@ _PAUSE_S: Final = 0.01  # keeps the search at about a quarter of one processor
 
 
 class DamageSearch:
-    """A thread that searches the output tree at ``root`` once for damaged files, and calls ``wake`` if it finds any."""
+    """A thread that searches the output tree at ``root`` for damaged files once, and calls ``wake`` if it finds any."""
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
         self._root, self._wake = root, wake
@@ -477,7 +483,7 @@ class DamageSearch:
         self._thread.start()
 
     def release(self) -> None:
-        """Let the search begin. Call this once more urgent work is done."""
+        """Let the search begin. Call this method after all urgent work is done."""
         self._released.set()
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ from gitboot.text import format_count, format_names, format_rest, printable
 
 
 class Authority(Struct, frozen=True, kw_only=True):
-    """Settings that determine whose commits gitboot trusts and who may acknowledge changes."""
+    """The settings that determine whose commits gitboot trusts and who may acknowledge changes."""
 
     signatures: SignatureChecker | None = None  # None: no trusted keys are configured
     reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges reinstallations
@@ -107,7 +107,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unevaluated(self) -> bool:
-        """Return whether the last evaluation of the newest commit did not end, so that gitboot will repeat it."""
+        """Return whether gitboot will repeat the evaluation of the newest commit because it was not completed."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -116,8 +116,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_preliminary(self) -> bool:
-        """Return whether gitboot will judge the held commit again by the records, once it has processed all current
-        fetches.
+        """Return whether the judgement on the held commit is preliminary.
+
+        If so, gitboot judges the commit again after processing all current fetches, based on the records.
         """
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
         return candidate is not None and (
@@ -186,8 +187,8 @@ class CommitAcceptor:
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
 
-        After a start, first restore the last accepted commit. The caller must store the attempt in the
-        ledger and then call `adopt`.
+        The first call after a start restores the last accepted commit before it judges the newest one. The caller must
+        store the attempt in the ledger and then call `adopt`.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if (
@@ -207,9 +208,10 @@ class CommitAcceptor:
         return self._set_offered(attempt), tuple(events)
 
     def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
-        """After a start without a writable ledger, restore the commit that was accepted last.
+        """Restore the last accepted commit after a start without a writable ledger.
 
-        If the commit cannot be evaluated, return ``before`` unchanged. A later `accept` must start from ``before`` too.
+        If the commit cannot be evaluated, return ``before`` unchanged. A later call of `accept` must also start from
+        ``before``.
         """
         kept = self._kept
         try:
@@ -221,7 +223,7 @@ class CommitAcceptor:
         return self._set_offered(resumed) if resumed.accepted is not None else before
 
     def start_evaluation(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
-        """Start the evaluation of the newest commit if necessary. Return whether an evaluation is still running."""
+        """Start to evaluate the newest commit if necessary. Return whether an evaluation is still running."""
         try:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):
@@ -248,7 +250,10 @@ class CommitAcceptor:
     def _run_with_clone(
         self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
     ) -> Attempt:
-        """Run a step and return its result. If the clone is damaged, make a new clone and repeat the step once."""
+        """Run a step that uses the clone, and return the result.
+
+        If the clone is damaged, replace it and repeat the step once.
+        """
         try:
             try:
                 return step(attempt, knowledge, events, at)
@@ -397,7 +402,7 @@ class CommitAcceptor:
         *,
         is_gone: bool,
     ) -> Attempt:
-        """Update the set of withheld boots: those that newer commits do not offer, and those withheld ``before``.
+        """Update the set of withheld boots: boots that newer commits do not offer, and boots withheld ``before``.
 
         ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
         in ``before`` may be newer, because its evaluation did not end or because the clone does not contain it.
@@ -460,9 +465,9 @@ class CommitAcceptor:
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
         """Find the acknowledgements in the accepted commit's history.
 
-        They count as used, because an acknowledgement counts only once. After a start, also search the history of every
-        other commit that is recorded as accepted, because the ledger may come from a backup or from a version that did
-        not record acknowledgements.
+        These acknowledgements are used up, because each acknowledgement counts only once. After a start, also search
+        the history of every other commit that is recorded as accepted, because the ledger may come from a backup or
+        from a version that did not record acknowledgements.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
         if accepted is None and self._source.latest() is None:
@@ -498,7 +503,7 @@ class CommitAcceptor:
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """After a start, restore the commit that was accepted last. Guards do not judge it again."""
+        """Restore the last accepted commit after a start. Guards do not judge this commit again."""
         if (
             attempt.attempted is not None
             or (before := self._find_accepted_before(knowledge)) is None
@@ -547,7 +552,7 @@ class CommitAcceptor:
         return attempt
 
     def _find_accepted_before(self, knowledge: Knowledge) -> Revision | None:
-        """Return the commit that was accepted last, as recorded in the ledger, in the clone, or in the output tree.
+        """Return the last accepted commit, as recorded in the ledger, in the clone, or in the output tree.
 
         The ledger names the commit even if the clone was lost. If the ledger was lost too, guards compare the newest
         commit with the published commit.
@@ -597,7 +602,7 @@ def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
 
 
 def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
-    """Schedule another evaluation of a commit. So far, ``retries + 1`` evaluations of the commit did not end."""
+    """Schedule another evaluation of a commit. So far, ``retries + 1`` evaluations of the commit were not completed."""
     return structs.replace(
         attempt, retry_at=at + min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY), retries=retries + 1
     )
@@ -618,7 +623,7 @@ def _reject(
 def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
     """Return the immutable values that determine whether a server is installed.
 
-    Compare them by identity to detect a change.
+    Compare these values by identity to detect a change.
     """
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
 
@@ -649,7 +654,7 @@ def format_rejected(attempt: Attempt) -> str:
 
 
 def find_untrusted_commit(attempt: Attempt) -> str | None:
-    """Return the commit that no trusted key signed: the attempted commit or an ancestor. None: all are trusted."""
+    """Return the attempted commit or the ancestor that no trusted key signed, or None if all commits are trusted."""
     untrusted = next((each for each in attempt.problems if each.code is Code.UNTRUSTED), None)
     if untrusted is None:
         return None
@@ -668,7 +673,8 @@ _MAX_INHERITED: Final = 3  # maximum number of identities in one message
 def format_held(candidate: Candidate) -> str:
     """Return a message that names the guards that hold a commit, with their counts and limits.
 
-    The message has no command, because a terminal wraps the message. The remedy of the condition is the command.
+    The message does not contain a command, because a terminal would wrap it. The command is the remedy for the
+    condition.
     """
     verdict = candidate.verdict
     reasons = REASON_SEPARATOR.join(_list_reasons(verdict))
@@ -703,7 +709,7 @@ def _list_reasons(verdict: Verdict) -> tuple[str, ...]:
 
 
 def format_acknowledgement(candidate: Candidate) -> str:
-    """Return how to acknowledge a held commit: the lines for commit messages, and the command."""
+    """Return instructions for acknowledging a held commit: the lines for commit messages, and the command."""
     verdict = candidate.verdict
     ways = [f"run {format_approval(verdict.digest)}"]
     if candidate.heeds_lines and (lines := _acknowledging_lines(verdict, candidate.need)):
@@ -718,11 +724,11 @@ def format_acknowledgement(candidate: Candidate) -> str:
 
 
 def describe_ack_message(candidate: Candidate) -> str:
-    """Return in which commit message a line can acknowledge a held commit."""
+    """Describe the commit message that must contain the lines that acknowledge a held commit."""
     is_signed = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in candidate.verdict.holding
     return f"the message of a {'signed' if is_signed else 'new'} commit"
 
 
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the lines that acknowledge a commit for all guards that hold it, or () if no lines can do that."""
+    """Return the lines that acknowledge a commit for all guards that hold it, or () if lines are not sufficient."""
     return format_ack_lines(verdict, need) if len(list_ack_guards(verdict, need)) == len(verdict.holding) else ()

@@ -42,7 +42,7 @@ class EvaluationUnfinished(Exception):
 class Wait(Enum):
     """The steps that wait until gitboot has read all fetches.
 
-    A step waits only if the records show fewer reinstallations than a comparison of its two commits.
+    A step waits only if the records show fewer reinstallations than a comparison of the step's two commits.
     """
 
     NONE = auto()  # no step waits, because gitboot cannot withhold boots or cannot read the fetch log
@@ -123,18 +123,21 @@ class _CommitWalk(Struct, kw_only=True):
     problems_until: datetime | None = None  # see `Advance`
 
     def find_newest_evaluated(self, ahead: CommitsAhead) -> Revision | None:
-        """Return the newest commit whose evaluation ended. If there is none, return the accepted commit or None."""
+        """Return the newest commit whose evaluation ended.
+
+        If no evaluation ended, return the accepted commit or None.
+        """
         for position in range(len(ahead.merges), 0, -1):
             if not isinstance(self.faults.get(position), NotEvaluated):
                 return ahead.merges[position - 1][0]
         return ahead.accepted.revision if ahead.accepted is not None else None
 
     def find_orders_after(self, reached: int) -> Orders | None:
-        """Return the orders in the newest well-formed Fleet, or None if its commit is accepted."""
+        """Return the orders in the newest well-formed Fleet, or None if this Fleet's commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
     def list_arrivals(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """Yield, for each accepted commit, its new machines with their provision numbers.
+        """Yield, for each accepted commit, the machines that are new in it, with their provision numbers.
 
         Omit the machines in ``excluded``.
         """
@@ -143,7 +146,7 @@ class _CommitWalk(Struct, kw_only=True):
                 yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
-        """Return the identities that machines had lost before a position if all earlier steps are accepted."""
+        """Return the identities that machines lose before a position, assuming that all earlier steps are accepted."""
         if position not in self.lost:
             changes = self.steps[position].extent
             self.lost[position] = update_lost_identities(
@@ -154,7 +157,7 @@ class _CommitWalk(Struct, kw_only=True):
         return self.lost[position]
 
     def collect_moves(self, reached: int) -> Moves:
-        """Return the machines that moved between sites in the steps up to a position.
+        """Return the machines that moved between sites in all steps up to a position.
 
         A machine that arrived and then left again counts as departed.
         """
@@ -200,7 +203,7 @@ class CommitJudge:
         removes, and read all fetches of these boots. Without ``reads_records``, the steps that ``wait`` selects are not
         accepted yet, even if no guard holds them.
 
-        Raises `EvaluationUnfinished` and `SourceError`.
+        Raises `EvaluationUnfinished` or `SourceError`.
         """
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
@@ -398,11 +401,11 @@ class CommitJudge:
         introduced: Mapping[SystemUuid, int],
         installed: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """Return the verdict of the guards on one step, without regard to acknowledgements.
+        """Return the guards' verdict on one step, ignoring acknowledgements.
 
         ``lost`` are the identities that machines lost before ``base``. ``introduced`` contains the provision numbers of
-        the machines that are new since the accepted commit. ``installed`` are servers that need no installation
-        according to their records, so they do not count as reinstalled.
+        the machines that are new since the accepted commit. ``installed`` are servers that, according to their records,
+        need no installation and so do not count as reinstalled.
         """
         commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
         limits = self._limits.tighten(commit.fleet.guards)
@@ -466,7 +469,7 @@ def _list_passed(
 
 
 def describe_accepted(by: Iterable[str]) -> str:
-    """Describe the acceptance of a commit, with the people who acknowledged it."""
+    """Describe the acceptance of a commit, and name the people who acknowledged the commit."""
     leave = "; ".join(dict.fromkeys(by))
     return f"accepted, acknowledged by {leave}" if leave else "accepted"
 

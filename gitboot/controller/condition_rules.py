@@ -70,7 +70,7 @@ _UNFINISHED_BOOTS: Final = {
         "the installation of these servers has made no progress for more than DURATION: NAMES",
     ),
 }
-# Maximum number of servers in a remedy. Once the operator has handled these, the remedy names the next ones.
+# Maximum number of servers in a remedy. When the operator has handled these servers, the remedy names the next ones.
 _MAX_NAMED: Final = 20
 _MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
 _MAX_SECRETS: Final = 3  # secrets that one message names
@@ -94,7 +94,7 @@ _EXPECTED: Final = "This is expected if the other instance is meant to be active
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
     """Return all conditions, sorted by type.
 
-    A condition keeps its last transition time as long as its status is the same.
+    A condition's last transition time changes only when the condition's status changes.
     """
     found = [
         *_of_the_source(state, at),
@@ -321,7 +321,7 @@ def _describe_named_ledger(commit: Commit, ledger: str | None, identity: str) ->
 
 
 def _is_locked(error: str) -> bool:
-    """Return whether an error of the ledger shows that another process has locked its file (SQLite, SQLITE_BUSY)."""
+    """Return whether a ledger error shows that another process has locked the ledger file (SQLite, SQLITE_BUSY)."""
     return error.endswith("(database is locked)")
 
 
@@ -496,9 +496,9 @@ def _of_the_boots(state: InstanceState, at: datetime) -> Finding:
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
-    """Return the servers whose one-time boot did not complete, by reason, with a detail for each server.
+    """Return the servers whose one-time boot was not completed, grouped by reason, with a detail for each server.
 
-    The worst reason is the first one.
+    The worst reason comes first.
     """
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
@@ -524,7 +524,7 @@ def _describe_progress(attempt: InstallAttempt) -> str:
 
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
-    """Return, by server, the first request to which an endpoint may have sent the boot."""
+    """Return, by server, the first request that an endpoint may have answered with the boot."""
     return {
         server.decision.server: min(
             (each.seen for each in server.record.unknown_serves if not each.is_withheld), key=lambda seen: seen.at

@@ -47,7 +47,7 @@ class Agenda(Struct, Generic[Key], frozen=True):
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
     def reschedule(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
-        """Return the agenda with new due times for these keys. None removes a key."""
+        """Return the agenda with new due times for these keys. A due time of None removes the key."""
         changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
         if not changed:
             return self
@@ -92,7 +92,7 @@ class Plans(Struct, frozen=True, kw_only=True):
     # The results of artifact checks; None: gitboot does not check artifacts.
     sightings: Mapping[BootFile, Sighting] | None = None
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # number of servers whose boots need each file
-    # Of these, the number of servers that another loader than iPXE boots without the file, which is a signature.
+    # Of these, the number of servers that a loader other than iPXE boots without the file, which is a signature.
     needs_for_ipxe: Mapping[ImageFile, int] = field(default_factory=dict)
     # Progress of current installations, by server.
     installing: Mapping[str, InstallProgress] = field(default_factory=dict)
@@ -107,12 +107,12 @@ class Plans(Struct, frozen=True, kw_only=True):
     drained: frozenset[str] = frozenset()
 
     def is_due(self, at: datetime) -> bool:
-        """Return whether a plan is due to change at ``at``, or there are no plans yet."""
+        """Return whether a plan is due to change by ``at``, or no plans exist yet."""
         due = self.transitions.next_due
         return self.planned_at is None or (due is not None and due <= at)
 
     def count_servers(self, wanted_kind: str) -> dict[str, int]:
-        """Return the number of servers by value, for a kind such as ``phases``, ``records`` or ``drift``."""
+        """Return how many servers have each value of a kind, such as ``phases``, ``records`` or ``drift``."""
         return {which: count for (kind, which), count in self.counts.items() if kind == wanted_kind}
 
     def count_below_minimum(self) -> dict[str, int]:
@@ -127,14 +127,14 @@ class Plans(Struct, frozen=True, kw_only=True):
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
-        """The missing files that cause boots to be withheld, sorted, each with the number of servers that need it."""
+        """The missing files that cause boots to be withheld, sorted, each with the number of affected servers."""
         return self._select_withheld(
             {each: count - self.needs_for_ipxe.get(each, 0) for each, count in self.needs.items()}
         )
 
     @property
     def withheld_from_ipxe(self) -> dict[ImageFile, int]:
-        """The missing signatures that withhold only boot scripts for iPXE, sorted, each with the number of servers."""
+        """The missing signatures that withhold only iPXE scripts, sorted, each with the number of affected servers."""
         return self._select_withheld(self.needs_for_ipxe)
 
     def _select_withheld(self, needs: Mapping[ImageFile, int]) -> dict[ImageFile, int]:
@@ -155,7 +155,7 @@ def replan(
     """Return the plans at ``at``, and the servers whose files may differ from the previous plans.
 
     ``changed`` are the servers whose decision or record changed since the previous plans. If the clock is behind the
-    last heartbeat, windows that had ended by then do not open again.
+    last heartbeat, windows that had ended by the heartbeat do not open again.
     """
     names, left = {*changed, *before.transitions.due_keys(at)}, knowledge.find_later_clock(at)
     old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
@@ -287,7 +287,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
 def _find_artifact_changes(
     before: Plans, decisions: Decisions, sightings: Mapping[BootFile, Sighting] | None
 ) -> frozenset[str]:
-    """Return the servers with a boot that is newly withheld, or no longer withheld, because of a missing file."""
+    """Return the servers for which gitboot has begun or ceased to withhold a boot because of a missing file."""
     if sightings is before.sightings:
         return frozenset()
     needed = {each.file for each in before.needs}  # files with their sources, which `sightings` does not contain
@@ -340,7 +340,7 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
 
 
 def describe_server(commit: Commit, name: str) -> ServerDetails:
-    """Return the details of a server that are in the commit but not in the server's decision."""
+    """Return the details of a server that the commit contains but the server's decision does not."""
     host = commit.decisions.networks[name]
     return ServerDetails(
         site=commit.sites.get(name),
@@ -374,12 +374,12 @@ def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
     yield from (("drift", each) for each in find_drift(state.decision, state.record))
 
 
-_RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one key in this many moved
+_RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one in this many keys moved
 _RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:
-    """Ends windows in OUTPUT on a standby, or on an instance that has not published its first plans yet."""
+    """A watch that ends windows in OUTPUT on a standby, or on an instance that has not published any plans yet."""
 
     def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
         self._end_windows = end_windows
@@ -387,9 +387,10 @@ class WindowWatch:
         self.next_end: datetime | None = None  # when to call `end_windows` next; None: no window is left to end
 
     def end_windows(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
-        """End the windows that are over at ``at``. Return the servers whose files changed, and the events to report.
+        """Replace the files of windows that have ended by ``at``.
 
-        After a failure, call this again at `next_end`. Only the first of several equal failures yields an event.
+        Return the servers with new files, and the events to report. After a failure, call this method again at
+        `next_end`. Repeated equal failures yield only one event.
         """
         try:
             servers, self.next_end = self._end_windows(at)

@@ -60,7 +60,7 @@ class _Api(NamedTuple):
     credentials: tuple[str, str]  # the header that carries the token, and the text before the token
     states: Mapping[Judgement, str]
     headers: Mapping[str, str]
-    version: str  # of the API at its usual URL
+    version: str  # version of the API at its usual URL
 
 
 # GitLab rejects a second `pending`, so gitboot reports a held commit as `failed` until it accepts the commit.
@@ -111,7 +111,7 @@ class CommitVerdict:
     proof: str = field(default="", compare=False)
 
     def with_proof(self, key: bytes) -> CommitVerdict:
-        """Return the verdict with a proof, which only an instance that has the ledger's key can compute."""
+        """Return the verdict with a proof that only an instance with the ledger's key can compute."""
         stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
         return replace(
             self, proof=base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES]).decode()
@@ -133,9 +133,9 @@ _PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has 
 
 
 class KnownChanges(NamedTuple):
-    """The newest change numbers of a ledger that were found in commit statuses.
+    """The newest change numbers of a ledger, as found in commit statuses.
 
-    None means that no such status was found.
+    A number is None if no status with such a number was found.
     """
 
     proven: int | None = None  # from statuses with a proof
@@ -154,7 +154,7 @@ class Project(Struct, frozen=True, kw_only=True):
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
         """Parse ``KIND=URL``. The URL is the page of the project.
 
-        ``api`` is the URL of the API, if it is not at the usual path. Raises `UsageError`.
+        ``api`` is the URL of the API if the API is not at the usual path. Raises `UsageError`.
         """
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
@@ -173,8 +173,9 @@ class Project(Struct, frozen=True, kw_only=True):
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def links(self) -> dict[str, str]:
-        """Return URL templates with {commit}, {path} and {line}: for a commit, a line, a line's blame and a file's
-        history.
+        """Return URL templates for a commit, a line, the blame view of a line, and the history of a file.
+
+        The templates contain {commit}, {path} and {line}.
         """
         root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
         at, of = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
@@ -186,7 +187,7 @@ class Project(Struct, frozen=True, kw_only=True):
         }
 
     def api_url(self, template: str, commit: str, name: str) -> str:
-        """Return the URL of an API call about a commit's status ``name``."""
+        """Return the URL of an API call about the status ``name`` of a commit."""
         path = quote(self.path, safe="" if self.kind is ForgeKind.GITLAB else "/")
         return f"{self.api}/{template.format(path=path, commit=commit, name=quote_plus(name))}"
 
@@ -194,7 +195,7 @@ class Project(Struct, frozen=True, kw_only=True):
 class Forge:
     """A client for a project at a forge.
 
-    It reads the token before each request, and sends it only to the project's host.
+    The client reads the token before each request, and sends the token only to the project's host.
     """
 
     def __init__(
@@ -224,9 +225,9 @@ class Forge:
         )
 
     def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
-        """Return the newest verdict on the first of these commits that has a verdict, or None if there is no verdict.
+        """Return the newest verdict on the first of these commits that has any, or None if no commit has a verdict.
 
-        With a ``ledger``, ignore the verdicts from other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
+        If ``ledger`` is given, ignore verdicts from other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
         """
         for commit in commits:
             _, found = self._read_page(commit)
@@ -315,7 +316,7 @@ def _parse_description(commit: str, description: object) -> CommitVerdict | None
 
 
 def parse_judgement(says: str) -> Judgement:
-    """Parse the judgement with which a text begins. Raises ValueError."""
+    """Parse the judgement at the beginning of a text. Raises ValueError."""
     return Judgement(re.split(r"\W", says, maxsplit=1)[0])
 
 
@@ -336,7 +337,7 @@ _MAX_VERDICTS: Final = 20  # maximum number of waiting verdicts; the oldest verd
 def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
     """Return an instance's verdicts on the newest commits, oldest first. Return [] if the Fleet names another ledger.
 
-    The newest commit is missing until gitboot has judged it.
+    The result does not contain the newest commit until gitboot has judged it.
     """
     if (
         status.attempted is None
@@ -365,9 +366,9 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
 class VerdictSender(RetryingSender):
     """A thread that reports verdicts to a forge, so that the caller of `note` does not wait for the forge.
 
-    Each report contains the ledger's change number, with which the instance detects at its next start that the ledger
-    is an older copy. If the ledger changes without a new verdict, the number is reported after a pause. With ``asks``,
-    the thread reports only after `read_known_changes` has succeeded.
+    Each report contains the ledger's change number. At its next start, the instance uses this number to detect whether
+    the ledger is an older copy. If the ledger changes without a new verdict, the number is reported after a pause. With
+    ``asks``, the thread reports only after `read_known_changes` has succeeded.
     """
 
     def __init__(
@@ -434,7 +435,7 @@ class VerdictSender(RetryingSender):
             self.changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
-        """End the thread, after waiting at most ``patience_s`` until the queued reports are sent."""
+        """End the thread after waiting at most ``patience_s`` seconds for the queued reports to be sent."""
         with self.changed:
             self._enqueue_progress(at_once=True)
             self.changed.notify_all()
@@ -448,7 +449,7 @@ class VerdictSender(RetryingSender):
             del self._waiting[next(iter(self._waiting))]
 
     def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
-        """Queue a report of the change number if one is due. Otherwise return the seconds until it is due, if ever."""
+        """Queue a report of the change number if it is due. Return the seconds until a later report is due, or None."""
         if self._progress_times is None or self._last_noted is None:
             return None
         first, last = self._progress_times
@@ -482,8 +483,8 @@ class VerdictSender(RetryingSender):
     def _write(self, verdict: CommitVerdict) -> None:
         """Post the verdict, unless the forge already has the same verdict, for example after a restart.
 
-        GitHub accepts 1000 statuses per commit. The error for an additional status is ignored if only the change number
-        is new.
+        GitHub accepts 1000 statuses per commit. If only the change number is new, the error that GitHub returns for a
+        further status is ignored.
         """
         verdict = verdict.with_proof(self._key)
         known = self._forge.find_latest([verdict.commit], verdict.ledger)
@@ -544,7 +545,7 @@ def send_verdicts(
 ) -> Iterator[VerdictSender | None]:
     """Yield the sender of verdicts to the configured forge, or None if no forge is configured.
 
-    At the end of the block, wait at most ``patience_s`` until queued reports are sent.
+    At the end of the block, wait at most ``patience_s`` seconds for the queued reports to be sent.
     """
     told, project = settings.forge, find_project(settings)
     if told is None or project is None:

@@ -57,7 +57,7 @@ class Fetched:
 
 
 class LimitedFiles(NamedTuple):
-    """Describes the published files of a server whose newest offers could not be recorded in the ledger."""
+    """A description of a server's published files while the server's newest offers cannot be recorded in the ledger."""
 
     noted: frozenset[Digest]  # the offers that are in the ledger
     until: datetime | None  # when the clock makes these files outdated; None: never
@@ -65,7 +65,7 @@ class LimitedFiles(NamedTuple):
 
 
 class TargetState(Struct, frozen=True, kw_only=True):
-    """The state of the target: which planned files are published there."""
+    """The state of a target: which of the planned files the target contains."""
 
     applied: Revision | None = None  # the commit whose files are in the target
     at: datetime | None = None  # when gitboot last published, or last tried to
@@ -134,7 +134,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     unread: str | None = None  # why the fetch log could not be read
     hook_failures: tuple[HookFailure, ...] = ()  # why URLs of maintenances did not give the expected answer yet
     refused: tuple[Denial, ...] = ()  # boots that endpoints withheld within the last hour
-    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # unconfigured proxies that endpoints met in the last hour
+    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # unconfigured proxies that endpoints saw in the last hour
     conditions: tuple[Condition, ...] = ()
 
     @property
@@ -159,9 +159,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     def status(self) -> Status:
         """Return a summary of the instance.
 
-        The summary names at most `_MAX_SHOWN` servers in each list. Of the fetches of secrets, the summary prefers
-        unexpected ones, and then the latest ones. Installations are sorted by the time of their last step, oldest
-        first.
+        The summary names at most `_MAX_SHOWN` servers in each list. If there are too many fetches of secrets, the
+        summary prefers unexpected fetches, and then the latest fetches. Installations are sorted by the time of their
+        last step, oldest first.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}
@@ -208,9 +208,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
     def _list_withheld(self) -> Iterator[WithheldServer]:
-        """Yield the servers that would get an install boot now if it were not withheld, sorted by name.
+        """Yield the servers whose install boot is withheld now, sorted by name.
 
-        Each has the boot that it gets instead.
+        Each result includes the boot that the server gets instead.
         """
         commit = self.plans.commit
         found = commit.withheld if commit is not None else {}
@@ -248,13 +248,13 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         return found
 
     def find_overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
-        """Return, by server, the maintenance runs that have not started although their boot was served long ago."""
+        """Return, by server, the maintenance runs whose boot was served long ago but that have not started yet."""
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
     def next_due(self, at: datetime) -> datetime | None:
-        """Return the next time after ``at`` at which the clock makes a reconcile necessary, or None.
+        """Return when a reconcile is due after ``at`` even if no event occurs, or None if no reconcile is due.
 
-        Before the first evaluation after a start there are no plans, but windows published by an earlier process still
+        No plans exist before the first evaluation after a start, but windows that an earlier process published still
         end.
         """
         suspension = (
@@ -286,6 +286,6 @@ _MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconci
 def plans_by(knowledge: Knowledge, commit: Commit) -> bool:
     """Return whether the instance that uses this ledger plans and publishes a commit.
 
-    An instance that was replaced by another one keeps planning, in order to end its windows and clear its overrides.
+    An instance that another instance has replaced keeps planning, in order to end its windows and clear its overrides.
     """
     return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

@@ -57,7 +57,7 @@ class WakeSignal:
         self.wake()
 
     def wait(self, timeout_s: float) -> frozenset[WakeCause]:
-        """Wait at most ``timeout_s`` for a signal. Return the causes of all signals since the last wait."""
+        """Wait at most ``timeout_s`` seconds for a signal. Return the causes of all signals since the last wait."""
         heard = set[WakeCause]()
         while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
             heard.add(ring)
@@ -65,8 +65,9 @@ class WakeSignal:
 
 
 class Loop:
-    """Reconciles in the calling thread and fetches in another thread, so that a slow Git server does not delay
-    windows.
+    """A loop that reconciles in the calling thread and fetches in another thread.
+
+    A slow Git server therefore does not delay the start and end of windows.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Loop:
         self._fetches.wake()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until `run` has ended. Return whether it has."""
+        """Wait at most ``timeout_s`` seconds for `run` to end. Return whether `run` has ended."""
         return self._stopped.wait(timeout_s)
 
     def run_once(self) -> None:
@@ -120,7 +121,7 @@ class Loop:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile until `stop` is called or the wake signal is stopped.
+        """Reconcile until `stop` is called or the wake signal has been stopped.
 
         ``serving`` returns the state of the endpoints.
         """
@@ -143,9 +144,9 @@ class Loop:
     def _wait_for(self, due: datetime | None) -> None:
         """Wait until there is a reason to reconcile.
 
-        If there is a new commit, start its evaluation and wait a short time for the result. If it takes longer, a
-        reconcile reports the slow evaluation in the status. The status is written at its own interval even if the poll
-        interval is longer, so that readers can detect a stale status.
+        If there is a new commit, start its evaluation and wait a short time for the result. If the evaluation takes
+        longer, a reconcile reports the slow evaluation in the status. The status is written at its own interval even if
+        the poll interval is longer, so that readers can detect a stale status.
         """
         heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         if (
@@ -240,7 +241,7 @@ class Loop:
                 self._reconciler.retry_targets()
 
     def _watch_stages(self) -> None:
-        """Report a stalled stage, once. The report disappears when a reconcile ends."""
+        """Report each stalled stage once. The report disappears when a reconcile ends."""
         reported: Stage | None = None
         while not self._stopped.wait(_LOOK_EVERY_S):
             stalled = self._reconciler.laps.find_stalled_stage(STALLED_S)
@@ -255,10 +256,10 @@ def _seconds_until(due: datetime | None, now: datetime, most_s: float) -> float:
 
 @contextmanager
 def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bool = True) -> Iterator[None]:
-    """Until the block ends, call ``wake`` from a thread whenever a file in one of these folders changes.
+    """Call ``wake`` from a thread whenever a file in one of these folders changes, until the block ends.
 
-    Folders that are None are skipped. With ``recursive``, also watch all subfolders. Some changes cause no event, so
-    callers must poll too.
+    A folder of None is skipped. With ``recursive``, also watch all subfolders. Some changes cause no event, so callers
+    must poll too.
     """
     if not (paths := [each for each in folders if each is not None]):
         yield

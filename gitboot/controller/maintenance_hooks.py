@@ -30,7 +30,7 @@ from gitboot.resolve.server_plan import Cause
 
 ASK_EVERY_S: Final = 30.0  # the pause after an answer that is not yet the expected one
 _LONGEST_PAUSE_S: Final = 600.0  # the longest pause that a server can request with Retry-After
-_REQUEST_S: Final = 10.0  # the deadline of one request
+_REQUEST_S: Final = 10.0  # the deadline for one request
 _MAX_ANSWER_BYTES: Final = 64 << 10
 _THREADS: Final = 4
 _PER_HOST: Final = _THREADS - 1  # so that one slow host does not delay the others
@@ -68,7 +68,7 @@ class Question(NamedTuple):
 
 
 class HookFailure(NamedTuple):
-    """Why a question does not have the expected answer yet."""
+    """The reason why a question does not have the expected answer yet."""
 
     question: Question
     message: str
@@ -76,9 +76,9 @@ class HookFailure(NamedTuple):
 
 
 class HookClient:
-    """Asks questions in background threads. Thread-safe.
+    """A client that asks questions in background threads. Thread-safe.
 
-    gitboot sends requests only to the listed hosts, and each token only to its host. It follows no redirect.
+    gitboot sends requests only to the listed hosts, and each token only to its host. gitboot does not follow redirects.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HookClient:
         request_s: float = _REQUEST_S,
         may_drain: bool = True,
     ) -> None:
-        """Prepare the threads. ``hosts`` are the listed hosts, each with the file of its token.
+        """Prepare the threads. ``hosts`` are the listed hosts, each with its token file.
 
         ``wake`` is called from a thread when an answer changes. An instance that reconciles only once never resets a
         machine, so it must not drain a server either.
@@ -104,9 +104,9 @@ class HookClient:
         self._changed = threading.Condition()
         self._wanted: frozenset[Question] = frozenset()
         self._queues: dict[Origin, list[tuple[float, int, Question]]] = {}  # heaps by host, each with a due time
-        self._asking: dict[Question, Origin] = {}  # the questions of requests under way
+        self._asking: dict[Question, Origin] = {}  # the questions whose requests are in progress
         self._numbers = count()
-        self._unasked: set[Question] = set()  # questions that were not asked yet
+        self._unasked: set[Question] = set()  # questions that have not been asked yet
         self._answers: frozenset[Question] = frozenset()
         self._failures: dict[Question, HookFailure] = {}
         self._is_closed = False
@@ -115,7 +115,10 @@ class HookClient:
             thread.start()
 
     def want(self, questions: Collection[Question]) -> None:
-        """Ask these questions until they have the expected answer, and no others. New questions are due at once."""
+        """Ask only these questions from now on, each until it has the expected answer.
+
+        New questions are due at once.
+        """
         wanted = frozenset(questions)
         wanted = wanted if self.may_drain else frozenset(each for each in wanted if each.kind is not HookKind.DRAIN)
         with self._changed:
@@ -130,7 +133,7 @@ class HookClient:
             for each in new:
                 if parse_origin(each.url) in self._hosts:
                     self._unasked.add(each)
-                    if each not in self._asking:  # else `_store` takes the answer of the request under way
+                    if each not in self._asking:  # otherwise, `_store` uses the answer to the current request
                         self._push(each, time.monotonic())
                 else:
                     self._failures[each] = HookFailure(
@@ -149,12 +152,12 @@ class HookClient:
             return tuple(sorted(self._failures.values(), key=lambda each: (each.message, each.question)))
 
     def wait(self) -> None:
-        """Wait until the thread has sent each wanted request once, but at most twice the deadline of a request."""
+        """Wait until the thread has sent each wanted request once, but at most twice the deadline for one request."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or not self._unasked, 2 * self._request_s)
 
     def close(self) -> None:
-        """End the threads. A thread that waits for the network ends with the process."""
+        """End the threads. A thread that is waiting for the network does not end until the process does."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -231,7 +234,7 @@ class HookClient:
 
 
 def _find_fault(question: Question, answer: WebAnswer) -> str:
-    """Return why an answer is not the expected one, or "" if it is."""
+    """Return why an answer differs from the expected answer, or "" if the answer is as expected."""
     host = format_host(question.url)
     if 300 <= answer.status < 400:
         return f"{host} answered with a redirect (HTTP status {answer.status}), which gitboot does not follow"
@@ -248,7 +251,7 @@ def _find_fault(question: Question, answer: WebAnswer) -> str:
 
 
 def parse_hook_hosts(values: Collection[str]) -> dict[Origin, Path | None]:
-    """Parse the values of maintenance-hosts, each URL or URL=FILE. Raises `UsageError`."""
+    """Parse the values of maintenance-hosts, each of which is URL or URL=FILE. Raises `UsageError`."""
     found: dict[Origin, Path | None] = {}
     for value in values:
         url, _, file = value.partition("=")
@@ -256,7 +259,7 @@ def parse_hook_hosts(values: Collection[str]) -> dict[Origin, Path | None]:
             origin = parse_origin(url)
         except UsageError as error:
             raise UsageError(f"maintenance-hosts: {error}") from None
-        if url.rstrip("/").count("/") != 2:  # only the two of http://
+        if url.rstrip("/").count("/") != 2:  # the only slashes allowed are the two after http: or https:
             raise UsageError(f"maintenance-hosts: {url} has a path: write https://HOST[:PORT] or https://HOST=FILE")
         if origin in found:
             raise UsageError(f"maintenance-hosts: {url} is listed twice")
@@ -306,7 +309,7 @@ def find_clearances(
     *,
     may_drain: bool,
 ) -> Iterator[ClearanceChange]:
-    """Yield the clearances that follow from the answers, and those of the servers that gitboot drains next.
+    """Yield the clearances that result from the answers, and the clearances of the servers that gitboot drains next.
 
     The plans may be older than the ``knowledge``.
     """
@@ -353,7 +356,7 @@ def _find_clearance(record: Record | None, maintenance: MaintenanceDecision) -> 
 
 
 def _list_waiting(plans: Plans, at: datetime) -> Iterator[tuple[ServerState, MaintenanceDecision]]:
-    """Yield each server that waits, with the maintenance, while the window is open."""
+    """Yield each server that waits for an approval or a drain, with the maintenance, if the window is open."""
     for name, waiting in sorted(plans.waiting.items()):
         server = plans.servers[name]
         for each in server.decision.maintenances:

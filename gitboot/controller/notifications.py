@@ -40,7 +40,7 @@ _MOST_READ: Final = 500  # maximum number of events per read
 
 
 class Bookmarks:
-    """Stores the last event delivered to each receiver, in a file that is updated after each delivery.
+    """The last event delivered to each receiver, stored in a file that is updated after each delivery.
 
     A new receiver starts after the newest event in the ledger. If the stored position of a receiver is beyond the
     newest event, the ledger is an older copy, and the receiver starts there too.
@@ -54,7 +54,7 @@ class Bookmarks:
             self._places = dict(known["places"]) if known.get("ledger") == ledger else {}
 
     def of(self, receiver: str) -> int:
-        """Return the number of the last event that was delivered to the receiver or that it did not want."""
+        """Return the number of the last event that was delivered to the receiver or that the receiver excludes."""
         with self._lock:
             found = self._places.get(receiver)
             return found if isinstance(found, int) and 0 <= found <= self._last else self._last
@@ -70,7 +70,7 @@ class Bookmarks:
 
 
 class _Pile(Struct):
-    due: float  # when to send the pile, on the monotonic clock
+    due: float  # when to send the pile, in monotonic time
     first: int
     shown: list[NotedEvent] = msgspec.field(default_factory=list)
     number: int = 0
@@ -159,7 +159,7 @@ class Messenger(RetryingSender):
 
 
 class Notices:
-    """Sends notices to the receivers of an instance. A slow receiver does not delay the instance."""
+    """A sender of notices to the receivers of an instance. A slow receiver does not delay the instance."""
 
     def __init__(self, messengers: Sequence[Messenger]) -> None:
         self._messengers = messengers
@@ -191,7 +191,7 @@ def notifying(
 ) -> Iterator[Notices | None]:
     """Yield the sender of notices, or None if no receiver is configured.
 
-    At the end, wait at most ``patience_s`` for the last notices.
+    At the end of the block, wait at most ``patience_s`` seconds for the last notices to be sent.
     """
     if settings.notify is None:
         yield None
@@ -246,7 +246,7 @@ _APPRISE_S: Final = 60.0  # deadline per notice, because apprise may send severa
 
 
 class Notice(Struct, frozen=True, kw_only=True):
-    """A notice about events of one type, oldest first."""
+    """A notice about events of one type. The oldest event comes first."""
 
     ledger: str  # the identity of the instance's ledger
     type: str
@@ -337,7 +337,9 @@ def build_sender(receiver: Receiver, ca_bundle: Path | None) -> Send:
 
 
 class RereadingSender:
-    """Sends notices, reading the receiver's file before each one, because its URL and secret may change.
+    """A sender that reads the receiver's file before each notice, because the file may change.
+
+    The file contains a URL and a secret.
 
     ``read`` raises `UsageError` if the file is unusable.
     """
@@ -377,8 +379,9 @@ class _Webhook:
 
 
 class _ByApprise:
-    """Sends notices with apprise in a thread, which is abandoned at a deadline because apprise has no overall
-    timeout.
+    """A sender that calls apprise in a thread.
+
+    The thread is abandoned at a deadline, because apprise has no overall timeout.
     """
 
     def __init__(self, receiver: Receiver) -> None:
@@ -426,7 +429,7 @@ _SHORTEST_SECRET: Final = 16  # characters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receiver:
-    """A receiver of notices, and the selection of events that it wants."""
+    """A receiver of notices, and the selection of events that the receiver wants."""
 
     name: str
     url: str = field(repr=False)
@@ -442,7 +445,7 @@ class Receiver:
 def read_receivers(file: Path) -> tuple[Receiver, ...]:
     """Return the receivers that a file configures, sorted by name.
 
-    Raises `UsageError`, whose message contains no URLs or secrets.
+    Raises `UsageError` with a message that contains no URLs or secrets.
     """
     try:
         said = tomllib.loads(read_private(file).decode())
@@ -497,7 +500,10 @@ class _Table(Struct, frozen=True):
         )
 
     def _text(self, key: str) -> str | None:
-        """Return the value of a key in the table, or the content of the file if the table has KEY-file instead."""
+        """Return the value of a key in the table.
+
+        If the table contains KEY-file instead, return the content of that file.
+        """
         here, there = self.given.get(key), self.given.get(f"{key}-file")
         if here is not None and there is not None:
             raise self._wrong(f"expected {key} or {key}-file, not both")
@@ -513,8 +519,9 @@ class _Table(Struct, frozen=True):
         return read_private(self.file.parent / name)
 
     def _read_secret(self, url: str) -> bytes:
-        """Return the secret of a webhook, after checking that it is private and long enough, and that the URL is
-        safe.
+        """Return the secret of a webhook.
+
+        First check that the secret is private and long enough, and that the URL is safe.
         """
         if "secret-file" not in self.given:
             raise self._wrong("a webhook needs secret-file, the file with the secret that signs the requests")

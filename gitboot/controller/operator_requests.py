@@ -63,9 +63,10 @@ def carry_out(
     commit: Commit | None,
     held: Held | None = None,
 ) -> None:
-    """Carry out requests, and record the outcome of each. The outcome of a rejected request states the reason.
+    """Carry out requests, and record the outcome of each request.
 
-    ``held`` is the commit that guards hold. Operators can approve only this commit.
+    The outcome of a rejected request includes the reason. ``held`` is the commit that guards hold. Operators can
+    approve only this commit.
     """
     for request in requests:
         try:
@@ -80,7 +81,7 @@ def carry_out(
 
 
 def _list_servers(facts: Mapping[str, Any]) -> list[str]:
-    """Return the servers that a request names. A request of another version of gitboot may have any form."""
+    """Return the servers that a request names. A request from another version of gitboot may have any form."""
     servers, items = facts.get("servers"), facts.get("items")
     named = [facts.get("server"), *(servers if isinstance(servers, list) else ())]
     named += [each.get("server") for each in items if isinstance(each, Mapping)] if isinstance(items, list) else []
@@ -101,7 +102,7 @@ _DIGITS: Final = re.compile(r"[0-9a-f]{1,64}")
 
 
 def find_held_change(held: Held | None, prefix: str) -> Held:
-    """Return the held change whose digest begins with ``prefix``. Raises `UsageError` and `StaleDigest`."""
+    """Return the held change whose digest begins with ``prefix``. Raises `UsageError` or `StaleDigest`."""
     digits = prefix.strip().lower()
     if not _DIGITS.fullmatch(digits) or len(digits) < _MIN_DIGITS:
         raise UsageError(
@@ -118,7 +119,7 @@ def find_held_change(held: Held | None, prefix: str) -> Held:
 
 
 def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
-    """Raise `StaleDigest` unless the held commit has this digest and each of these guards holds it."""
+    """Raise `StaleDigest` unless the held commit has this digest and all of these guards hold the commit."""
     if held is None:
         raise StaleDigest("no guard holds a commit, so there is no commit to approve")
     if held.digest != digest:
@@ -237,8 +238,8 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     def is_meant(each: OverrideRecord) -> bool:
         """Return whether the request is about this override.
 
-        A request is about overrides whose state is unknown, overrides at another BMC, and closed overrides that the
-        plan needs.
+        The request is about an override if its state is unknown, if it is at another BMC, or if it is closed but the
+        plan needs it.
         """
         elsewhere = each.state.is_open and (
             (each.bmc is not None and list(each.bmc.normalized_address) != bmc)
@@ -285,7 +286,7 @@ def _mark_in_service(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
 
 
 def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Pin the machine identity that a BMC reports, if it is still the one that the operator saw."""
+    """Pin the machine identity that a BMC reports, if the BMC still reports the identity that the operator saw."""
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
         seen = pinned.latest_identity if pinned is not None else "no machine"
@@ -332,7 +333,7 @@ _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mappi
 def _set_override_states(
     update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, which: Callable[[OverrideRecord], bool]
 ) -> int:
-    """Record what an operator stated about overrides. Return the number of changed overrides.
+    """Set the state of overrides to what an operator stated. Return the number of changed overrides.
 
     ``CLEARED`` means that an override was not consumed, so gitboot may set an override for the same reason again.
     ``LOST`` means that it was consumed, so gitboot does not set it again.
@@ -356,7 +357,7 @@ def _is_provision_override(each: OverrideRecord) -> bool:
 def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> StopScope:
     """Return which boots are stopped.
 
-    ``orders`` are the stop orders of the newest Fleet, if gitboot has not accepted its commit.
+    ``orders`` are the stop orders in the newest Fleet if gitboot has not accepted the commit that contains this Fleet.
     """
     by_hand = knowledge.facts.stoppage
     if by_hand is not None and by_hand.everything:
@@ -366,13 +367,14 @@ def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | 
 
 
 def find_fleet_stop(accepted: Commit | None, orders: Orders | None) -> str | None:
-    """Return the reason for a stop in the newest or the accepted Fleet, or None if neither stops boots."""
+    """Return the reason for a stop in the newest or the accepted Fleet, or None if neither Fleet stops boots."""
     return next((each.stopped for each in _orders(accepted, orders) if each.stopped is not None), None)
 
 
 def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> bool:
-    """Return whether neither the newest nor the accepted Fleet names another ledger, so that this instance may be
-    active.
+    """Return whether this instance may be active.
+
+    The instance must not be active if the newest or the accepted Fleet names another ledger.
     """
     return all(each.ledger in (None, knowledge.facts.identity) for each in _orders(accepted, orders))
 
@@ -386,8 +388,8 @@ def find_released_servers(
 ) -> tuple[str, ...]:
     """Return the servers that can boot from the network again when the stop changes from ``before`` to ``after``.
 
-    The result only informs operators. It includes the servers that wait for a missing file, because they boot without
-    another action of an operator as soon as the file appears.
+    The result only informs operators. It includes the servers that wait for a missing file, because these servers boot
+    as soon as the file appears, without further action by an operator.
     """
     return tuple(
         each.server

@@ -23,7 +23,7 @@ _NOT_CHECKED: Final = "Machines do not check this list, so they boot as before"
 
 
 def judge_targets(state: InstanceState, at: datetime) -> Iterator[Finding]:
-    """Yield the condition of the targets, if the instance has targets."""
+    """Yield the condition about the targets if the instance has any targets."""
     following = state.following
     if not following:
         return
@@ -65,7 +65,7 @@ def _strip_target(error: str, name: str) -> str:
 
 
 def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
-    """Yield the conditions of the output tree, the signed list and the one-time boots."""
+    """Yield the conditions about the output tree, the signed list and the one-time boots."""
     if state.is_output_open:
         message = (
             "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version "
@@ -127,7 +127,7 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
 
 
 def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
-    """Yield the condition of the files that boots need, if gitboot checks them or withholds a boot."""
+    """Yield the condition about the files that boots need, if gitboot checks these files or withholds a boot."""
     sightings, withheld, from_ipxe = (
         state.knowledge.sightings,
         find_withheld_files(state),
@@ -166,7 +166,7 @@ def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
 
 
 def find_withheld_files(state: InstanceState) -> dict[ImageFile, int]:
-    """Return the missing files that cause boots to be withheld, each with the number of servers that need it."""
+    """Return the missing files that cause boots to be withheld, each with the number of servers that need the file."""
     commit, sightings = state.commit, state.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     return {

@@ -91,14 +91,15 @@ class Target(Protocol):
     ) -> PublicationResult:
         """Publish the files of ``servers`` and the shared files. For a server that left the fleet, the value is None.
 
-        The items of ``servers`` are iterated once, but single servers may be looked up before. If ``complete``, the
+        The items of ``servers`` are iterated once, but single servers may be looked up beforehand. If ``complete``, the
         files of all other servers are deleted. If ``shared`` is None, the shared files stay unchanged. Files that
         ``parts`` does not mention stay unchanged too. Raises `PublishError`.
         """
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
-        """Return the modification time, in seconds since 1970, that ``path`` gets if ``file`` is published at
-        ``at``.
+        """Return the modification time that ``path`` will have if ``file`` is published at ``at``.
+
+        The modification time is in seconds since 1970.
         """
 
     def has_files(self, files: Files) -> bool:
@@ -106,7 +107,7 @@ class Target(Protocol):
 
 
 class DatedPath(NamedTuple):
-    """A published path, its modification time, and the plan that it belongs to."""
+    """A published path, its modification time, and the plan that the path belongs to."""
 
     path: str
     modified: int  # seconds since 1970
@@ -114,12 +115,12 @@ class DatedPath(NamedTuple):
 
 
 class OfferRecorder(Protocol):
-    """Records the boots that gitboot offers, before a machine can fetch them."""
+    """A recorder of the boots that gitboot offers. Offers are recorded before a machine can fetch the boots."""
 
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
     ) -> Collection[str]:
-        """Record the offers of these servers. Return the servers to halt, which must boot their disks.
+        """Record the offers of these servers. Return the servers to halt, which must boot from their disks.
 
         Raises `LedgerError`.
         """
@@ -129,12 +130,12 @@ class OfferRecorder(Protocol):
 
 
 class LedgerOfferRecorder:
-    """Records offers in the ledger, each with the number of the newest decision."""
+    """A recorder that stores offers in the ledger, each with the number of the newest decision."""
 
     def __init__(self, store: Store, facts: instance_tables.Facts, at: datetime, unwritable: str | None = None) -> None:
-        """``unwritable`` is the reason why this reconcile could not write the ledger.
+        """Initialize the recorder. ``unwritable`` is the reason why this reconcile could not write the ledger.
 
-        If there is such a reason, recording offers fails.
+        If ``unwritable`` is not None, recording offers fails.
         """
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
@@ -176,9 +177,9 @@ def publish_plans(
     """Publish the plans, and return the new state of the target. ``different`` are the servers whose files may differ.
 
     Each offer is recorded in the ledger before its files are published, so that each fetch can be matched to an offer.
-    While the ledger cannot be written, a server's published files stay until its plan ends or a stop begins. Then the
-    server is published without the boots that are not in the ledger, and stays in `TargetState.owed` until they are
-    recorded.
+    While the ledger cannot be written, a server's published files stay until its plan ends or a stop begins. Then
+    gitboot publishes the server without the boots that are not in the ledger, and keeps the server in
+    `TargetState.owed` until these boots are recorded.
 
     Files are rendered during the publication, because the files of a large fleet do not fit in memory.
     """
@@ -253,7 +254,7 @@ def publish_plans(
 
 
 def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Files:
-    """Return the files that all servers share, except those that are published in parts."""
+    """Return the files that all servers share, except for the files that are published in parts."""
     return {
         **render_fleet_files(
             structs.replace(commit.decisions, unknown=_unknown_machine_boots(plans, commit.decisions)), terms.monitors
@@ -265,10 +266,10 @@ def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Fi
 def _select_records(
     before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
-    """Return the machines whose records are to be published, and those among them whose records changed.
+    """Return the machines whose records are to be published, and the subset whose records changed.
 
     The second value is None if all records must be published. While the ledger is unverified, the published records
-    stay.
+    stay unchanged.
     """
     if knowledge.recorded_commit is None:
         same = before.complete and before.in_doubt and before.recorded is not None
@@ -316,7 +317,7 @@ def _render_parts(
 
 
 def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
-    """Return the boots offered to unknown machines, or None if unknown machines boot their disks."""
+    """Return the boots offered to unknown machines, or None if unknown machines boot from their disks."""
     if decisions.unknown is None or plans.stop is StopScope.ALL:
         return None
     boots = decisions.unknown.items()
@@ -361,11 +362,11 @@ _BATCH: Final = 500
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _OfferedFiles(Mapping[str, Files | None]):
-    """The files of servers by name, rendered on demand.
+    """The files of the servers, by server name, rendered on demand.
 
     `items` records the offers of each batch before yielding its files. In a web server's access log, a file can be
     identified only by its modification time, so this time must be in the ledger before a machine can fetch the file.
-    After a failed publication, the next one records its own times.
+    After a failed publication, the next publication records its own times.
     """
 
     names: Sequence[str]
@@ -394,8 +395,8 @@ class _OfferedFiles(Mapping[str, Files | None]):
     def __getitem__(self, name: str) -> Files | None:
         """Return the files of a server without recording its offers.
 
-        Only the estimate of the space of a first publication may look up servers. The files that it renders stay in
-        memory until `items` yields them.
+        Only the estimate of the space that a first publication needs may look up servers. The files that are rendered
+        for the estimate stay in memory until `items` yields them.
         """
         if (state := self.plans.servers.get(name)) is None:
             return None
@@ -461,14 +462,14 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return render_server(state, self.decisions, self.token_keys)
 
     def _stands(self, name: str) -> LimitedFiles | None:
-        """Describe the published files of a server. Return None if they are unknown."""
+        """Return a description of a server's published files, or None if these files are unknown."""
         if name in self.before.owed or not self.before.complete:
             return self.before.limited.get(name) if self.before.complete else None
         was = self.before.plans.servers.get(name)
         return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
 
     def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
-        """Return the offers of a server that are certainly in the ledger: those of its published files.
+        """Return the offers that are certainly in the ledger, which are the offers in a server's published files.
 
         If the record has changed, the result is empty, because offers get new numbers with a new record.
         """
@@ -482,7 +483,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
     def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
         """Render the files of a server without the boots that are not in the ledger.
 
-        If modification times would still be missing from the ledger, halt the server.
+        If the ledger would still lack some modification times, halt the server.
         """
 
         def is_noted(plan: BootPlan) -> bool:
@@ -499,7 +500,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return self._render(halt_server(state, self.token_keys))
 
     def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
-        """Return the paths whose plan differs from the published plan, each with its future modification time."""
+        """Return the paths whose plan differs from the published plan, each with its new modification time."""
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
             DatedPath(path, self.target.predict_mtime(path, files[path], self.at), plan)
@@ -509,7 +510,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
 
 class _BatchedItems(ItemsView[str, Files | None]):
-    """Iterates over `_OfferedFiles` in batches, so that only one batch of files is in memory."""
+    """An items view that iterates over `_OfferedFiles` in batches, so that only one batch of files is in memory."""
 
     _mapping: _OfferedFiles
 
@@ -523,17 +524,17 @@ TARGET_WAIT_S: Final = 60.0  # how long `gitboot run --once` waits for the targe
 
 
 class ListedTarget(Target, Protocol):
-    """A target that has a signed list of its files, and that can end windows without plans."""
+    """A target that has a signed list of its files and that can end windows when no plans are available."""
 
     @property
     def is_unchanged(self) -> bool:
         """Return whether the tree in the target is still the one that gitboot published last."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows that are over in files published by an earlier process. Raises `PublishError`."""
+        """Replace the files of windows that have ended, if an earlier process published them. Raises `PublishError`."""
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Update the signed list if the published files changed or if its renewal is due. Return when the list expires.
+        """Update the signed list if the published files changed or a renewal is due. Return when the list expires.
 
         The result is None if there is no list yet. Raises `PublishError`.
         """
@@ -543,7 +544,10 @@ class FollowedTarget:
     """A target that other targets follow. `publish` starts to update the other targets, and does not wait for them."""
 
     def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
-        """``list_keys`` is the folder with the keys that sign the list. If it is None, the list is unsigned."""
+        """Initialize the target.
+
+        ``list_keys`` is the folder with the keys that sign the list, or None for an unsigned list.
+        """
         self.followers = followers
         self._target, self._list_keys = target, list_keys
         self._signed_list = SignedListState()
@@ -563,7 +567,7 @@ class FollowedTarget:
         at: datetime,
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish like `Target.publish`, write the signed list, then start to update the targets that follow."""
+        """Publish like `Target.publish`, write the signed list, and then start to update the targets that follow."""
         done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._update_list(at)
         self._has_published = True
@@ -571,9 +575,9 @@ class FollowedTarget:
         return done
 
     def renew_list(self, at: datetime) -> SignedListState:
-        """Renew the signed list if it is due or if its keys changed, and return the state of the list.
+        """Renew the signed list if renewal is due or the keys have changed. Return the state of the list.
 
-        Other targets are not updated before this process has published, because OUTPUT may be older than they are.
+        Other targets are not updated until this process has published, because they may be newer than OUTPUT.
         """
         before = self._signed_list.expires
         self._update_list(at)
@@ -603,7 +607,7 @@ class FollowedTarget:
         return self._target.has_files(files)
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows that are over.
+        """Replace the files of windows that have ended.
 
         The targets that follow are not updated, because they may be newer than this target.
         """
@@ -613,7 +617,7 @@ class FollowedTarget:
 def build_followers(
     settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
 ) -> Followers:
-    """Build the targets that follow OUTPUT according to the settings. Raises `UsageError`."""
+    """Build the targets that follow OUTPUT, as configured in the settings. Raises `UsageError`."""
     names = [each.name for each in settings.targets]
     if doubled := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"--target {min(doubled)} appears twice; remove one")
@@ -692,7 +696,7 @@ def _build_branch_target(
 
 
 def _repository_place(url: str) -> tuple[str | None, str]:
-    """Return the host and path of a repository, which are the same for all URLs of that repository."""
+    """Return the host and path of a repository, which are the same in all URLs of the repository."""
     parts = parse_git_url(url)
     if parts.scheme in ("", "file"):
         return None, str(Path(parts.path).resolve()).removesuffix("/.git")

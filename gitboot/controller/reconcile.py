@@ -43,7 +43,7 @@ _FROM_LEDGER: Final[_Stages] = (
 
 
 class Reconciler:
-    """Holds the state of one instance, which `reconcile` updates.
+    """The holder of an instance's state, which `reconcile` updates.
 
     `reconcile` does not raise an error for an invalid commit, an unreachable Git server, a full disk or a failing BMC.
     It reports each of these faults as a condition and continues with the last accepted commit, so that windows end even
@@ -81,7 +81,7 @@ class Reconciler:
 
         - ``fetched``: the result of the last fetch
         - ``serving``: the state of the endpoints
-        - ``telling``: the state of the reports to the forge
+        - ``telling``: the state of reporting to the forge
         - ``unsent``: why a notice could not be delivered (reason, message)
         - ``keeping``: whether a time service synchronizes the clock
         - ``thread_failures``: threads that failed
@@ -124,7 +124,7 @@ class Reconciler:
     def start_evaluation(self, fetched: Fetched | None, at: datetime) -> bool:
         """Start the evaluation of a new commit. Return whether to wait for its result before the next reconcile.
 
-        Do not wait if ``fetched`` differs from the last reported fetch, because a reconcile must report it.
+        Do not wait if ``fetched`` differs from the last reported fetch, because a reconcile must report the new fetch.
         """
         before = self.state
         return (
@@ -135,7 +135,7 @@ class Reconciler:
         )
 
     def has_new_answers(self) -> bool:
-        """Return whether a URL of a maintenance has given the expected answer since the last reconcile took answers."""
+        """Return whether any maintenance URL has given the expected answer since a reconcile last took the answers."""
         hooks = self._components.inbox.hooks
         return hooks is not None and bool(hooks.get_answers())
 

@@ -1,4 +1,4 @@
-"""Reconcile inputs: what waits for the next reconcile, and the components and values that its stages share."""
+"""Reconcile inputs: the inputs that wait for the next reconcile, and the values that the stages share."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class NotedWithdrawals:
     """The newest records of cleared overrides that are not in the ledger yet. Thread-safe.
 
     The records are stored in a file for the next start. If the file cannot be written, they are only in memory, and
-    after a restart gitboot cannot determine whether the overrides were cleared: see
+    after a restart gitboot cannot determine whether the overrides were cleared. See
     `OverrideRecord.may_be_cleared_unrecorded`.
     """
 
     def __init__(self, path: Path | None = None, ledger: str = "") -> None:
-        """``path`` is the file, or None to keep the records only in memory.
+        """Read the stored records. ``path`` is the file, or None to keep the records only in memory.
 
         ``ledger`` is the identity of the ledger.
         """
@@ -107,7 +107,7 @@ class NotedWithdrawals:
             self._write()
 
     def forget(self, withdrawals: Iterable[UnrecordedClearing]) -> None:
-        """Delete records that are now in the ledger, or that are about an earlier setting of the override."""
+        """Delete records that are now in the ledger, or that are about an override which has been set again since."""
         with self._lock:
             withdrawals = [each for each in withdrawals if self._notes.get((each.uuid, each.record.reason)) == each]
             for each in withdrawals:
@@ -161,7 +161,7 @@ class NotedWithdrawals:
 
 
 class Inbox:
-    """Collects the inputs of the next reconcile: BMC results, fetches, operator requests and artifact checks."""
+    """A collector of the inputs for the next reconcile: BMC results, fetches, operator requests and artifact checks."""
 
     def __init__(
         self,
@@ -195,8 +195,9 @@ class Inbox:
 
     @property
     def giver(self) -> str | None:
-        """The identity of the fetch log that endpoints must use to serve one-time boots, or None if they may not serve
-        them.
+        """The identity of the fetch log that endpoints must use to serve one-time boots.
+
+        None if endpoints must not serve one-time boots.
         """
         with suppress(OSError):
             return self._spool.giver if self._spool is not None else None
@@ -209,21 +210,22 @@ class Inbox:
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
-        """Claims that commit 2fefe59 wrote: other hosts may have served boots that this instance's fetch log does not
-        contain.
+        """The claims that were written by gitboot at commit 2fefe59.
+
+        If there is a claim, another host may have served boots that this instance's fetch log does not contain.
         """
         return read_claims(self._claimed, self._folder) if self._folder is not None else ()
 
     def read_reports(self, at: datetime) -> EndpointReport:
-        """Return what endpoints reported in the last hour: withheld boots and unconfigured proxies."""
+        """Return the withheld boots and the unconfigured proxies that endpoints reported in the last hour."""
         return read_reports(self._folder, at) if self._folder is not None else EndpointReport()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
         """Store a record of a BMC task before the task continues. Raises `LedgerError`.
 
         A record that only clears an override is stored in a file, so that the task does not wait for a ledger that
-        hangs. The next reconcile writes it to the ledger. The lease must be valid, because another instance may
-        otherwise have set the override again.
+        hangs. The next reconcile writes this record to the ledger. The lease must be valid, because otherwise another
+        instance may have set the override again.
         """
         if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
             if (lease := self._store.database.lease) is not None:
@@ -250,16 +252,14 @@ class Inbox:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Delay new records of BMC tasks until the block ends, so that no record is newer than the inputs of the
-        reconcile.
-        """
+        """Delay new records from BMC tasks until the block ends, so that no record is newer than the inputs."""
         with self._lock:
             yield
 
     def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
         """Return all waiting inputs.
 
-        ``offsets`` are the positions up to which the ledger already contains the fetch log.
+        ``offsets`` are the positions in the fetch log up to which its entries are already in the ledger.
         """
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
@@ -296,10 +296,10 @@ class Inbox:
     def overrides_with_pending(
         self, ledger_overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
-        """Return the overrides, updated with newer records of BMC tasks, and the machines that these records are about.
+        """Return the overrides, updated with newer records from BMC tasks, and the machines with such records.
 
-        A reconcile that cannot write the ledger needs this, because it has not processed these records but still has to
-        clear overrides.
+        A reconcile that cannot write the ledger calls this method, because it still has to clear overrides although it
+        has not processed these records.
         """
         with self._lock:
             found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
@@ -310,7 +310,7 @@ class Inbox:
             return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number that the next deletion in the fetch log will have.
+        """Return the number that the next deletion of fetch log entries will have.
 
         The number is published in the next output tree.
         """
@@ -322,7 +322,10 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
-        """Delete the entries that the output tree already includes. ``times`` is the deletion number in the tree."""
+        """Delete the fetch log entries that the output tree already reflects.
+
+        ``times`` is the deletion number in the tree.
+        """
         if self._spool is None:
             return
         try:
@@ -336,7 +339,7 @@ class Inbox:
 
 
 class FolderFetchLog:
-    """The fetch log of the endpoints on this host, in a folder. Methods raise OSError if it cannot be read."""
+    """The fetch log of the endpoints on this host, in a folder. Methods raise OSError if the log cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.name = folder, str(folder)
@@ -385,7 +388,7 @@ _MAX_REPORTED: Final = 5
 class UnknownMachineFile:
     """The file of unknown machines.
 
-    gitboot merges the files of the endpoints, and leaves out machines that have a document.
+    gitboot merges the files of the endpoints into this file, and leaves out machines that have a document.
     """
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:
@@ -442,7 +445,7 @@ def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Ev
 
 
 def ignore(*_: object) -> None:
-    """Do nothing. Stands in for a callback in dry runs and tests."""
+    """Do nothing. Dry runs and tests use this function as a callback."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -478,7 +481,7 @@ class Components:
 
 @dataclass(kw_only=True, slots=True)
 class Pass:
-    """One reconcile. The stages set the fields after ``time``, in the order in which they are declared."""
+    """One reconcile. The stages set the fields that are declared after ``time``, in the order of their declaration."""
 
     components: Components
     before: InstanceState  # the state after the last reconcile

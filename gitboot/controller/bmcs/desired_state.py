@@ -43,9 +43,9 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
     begun: tuple[PowerPlan, ...] = ()  # the resets of other runs and maintenances for which gitboot still waits
 
     def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
-        """Return the power change to include in a task, or None.
+        """Return the power change to include in a BMC task, or None.
 
-        ``now`` means that the machine is in the power wave.
+        If ``now`` is true, the machine is in the power wave.
         """
         current = self.find_current(switches)
         return structs.replace(current.switching, may_start_now=now) if current is not None else None
@@ -60,7 +60,7 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         return self.is_due and (own is None or own.state is PowerRecordState.REFUSED)
 
     def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
-        """Return a plan that only waits until the machine is back, or None if no reset of the machine has begun."""
+        """Return a plan that only waits until the machine is back, or None if gitboot has not begun a reset."""
         if not self._is_open(switches):
             return structs.replace(self.begun[0], begun=self.begun[1:]) if self.begun else None
         return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_reset=False))
@@ -77,7 +77,7 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
 
 
 def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
-    """Return the power plan of a server, or None if gitboot neither changes the power nor waits for the machine."""
+    """Return the power plan of a server, or None if gitboot will neither reset the machine nor wait for it."""
     power = _plan_power(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
     begun = tuple(_list_begun_power(state, switches))
     if power is None:
@@ -96,15 +96,15 @@ def _plan_power(
     stop: StopScope,
     about: ServerDetails,
 ) -> PowerPlan | None:
-    """Return the power change that the plan of a server requires, or None if it requires no power change.
+    """Return the power change that a server's plan requires, or None if the plan requires no power change.
 
     No power change is required while boots are stopped, or if the machine has no usable record.
     """
     if plan is None or record is None or decision.stopped or stop is not StopScope.NONE:
         return None
     override = plan.override.reason if plan.override is not None else None
-    # If gitboot may set overrides, a reset leads to the planned boot only with an override, or if the plan boots the
-    # disk.
+    # If gitboot may set overrides, a reset leads to the planned boot only with an override, or if the plan boots
+    # from the disk.
     is_reached = plan.override is not None or plan.boot is None
     if (name := plan.maintenance or plan.waiting_maintenance) is None:
         policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
@@ -125,7 +125,7 @@ def _plan_power(
     maintenance = next(each for each in decision.maintenances if each.name == name)
     if maintenance.power is MaintenancePower.NONE:
         return None
-    # A maintenance without an image boots the local disk, for which no override is needed.
+    # A maintenance without an image boots from the local disk, for which no override is needed.
     is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
     power = _build_maintenance_power(maintenance, record, switches, about)
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
@@ -156,8 +156,10 @@ def _build_maintenance_power(
 
 
 def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -> Iterator[PowerPlan]:
-    """Yield the power plan of each maintenance whose reset has begun, for a server plan that does not contain its boot
-    any more, for example because a file is missing. gitboot only waits until the machine is back.
+    """Yield a power plan for each maintenance that has already begun to reset the machine.
+
+    With these power plans, gitboot only waits until the machine is back. gitboot needs them if the server's plan no
+    longer contains the maintenance boot, for example because a file is missing.
     """
     if state.record is None or state.decision.stopped or state.stop is not StopScope.NONE:
         return
@@ -176,14 +178,14 @@ def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
 def find_group(maintenance: MaintenanceDecision, about: ServerDetails) -> str | None:
     """Return the group of servers that share the limit of a maintenance, or None if all servers share the limit.
 
-    A server without the label also has the group None.
+    The result is also None if the server does not have the label that defines the groups.
     """
     per = maintenance.max_unavailable_per
     return about.site if per == SITE else about.labels.get(per) if per is not None else None
 
 
 def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
-    """Return the reason that identifies the power change of a maintenance run in its current window."""
+    """Return the reason that identifies the power change for a maintenance run in the current window."""
     first = reason = f"{_build_reason_prefix(maintenance)}{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
         later = f"{first}/after/{format_instant(before.end)}"
@@ -198,7 +200,7 @@ def _build_reason_prefix(maintenance: MaintenanceDecision) -> str:
 
 
 def is_switch_of(record: PowerRecord, maintenance: MaintenanceDecision) -> bool:
-    """Return whether gitboot changed the power for a run of this maintenance."""
+    """Return whether this record is about a power change for a run of this maintenance."""
     return record.reason.startswith(_build_reason_prefix(maintenance))
 
 
@@ -217,7 +219,7 @@ def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection
 def resolve_switches(
     update: KnowledgeUpdate, uuid: SystemUuid, state: PowerRecordState, is_selected: Callable[[PowerRecord], bool]
 ) -> int:
-    """Set the state of the selected power records, as an operator requested. Return the number of changed records."""
+    """Set the selected power records to the state that an operator stated. Return the number of changed records."""
     selected = [each for each in update.switches.list_records(uuid) if each.state is not state and is_selected(each)]
     for each in selected:
         update.switches.set_record(uuid, structs.replace(each, state=state))
@@ -261,7 +263,7 @@ def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverr
 
 
 class DesiredState(NamedTuple):
-    """The task for a machine's BMC, and the power plan of the machine."""
+    """The desired state of a machine's BMC: the BMC task and the machine's power plan."""
 
     task: BmcTask | None = None  # None: no task is needed
     power: PowerPlan | None = None
@@ -324,7 +326,7 @@ def find_desired_state(
 
 
 def add_server_state(wanted: WantedOverride, state: ServerState, knowledge: Knowledge) -> WantedOverride:
-    """Return the override with what gitboot knows about its server: when the plan ends it, and when it may be set."""
+    """Return the wanted override with its planned end and with the conditions under which gitboot may set it."""
     # The ledger was initialized with `fresh`, and contains no evidence about this server.
     is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
     return structs.replace(
@@ -338,8 +340,7 @@ def add_server_state(wanted: WantedOverride, state: ServerState, knowledge: Know
 def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
     """Return the time of the planned transition that ends this override, or None if no transition ends it.
 
-    A maintenance without an end continues as long as an instance plans it, so the maintenance does not end the
-    override.
+    A maintenance without an end continues as long as an instance plans the maintenance, so it never ends the override.
     """
     for since, plan in state.later:
         if plan is None or plan.override is None or plan.override.reason != wanted.reason:
@@ -348,8 +349,9 @@ def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime |
 
 
 def _waits_for_off(state: ServerState) -> bool:
-    """Return whether gitboot may set the override only while the machine is off, as a policy can require for the first
-    attempt of an installation.
+    """Return whether gitboot may set the override only while the machine is off.
+
+    A policy can require this for the first attempt of an installation.
     """
     plan, policy, record = state.plan, state.decision.policy, state.record
     if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
@@ -358,7 +360,7 @@ def _waits_for_off(state: ServerState) -> bool:
 
 
 def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
-    """Return the task that clears an override at a former BMC of the machine, or None."""
+    """Return the task that clears a leftover override at a machine's former BMC, or None if no task is needed."""
     records = knowledge.list_overrides(uuid)
     standing = [each for each in records if each.may_be_left_on_bmc]
     if not standing:

@@ -172,7 +172,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def pending_reset(self) -> str | None:
-        """A description of the next reset, or of what prevents the reset. None if no reset is planned."""
+        """A description of the next reset or of what prevents it, or None if no reset is planned."""
         subject = self.subject
         power = subject.power.find_current(subject.power_records) if subject.power is not None else None
         match self.switch:
@@ -188,7 +188,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def request(self) -> tuple[str, ...]:
-        """The next request to the BMC: method, path and body for Redfish, the command for IPMI."""
+        """The next request to the BMC: the method, path and body for Redfish, or the command for IPMI."""
         return describe_request(self.step, self.observed) if self.observed is not None else ()
 
     def facts(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def hint(self) -> str | None:
-        """The command with which an operator resolves a problem, or None. STATE is a placeholder in the command."""
+        """The command that an operator can run to resolve a problem, or None. STATE in the command is a placeholder."""
         name, doubt = self.subject.server, self.subject.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():
@@ -353,9 +353,9 @@ def inspect_bmcs(
 ) -> list[Inspection]:
     """Read each BMC once, with many reads in parallel.
 
-    The result begins with the BMCs that need an operator, and then lists unreadable BMCs and BMCs that differ from
-    their plans. ``on_read`` is called with the number of BMCs read since its last call. ``find_fault`` is called
-    with the URL of a program and the base URL of its server.
+    The result starts with the BMCs that need an operator. Unreadable BMCs follow, and then BMCs that differ from their
+    plans. ``on_read`` is called with the number of BMCs that were read since the previous call. ``find_fault`` is
+    called with the URL of a boot program and with the server's base URL.
     """
 
     def build_failed_inspection(subject: Subject, error: Failure) -> Inspection:
@@ -382,8 +382,8 @@ def _run_at_each_bmc(
 ) -> list[Value]:
     """Call ``work`` for each BMC, with many calls in parallel.
 
-    ``on_done`` is called with the number of BMCs done since its last call. ``build_failure`` returns the result for a
-    BMC that failed.
+    ``on_done`` is called with the number of BMCs that were processed since the previous call. ``build_failure`` returns
+    the result for a BMC that failed.
     """
 
     def do(subject: Subject) -> tuple[Value, ResponseSample]:
@@ -410,11 +410,11 @@ def _run_at_each_bmc(
 
 
 def _find_rejected_programs(subject: Subject, find_fault: FindFault) -> Iterator[str]:
-    """Yield the URL of each program of the plan that the firmware would reject, with the reason.
+    """Yield the URL of each boot program in the plan that the firmware would reject, followed by the reason.
 
-    The firmware starts a program directly or through a boot loader.
+    The firmware starts these programs directly or through a boot loader.
 
-    The programs inside an ISO are not checked.
+    Programs inside an ISO image are not checked.
     """
     boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
     if boot is None or decision is None:
@@ -425,7 +425,7 @@ def _find_rejected_programs(subject: Subject, find_fault: FindFault) -> Iterator
 
 
 def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, find_fault: FindFault) -> Inspection:
-    """Read a BMC, and determine the next steps for its override and for its power.
+    """Read a BMC, and determine the next step for the boot override and the next step for the power.
 
     The machine is assumed to be in the power wave.
     """
@@ -469,7 +469,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, find_fault: Fin
 
 
 def format_override(override: Override | None) -> str:
-    """Format an override in two words. A disabled override is formatted without its target."""
+    """Format an override in two words. For a disabled override, omit the target."""
     if override is None:
         return "-"
     return (
@@ -492,7 +492,7 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
 
 
 class PowerResult(Struct, frozen=True, kw_only=True):
-    """The result of a power action on one machine: the planned reset or an error, and whether the reset was sent."""
+    """The result of a power action on one machine: the selected reset or an error, and whether the reset was sent."""
 
     subject: Subject
     observed: BmcObservation | None  # what the BMC reported before the reset; None: the BMC could not be read
@@ -535,14 +535,15 @@ def switch_power(
     send: bool,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> list[PowerResult]:
-    """Read each BMC and select the reset for a power action. With ``send``, request the reset once.
+    """Read each BMC, and select the reset that carries out a power action. With ``send``, request this reset once.
 
-    The results are sorted by server name. ``on_done`` is called with the number of BMCs done since its last call.
+    The results are sorted by server name. ``on_done`` is called with the number of BMCs that were processed since the
+    previous call.
     """
 
     def work(subject: Subject, bmc: Driver) -> PowerResult:
         if bmc.login is not None:
-            bmc.login.keeps_session = False  # a session is not worth it for at most two requests
+            bmc.login.keeps_session = False  # at most two requests do not justify a session
         seen = bmc.with_reset_types(bmc.observe())
         step = choose_reset_type(
             action,

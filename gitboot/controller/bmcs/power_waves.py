@@ -24,7 +24,7 @@ from gitboot.resolve.server_plan import Cause
 def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
     """Return the schedule with an updated set of machines that gitboot may reset now.
 
-    A maintenance stops if a machine that gitboot reset does not come back within ``patience``.
+    A maintenance stops if a machine does not come back within ``patience`` after gitboot has reset it.
     """
     if not schedule.power:
         return (
@@ -93,8 +93,9 @@ def _build_member(
 def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: datetime) -> frozenset[SystemUuid]:
     """Return the machines that gitboot drains next, so that at most `maxUnavailable` are out of service.
 
-    A server is out of service from the start of its drain until its machine is back, and while its machine is off. It
-    counts even if its plan no longer contains the boot of the maintenance. The first servers by name come first.
+    A server is out of service from the start of its drain until its machine is back, and while its machine is off. Such
+    a server counts even if its plan no longer contains the maintenance boot. Servers are chosen in the order of their
+    names.
     """
     groups: defaultdict[tuple[str, str | None], list[SystemUuid]] = defaultdict(list)
     for uuid, power in schedule.power.items():
@@ -120,7 +121,7 @@ def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: da
             busy += is_out or not is_up
             if not is_waiting or not is_up:
                 continue
-            if is_out:  # it already counts, so another drain of it does not put one more server out of service
+            if is_out:  # this server already counts, so another drain does not put one more out of service
                 found.add(uuid)
             else:
                 ready.append((schedule.tasks[uuid].server, uuid))
@@ -150,9 +151,9 @@ def _is_drained(
     bmc_state: BmcState | None,
     at: datetime,
 ) -> bool:
-    """Return whether the drain of a server has begun and not ended.
+    """Return whether the drain of a server has begun and has not ended yet.
 
-    A drain ends with its window, or when the machine is back after a reset for this maintenance. The drain of an
+    A drain ends when its window ends, or when the machine is back after a reset for this maintenance. A drain for an
     earlier run of the maintenance counts too, because gitboot does not put servers back into service.
     """
     clearance = record.clearances.get(maintenance.name)
@@ -177,8 +178,8 @@ def _is_ready(
 ) -> bool:
     """Return whether the result of the last BMC task allows gitboot to reset a machine.
 
-    The override must be confirmed and the power state must be the expected one. If the last task was allowed to reset
-    the machine but did not, gitboot first reads the BMC again.
+    The override must be confirmed, and the power state must be as expected. If the last task was allowed to reset the
+    machine but did not, gitboot first reads the BMC again.
     """
     if (
         bmc_state is None
@@ -200,8 +201,9 @@ def _is_ready(
 
 
 def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
-    """Return whether a power change whose boot is not planned now, such as that of an earlier run, may still keep a
-    machine down.
+    """Return whether a machine may still be down because of a power change whose boot is no longer planned.
+
+    For example, the power change may belong to an earlier maintenance run.
 
     If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, and only waits for
     ``patience``.
@@ -212,7 +214,7 @@ def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: date
 
 
 def _is_back(run_at: datetime | None, bmc_state: BmcState | None, record: PowerRecord) -> bool:
-    """Return whether a fetch proves that a machine is back. ``run_at`` is the time of the maintenance run's fetch.
+    """Return whether a fetch proves that a machine is back. ``run_at`` is when the maintenance run's boot was fetched.
 
     This check is only needed if the BMC does not report the boot progress.
     """
@@ -249,10 +251,10 @@ class PowerWave(Struct, frozen=True, kw_only=True):
 
 
 def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
-    """Choose the servers that gitboot may reset now: the first ready servers of each group by name, up to the limit of
-    the group.
+    """Choose the servers that gitboot may reset now: the first ready servers by name, up to the limit of each group.
 
-    If a server does not come back within ``patience`` after its reset, the whole maintenance stops until it is back.
+    If a server does not come back within ``patience`` after its reset, the whole maintenance stops until the server is
+    back.
     """
     groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)
@@ -270,5 +272,5 @@ def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) ->
 
 
 def _compute_limit(limit: str, size: int) -> int:
-    """Return how many servers of a group may be down. A percentage is rounded down, but to no less than one server."""
+    """Return how many servers of a group may be down. A percentage is rounded down, with a minimum of one server."""
     return max(int(limit[:-1]) * size // 100, 1) if limit.endswith("%") else int(limit)

@@ -101,7 +101,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     @property
     def next_due(self) -> datetime | None:
-        """When the next task is due, unless an event causes a task earlier."""
+        """The time when the next task is due, unless an event makes a task due earlier."""
         return self.agenda.next_due
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
@@ -143,7 +143,7 @@ def plan_tasks(
     keys: TokenKeys,
     outdated_base_urls: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
-    """Return the schedule with the tasks that the plans require, and the machines whose task may have changed.
+    """Return the schedule with the tasks that the plans require. Also return the machines whose task may have changed.
 
     ``changed`` are the machines that changed in any way. ``outdated_base_urls`` are base URLs whose files are not up to
     date yet.
@@ -204,7 +204,7 @@ def plan_tasks(
 def select_due_tasks(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return the due tasks and the updated schedule. An event or a changed plan can make a task due before its time."""
+    """Return the due tasks and the updated schedule. An event or a changed plan can make a task due early."""
     sharing = schedule.sharing.update(knowledge.pins, knowledge.machines)
     if sharing is not schedule.sharing:
         is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
@@ -256,8 +256,9 @@ def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, be
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
     """Limit the tasks after many consecutive failures.
 
-    With fewer failures, return all tasks. Otherwise, return the tasks that only read, the tasks at BMCs that may still
-    have an override that gitboot set, and at most one other task as a probe. These tasks must not reset machines.
+    After only a few failures, return all tasks. Otherwise, return the tasks that only read, the tasks for BMCs that may
+    still have an override that gitboot set, and at most one other task as a probe. The returned tasks then must not
+    reset machines.
     """
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
@@ -308,7 +309,7 @@ def record_submission(
 
 
 def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
-    """Return a machine's intents that have no outcome. A new intent causes a BMC task."""
+    """Return a machine's intents without an outcome. A new intent causes a BMC task."""
     record = knowledge.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
@@ -348,9 +349,9 @@ def record_results(
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """Return the schedule after tasks ended.
+    """Return the schedule with the results of finished tasks.
 
-    ``judged`` are the machines with a fetch that their task confirmed or ruled out.
+    ``judged`` are the machines whose task confirmed or ruled out a fetch.
     """
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
@@ -430,7 +431,7 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
 
 
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
-    """Yield one event for each override record of a task, about the last state of the record.
+    """Yield an event about the last state of each override record of a BMC task.
 
     With ``first``, also yield an event if the BMC did not prove its identity.
     """
@@ -480,7 +481,7 @@ _OVERRIDE_STATE_TEXTS: Final = {
 
 
 def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
-    """Yield the events for a task's power records, one per record with its last state."""
+    """Yield an event about the last state of each power record of a BMC task."""
     for record in {record.reason: record for record in result.power_records}.values():
         yield Event(
             at=at,
@@ -512,7 +513,7 @@ _SWITCH_STATE_TEXTS: Final = {
 
 
 def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
-    """Return whether the BMC's state may change soon: it has a one-time override, or its machine is not back yet."""
+    """Return whether the BMC's state may change soon: a one-time override is set, or the machine is not back yet."""
     wanted = task.wanted
     if power is not None:
         before = next((each for each in task.power_records if each.reason == power.switching.reason), None)

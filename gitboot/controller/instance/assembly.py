@@ -262,8 +262,8 @@ class _StatusReporter:
         self._spooled = settings.spool_mark
         project = find_project(settings)
         self._links = project.links() if project is not None else None  # templates of links to the project at the forge
-        self._history: dict[Revision, FileChanges] = {}  # the last commits of the page's history
-        self._history_of: str | None = None  # the commit of the published history
+        self._history: dict[Revision, FileChanges] = {}  # the latest commits in the page's history
+        self._history_of: str | None = None  # the newest commit in the published history
         self.laps = StageTimes()
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
@@ -279,8 +279,8 @@ class _StatusReporter:
     def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
         """Write the status for `gitboot status` and for endpoints.
 
-        Endpoints compare their clocks with the time in the status. The status contains the ledger's change number, by
-        which the instance can detect an older copy of the ledger at its next start.
+        Endpoints compare their clocks with the time in the status. The status also contains the ledger's change number.
+        At its next start, the instance uses this number to detect an older copy of the ledger.
         """
         identity, changes = store.progress
         facts = {
@@ -308,7 +308,10 @@ class _StatusReporter:
             self._judged(status, change)
 
     def _publish_history(self, source: Source, tree: OutputDirectory, applied: str | None, at: datetime) -> None:
-        """Write the last commits and their files for the page, if the page is published and the commit has changed."""
+        """Write the history for the published page: the latest commits and the files that these commits changed.
+
+        This method writes the history only if the page is published and the applied commit has changed.
+        """
         output = self._settings.output
         is_there = (output / ON_PAGE[HISTORY][1]).exists()
         if applied is None or not (output / PAGE_INDEX).exists():
@@ -340,7 +343,7 @@ def run_instance(
     """Yield an instance and its Git source. Until the block ends, no other instance can use the state directory.
 
     - ``wake``: called from another thread when a BMC task or the evaluation of a commit ends
-    - ``wait``: whether to wait until the evaluation of a commit ends
+    - ``wait``: whether a reconcile waits until the evaluation of a commit ends
     - ``on_status``: called with each status and the ledger's change number
     - ``evaluation_of``: builds an evaluation client, for tests. None: use an evaluator process and a fetch process
     - ``on_lease_lost``: called from a thread if another instance may have taken the lease of a shared ledger
@@ -436,7 +439,7 @@ def run_instance(
 def open_dry_run(
     settings: Settings, *, tell: Tell, clock: Clock
 ) -> Iterator[tuple[Instance, Source, PublicationPreview]]:
-    """Yield an instance that works on a copy of the state, and that only reads OUTPUT and BMCs."""
+    """Yield an instance that works on a copy of the state, and that reads OUTPUT and BMCs but does not change them."""
     check_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
@@ -489,7 +492,7 @@ def _hold_lease(
     """Keep the lease of a shared ledger until the block ends.
 
     Yields the shared fetch log (None for a SQLite ledger) and two fences. The second fence is for changes that only
-    clear overrides: see `LeaseKeeper.check_ending`.
+    clear overrides. See `LeaseKeeper.check_ending`.
     """
     held, address = store.database.lease, read_address(store.path)
     if held is None or address is None:
@@ -532,7 +535,7 @@ def find_ledger(settings: Settings) -> Path:
 def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
     """Open the ledger at ``path``, and read its records. A damaged ledger is replaced with a new, unverified ledger.
 
-    A shared ledger is never replaced, and it is read later, when this instance holds its lease.
+    A shared ledger is never replaced. This instance reads a shared ledger later, when it holds the lease.
     """
     if read_address(path) is not None:
         store, read = Store.open(path), None
@@ -570,8 +573,7 @@ def watch_artifacts(
 ) -> Iterator[ThreadedArtifactWatch | None]:
     """Check artifacts in the background until the block ends. Yields None if the settings turn checks off.
 
-    The ledger provides the results from before the start, and the cache provides the digests that were computed
-    earlier.
+    The results of earlier checks come from the ledger, and the digests that were computed earlier come from the cache.
     """
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
@@ -592,7 +594,7 @@ def watch_artifacts(
         return PrefixFetcher({**list_fetchers(bases)[0], "http://": vendors, "https://": vendors})
 
     def list_fetchers(bases: tuple[str, ...]) -> tuple[dict[str, Fetcher], set[str]]:
-        """Return fetchers by prefix, and the prefixes that are folders of this host."""
+        """Return a fetcher for each URL prefix, and the prefixes whose files are in a folder on this host."""
         own, *sites = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
         here = {own}
@@ -627,7 +629,7 @@ def watch_artifacts(
 
 
 def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
-    """Read the results of artifact checks from before the start.
+    """Read the results of the artifact checks that ran before the start.
 
     Earlier versions stored the results in a file, which is deleted once the ledger contains results.
     """
@@ -644,7 +646,7 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
 def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
     """Return the keys of published tokens.
 
-    If they were lost, create a new key; reports with older tokens are ignored.
+    If the keys were lost, create a new key. gitboot then ignores reports with older tokens.
     """
     about, at = instance_tables.read_facts(store), clock()
     is_shared = store.database.lease is not None
@@ -668,9 +670,7 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
 
 
 def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
-    """Mark the ledger as unverified if its output tree is gone, or if a mark outside STATE has a later change
-    number.
-    """
+    """Mark the ledger as unverified if its output tree is gone or a mark outside STATE has a later change number."""
     identity, changes = store.progress
     marks = [read_mark(settings.spool_mark) if settings.spool_mark is not None else None]
     with suppress(
@@ -684,7 +684,7 @@ def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> 
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
-    """Raise an error, or send a warning, if a file system may lose the ledger, the fetch log or the output tree."""
+    """Raise an error or send a warning if a file system might lose the ledger, the fetch log or the output tree."""
 
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
@@ -700,7 +700,7 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
 
 
 class OfflineInstance(Struct, frozen=True, kw_only=True):
-    """The state of an instance that need not be running: its accepted commit, its records, and its keys."""
+    """The state of an instance, which may be stopped: its accepted commit, its records, and its keys."""
 
     commit: Commit
     repository: FleetRepository  # the documents in the accepted commit
@@ -714,8 +714,8 @@ def open_offline(
 ) -> Iterator[OfflineInstance]:
     """Read the state of the instance in ``directory`` without changing its files. The instance may be running.
 
-    Before the files of the accepted commit are read, ``on_begin`` is called with their number. ``results`` is a cache
-    of evaluation results.
+    Before the files of the accepted commit are read, ``on_begin`` is called with the number of these files. ``results``
+    is a cache of evaluation results.
     """
     # Imported here, because a running instance uses an evaluator process instead.
     from gitboot.evaluator.evaluation import Evaluator
@@ -771,9 +771,9 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
 
 def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """Return the `Knowledge` that would result from a request to begin with records.
+    """Return the `Knowledge` that would result if an operator requested to begin with records.
 
-    Nothing is stored. Raises `UsageError`.
+    This function does not store the result. Raises `UsageError`.
     """
     learnt = apply_batch(
         look.knowledge,

@@ -27,7 +27,7 @@ def check_repository(settings: Settings) -> None:
     """Check the repository settings when an instance starts for the first time. Raises `UsageError`.
 
     A local repository must exist, the Git credentials must be readable, and a branch must be named if HEAD is detached.
-    A later start continues with the accepted commit instead, and the condition SourceReady reports such problems.
+    Later starts continue with the accepted commit instead, and the condition SourceReady reports such problems.
     """
     remote = build_remote(settings.git)
     with suppress(PermissionError):  # reported when STATE is read
@@ -55,7 +55,7 @@ def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterat
 
 
 class BranchInLedger:
-    """Stores in the ledger which branch an instance follows."""
+    """A recorder that stores in the ledger which branch an instance follows."""
 
     def __init__(self, store: Store, tell: Tell, clock: Clock) -> None:
         self._store, self._tell, self._clock = store, tell, clock
@@ -111,7 +111,7 @@ def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
 
 
 def build_remote(settings: GitSettings) -> Remote:
-    """Return the configured remote. Raises `UsageError` if the kind of credentials does not fit its URL.
+    """Return the configured remote. Raises `UsageError` if the URL requires another kind of credentials.
 
     The remote does not contain the password, because each fetch reads the password again.
     """

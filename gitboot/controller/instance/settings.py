@@ -46,7 +46,7 @@ class GitSettings(Struct, frozen=True, kw_only=True):
 class TrustSettings(Struct, frozen=True, kw_only=True):
     """Settings that determine whose commits gitboot trusts.
 
-    A repository and a user's Git configuration cannot change these settings.
+    Neither a repository nor a user's Git configuration can change these settings.
     """
 
     verify: Verify | None = None  # None: gitboot does not verify signatures
@@ -132,13 +132,16 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def spool_mark(self) -> Path | None:
-        """The mark file beside the fetch log, or None. It shows whether STATE and OUTPUT are both older copies."""
+        """The mark file beside the fetch log, or None if no fetch log folder is configured.
+
+        The mark file shows whether STATE and OUTPUT are both older copies.
+        """
         return self.spool / "ledger.mark" if self.spool is not None else None
 
     def find_separate_mark(self) -> Path | None:
         """Return the mark file beside the fetch log, or None if it is on the same disk as STATE or OUTPUT.
 
-        A file on another disk is not part of a snapshot of the disk with STATE and OUTPUT.
+        A file on another disk is not part of a snapshot of the disk that contains STATE and OUTPUT.
         """
         with suppress(OSError):
             if self.spool is not None:

@@ -70,14 +70,14 @@ class Ending(Protocol):
     """A request to end the process."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` for the request. Return whether it was made."""
+        """Wait at most ``timeout_s`` seconds for the request. Return whether the request was made."""
 
 
 class Standby:
-    """An instance that waits for the lease of its ledger. With a SQLite ledger, there is no lease and no wait.
+    """An instance that waits for the lease of its ledger. A SQLite ledger has no lease, so the instance does not wait.
 
-    If the ledger is unreachable at the start, `wait` raises an error, because the address may be wrong. If it becomes
-    unreachable later, the standby keeps waiting.
+    If the ledger is unreachable at the start, `wait` raises an error, because the address may be wrong. If the ledger
+    becomes unreachable later, the standby keeps waiting.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Standby:
         self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
-        """Wait until no other instance holds the lease. Return False if the end of the process is requested first.
+        """Wait until no other instance holds the lease. Return False if the process is asked to end first.
 
-        The caller then tries to take the lease, for which standbys compete. During the wait, gitboot fetches, evaluates
-        the commit that the active instance has accepted, and prepares the output tree.
+        The caller then tries to take the lease. Other standbys may try at the same time. During the wait, gitboot
+        fetches, evaluates the commit that the active instance has accepted, and prepares the output tree.
         """
         if self.address is None:
             return True
@@ -163,7 +163,7 @@ class Standby:
         )
 
     def _end_windows(self) -> float:
-        """Remove boots whose windows are over from the output tree. Return the seconds until the next window ends."""
+        """Remove from OUTPUT the boots whose windows have ended. Return the seconds until the next window ends."""
         _, events = self._windows.end_windows(self._clock())
         for event in events:
             self._tell(event)
@@ -171,8 +171,9 @@ class Standby:
         return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
     def _note_progress(self, progress: tuple[str, int] | None) -> None:
-        """Store the ledger's change number, so that this instance can detect at a take-over that a backup replaced the
-        ledger.
+        """Store the ledger's change number.
+
+        At a take-over, this instance uses the number to detect whether a backup has replaced the ledger.
         """
         path = mark_path(self._settings.state / state.LEDGER)
         before = read_mark(path)
@@ -211,7 +212,7 @@ def _reason(error: LedgerError) -> str:
 
 
 class _Preparation:
-    """Runs a process that prepares the tree, at intervals. The process may be killed at any time."""
+    """A runner that periodically starts a process to prepare the tree. The process may be killed at any time."""
 
     def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Event], None]) -> None:
         self._command, self._directory, self._tell = command, directory, tell
@@ -225,8 +226,9 @@ class _Preparation:
         return self._process is not None
 
     def start_if_due(self) -> None:
-        """Report the result of a process that ended, and start the next process if it is due. Call this and `close`
-        from the same thread.
+        """Report the result of a process that has ended, and start the next process if one is due.
+
+        Call this and `close` from the same thread.
         """
         if self._process is not None and (status := self._process.poll()) is not None:
             self._end(self._process, status)
@@ -236,7 +238,7 @@ class _Preparation:
                 self.tree_message = self.tree_message or "its output tree is being prepared"
 
     def close(self) -> None:
-        """Kill the process, because an active instance must be the only writer of the tree."""
+        """Kill the process, because only the active instance may write to the tree."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -270,12 +272,12 @@ def _follow_active(
     wake_event: threading.Event,
     read_followed: Callable[[], tuple[str | None, str | None]],
 ) -> Iterator[Callable[[], bool]]:
-    """Until the block ends, fetch the active instance's branch, and evaluate the commit that it has accepted.
+    """Fetch the active instance's branch and evaluate that instance's accepted commit until the block ends.
 
-    ``read_followed`` returns the branch and the accepted commit. The standby begins to fetch after it has found a
-    branch. The results are stored in the cache, which the instance uses after a take-over. Failed work is retried, and
-    failures are not reported before a take-over. Yields a function that returns whether the fleet is so large that it
-    needs a prepared tree.
+    ``read_followed`` returns the branch and the accepted commit. The standby starts fetching when it knows the branch.
+    It stores the evaluation results in the cache, which the instance uses after a take-over. Failed work is retried,
+    and failures are not reported before a take-over. Yields a function that returns whether the fleet is so large that
+    a prepared tree is needed.
     """
     ended, large = threading.Event(), threading.Event()
 
@@ -340,7 +342,7 @@ class PreparedTree(Struct, frozen=True, kw_only=True):
 
     commit: Revision
     servers: int
-    halted: int  # number of servers that boot their disks until the standby becomes active
+    halted: int  # number of servers that boot from their disks until the standby becomes active
     at: datetime  # time for which the tree was prepared
 
 
@@ -348,9 +350,9 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
     """Publish the active instance's files to this host's OUTPUT, except for halted servers, and store a checkpoint.
 
     A take-over is then as fast as a restart. gitboot plans with a copy of the ledger, and does not write to the ledger.
-    Because a one-time boot must be in the ledger before it is published, boots that are not in the ledger are not
-    published. Servers with such a boot, and servers that may be installed, are halted, which means that they boot their
-    disks.
+    Because a one-time boot must be in the ledger before its files are published, boots that are not in the ledger are
+    not published. Servers with such a boot, and servers with a planned boot that may write to the disk, are halted,
+    which means that they boot from their disks.
 
     This runs in a separate process while the standby holds the lock on STATE. The process may be killed at any time. A
     second call publishes only changes. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
@@ -408,7 +410,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
 
 
 def _find_unused_date(store: Store, at: datetime, about: instance_tables.Facts) -> datetime:
-    """Return a modification time that no boot script on any host has or will have.
+    """Return a modification time that no boot script on any host has now or will have later.
 
     gitboot identifies a served boot by the file's modification time, which access logs contain. The active instance
     never uses a time before its last heartbeat.
@@ -467,8 +469,9 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
 
 
 class _StandbyTree:
-    """The output tree of a standby, in which servers are halted if they may be installed or if their boot is not in the
-    ledger.
+    """The output tree of a standby, in which some servers are halted.
+
+    A server is halted if one of its planned boots may write to the disk, or if a boot is not in the ledger.
 
     The checkpoint does not contain the states of halted servers, so a standby publishes them when it becomes active.
     """
@@ -489,7 +492,7 @@ class _StandbyTree:
         at: datetime,  # noqa: ARG002 - a boot script on another host may have this modification time
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish like `OutputDirectory.publish`, but with a modification time that no boot script has."""
+        """Publish like `OutputDirectory.publish`, but use a modification time that no boot script has."""
         return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - see `publish`
@@ -503,7 +506,7 @@ class _StandbyTree:
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
     ) -> Collection[str]:
-        """Return the servers to halt. Nothing is recorded."""
+        """Return the servers to halt, without recording any offers."""
         found = set()
         for name, server in states.items():
             offers = [(each, server_tables.find_offer(self._store, each.plan)) for each in list_offers(server)]

@@ -79,7 +79,7 @@ def no_instance_error(directory: Path) -> UsageError:
 
 @contextmanager
 def lock(directory: Path) -> Iterator[None]:
-    """Hold the lock on ``directory`` until the block ends, and ignore the signals that wake an instance.
+    """Hold the lock on ``directory`` and ignore the signals that wake an instance, until the block ends.
 
     By default, these signals would end the process. Raises `LockedByAnother`, which names the process that holds the
     lock, or `UsageError` if the directory is not writable.
@@ -130,19 +130,19 @@ class StatusFile:
             self._facts = read_status(directory)  # the previous status stays valid until the first new one
 
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a new status, and return it with its time of writing."""
+        """Write a new status. Return the status, including the time at which it was written."""
         with self._lock:
             at = self._clock()
             self._facts = _merge_changes(self._facts, facts, at)
             return self._write(None, at)
 
     def note_progress(self, underway: WorkProgress | None) -> None:
-        """Write the last status again, with the progress of long work."""
+        """Write the last status again, with the progress of a long operation."""
         with self._lock:
             self._write(underway, self._clock())
 
     def add_condition(self, condition: Condition) -> None:
-        """Write the last status again, with an additional condition. The next status replaces it."""
+        """Write the last status again with an additional condition, which disappears with the next status."""
         with self._lock:
             others = (each for each in self._facts["conditions"] if each["type"] != condition.type)
             found = sorted([*others, to_json_value([condition])[0]], key=lambda each: str(each["type"]))
@@ -161,8 +161,9 @@ class StatusFile:
 
 
 def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:
-    """Carry over the changes of accepted commits from the last status, because they are not computed again after a
-    restart.
+    """Carry over the changes of accepted commits from the last status.
+
+    gitboot does not compute these changes again after a restart.
     """
     then, accepted = before.get("accepted", {}), now["accepted"]
     has_new_changes = accepted["changed"] or then.get("commit") != accepted["commit"]
@@ -209,7 +210,7 @@ def find_acting_directory(directory: Path) -> Path:
     """Return the active instance's state directory if that instance is on this host, otherwise ``directory``.
 
     Raises `HeldByAnother` if the active instance is on another host and publishes to a disk that both hosts share. That
-    instance would obey a stop that this host writes to OUTPUT, but the stop could be ended only on the other host.
+    instance would obey a stop that this host writes to OUTPUT, but only the other host could end the stop.
     """
     if not has_ledger(directory):
         return directory
@@ -251,12 +252,12 @@ def check_acts(directory: Path) -> None:
 def make_private(directory: Path) -> Iterator[None]:
     """Create ``directory`` if it is missing, and make its files private.
 
-    Files created until the block ends are private too. Other users lose their access to this user's files. A directory
-    with the setgid bit is deliberately shared with its group, as in Kubernetes and OpenShift, where the user of a
-    container changes.
+    Files created until the block ends are private too. Other users lose access to existing files of this user. A
+    directory with the setgid bit is deliberately shared with its group, as in Kubernetes and OpenShift, where the user
+    of a container can change.
 
-    Raises `UsageError` if a file is a symlink, or if it is writable by others or by a group to which this process does
-    not belong, because such users could have written the ledger.
+    Raises `UsageError` if a file is a symlink, or if others or a group to which this process does not belong may write
+    to the file. Such users could have changed the ledger.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -288,7 +289,7 @@ def mode_in(directory: Path) -> int:
 
 
 def check_spool_rights(folder: Path) -> None:
-    """Ensure that others cannot write to the fetch log, because its entries can mark servers as installed.
+    """Check that other users cannot write to the fetch log, because entries in the log can mark servers as installed.
 
     Raises `UsageError`.
     """
@@ -352,7 +353,7 @@ _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
 
 class _KeyLine(NamedTuple):
-    """A token key, and when it was first used.
+    """A token key, and the time of its first use.
 
     If the key is None, tokens are computed without a key, so anyone can compute them.
     """
@@ -365,7 +366,7 @@ class _KeyLine(NamedTuple):
 
 
 def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKeys:
-    """Read the token keys of an instance. If the file is missing, create it with a new key.
+    """Read the token keys of an instance. If there is no key file, create a file with a new key.
 
     The last line of the file contains the current key. ``follows_none`` means that tokens were published without a key
     until ``at``. Raises `UsageError` if the file is damaged.
@@ -397,7 +398,7 @@ def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
 
 
 def _read_key_lines(path: Path) -> list[_KeyLine] | None:
-    """Parse a token key file. Return None if it is missing. Error messages never contain the keys."""
+    """Parse a token key file, or return None if the file does not exist. Error messages never contain keys."""
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:

@@ -51,7 +51,7 @@ Networks = Iterable[IPv4Network | IPv6Network]
 
 
 class BmcEvidence(Struct, frozen=True, kw_only=True):
-    """The observations of one BMC task, and the fetches that the task may confirm or rule out."""
+    """The observations from one BMC task, and the fetches that the task may confirm or rule out."""
 
     uuid: SystemUuid
     state: ServerState | None  # None: the machine left the fleet, but its earlier fetches still count
@@ -84,7 +84,7 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     for fetch in drop_settled_intents(here, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
-        # After an intent to serve an Always boot that writes disks, the content of the disks is unknown.
+        # An intent to serve an Always boot that writes to disks makes the content of the disks unknown.
         may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
         if is_known or (observation.is_open_intent and may_overwrite):
             _record_fetch(update, fetch, commit, spec.evidence)
@@ -96,7 +96,10 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
 
 
 def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
-    """Return whether a monitor sent the request. A boot that a mirror served to a boot loader is never ignored."""
+    """Return whether a monitor sent the request.
+
+    If a mirror served a boot to a boot loader, the result is always False.
+    """
     is_boot_by_mirror = not observation.server and not observation.is_open_intent
     return not is_boot_by_mirror and _is_in_networks(observation.client, monitors)
 
@@ -110,7 +113,10 @@ def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
 
 
 def _consumes_boot(fetch: Fetch) -> bool:
-    """Return whether an intent consumes a boot. An endpoint's intents for user data and secrets do not."""
+    """Return whether an intent consumes a boot.
+
+    An endpoint's intents to serve user data and secrets do not consume it.
+    """
     if fetch.observation.server:
         return fetch.observation.offer is not None
     return fetch.offer.once and fetch.offer.writes_disk
@@ -161,7 +167,7 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
 
 
 def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
-    """Record what a fetch proves without the BMC's confirmation, and return the verdict."""
+    """Record what a fetch proves without a confirmation by the BMC. Return the verdict."""
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
             update,
@@ -212,7 +218,7 @@ def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Eviden
 
 
 def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
-    """Record the evidence from a BMC task. Return whether it confirmed or ruled out a pending fetch."""
+    """Record the evidence from a BMC task. Return whether the task confirmed or ruled out a pending fetch."""
     is_judged = False
     _drop_impossible_intents(update, bmc_evidence)
     for pending in update.list_pending(bmc_evidence.uuid):
@@ -251,7 +257,7 @@ def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvi
 
 
 def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence) -> None:
-    """Drop intents without an outcome if their client cannot be the machine, and offer the boot again."""
+    """Drop intents without an outcome if the client cannot be the machine, and offer the boot again."""
     record, state = update.record(bmc_evidence.uuid), bmc_evidence.state
     if record is None or state is None:
         return
@@ -302,7 +308,7 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
 
     If the image boots without fetches, a consumed override proves the boot. For any other image, an operator must look
     at the machine. An operator must also look at the machine if another instance set the override, or if DHCP names the
-    boot loader. Such a boot loader would have fetched the boot script.
+    boot loader, because such a boot loader would have fetched the boot script.
     """
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
@@ -323,8 +329,9 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
 
 
 def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
-    """Record a server as provisioned if its operating system is running, and was started after the override was set or
-    the boot was fetched.
+    """Record a server as provisioned if its operating system is running and started late enough.
+
+    The operating system must have started after the override was set or the boot was fetched.
     """
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
     if (
@@ -350,9 +357,9 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
 
 
 def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime) -> bool:
-    """Return whether a reset consumed an override. For a lost override, the BMC may show this later.
+    """Return whether a reset consumed an override. If the override was lost, the BMC may show the reset only later.
 
-    If gitboot may have cleared the override without a record, a reset is not evidence, because the machine may have
+    A reset is not evidence if gitboot may have cleared the override without a record, because the machine may have
     booted something else.
     """
     return record.state is OverrideState.CONSUMED or (
@@ -363,11 +370,11 @@ def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime
 
 
 def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: BmcObservation) -> bool:
-    """Return whether an override shows that the machine cannot have sent a request.
+    """Return whether the state of an override shows that the machine cannot have sent a request.
 
-    The request is ruled out if the override was set before it and is still set, and if the machine was not reset in
-    between. If the machine was starting when the override was set, or if its resets are unknown, it may have booted
-    from the network in its own boot order.
+    The request is ruled out if the override was set before the request and is still set, and if the machine was not
+    reset in the meantime. If the machine was starting when the override was set, or if its resets are unknown, the
+    machine may have booted from the network according to its own boot order.
     """
     return (
         _is_open_one_time_override(record)
@@ -390,10 +397,11 @@ def _is_in_networks(client: str, networks: Networks) -> bool:
 
 
 def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> bool:
-    """Count an outdated report or a fetch of a secret. Return whether it came from a new address.
+    """Count an outdated report or a fetch of a secret. Return whether the request came from a new address.
 
-    All addresses beyond `MOST_ADDRESSES` together count as one. Each new address that fetches a secret causes an event.
-    Fetches for an earlier installation are counted in the newest one, because their paths may lead to the same secrets.
+    All addresses beyond the first `MOST_ADDRESSES` count as one address. Each new address that fetches a secret causes
+    an event. Fetches for an earlier installation are counted with the newest installation, because the paths may lead
+    to the same secrets.
     """
     if offer.phase is Phase.MAINTENANCE or (secret := find_secret(observation.path)) is None:
         return False
@@ -431,7 +439,7 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
 
 
 def forget_earlier_fetches(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Delete the fetch counts of earlier installations once the boot of a newer installation was served."""
+    """Delete the fetch counts of earlier installations once the boot of a newer installation has been served."""
     before = update.find_secret_fetches(offer.uuid)
     if before is not None and offer.phase is not Phase.MAINTENANCE and _is_newer_installation(offer, before):
         update.set_secret_fetches(offer.uuid, None)
@@ -470,6 +478,6 @@ def _provision_key(offer: Offer) -> str:
 def _is_newer_installation(offer: Offer, before: InstallationFetches) -> bool:
     """Return whether an offer belongs to a newer installation than the counted fetches.
 
-    Attempt 0 means the last attempt.
+    Attempt 0 stands for the last attempt.
     """
     return offer.attempt > before.attempt if _provision_key(offer) == before.key else offer.number > before.number

@@ -55,7 +55,7 @@ def boot_identifies_machine(boot: Boot) -> bool:
 
 
 def list_offers(state: ServerState) -> Iterator[Offer]:
-    """Yield the offers for a server: for its current and later plans, their user data, and the installer's report."""
+    """Yield a server's offers: for the current and later plans, for their user data, and for the installer's report."""
     for plan in (state.plan, *(plan for _, plan in state.later)):
         if plan is not None and (offer := build_offer(state.decision, plan, state.record)) is not None:
             yield offer
@@ -74,7 +74,7 @@ DISK_BOOT: Final = "disk"  # the key of offers for booting the disk after an ins
 
 
 def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
-    """Yield the offers for booting the disk, if an installation was served but its completion was not reported."""
+    """Yield the offers for booting from the disk, if an installation was served but its completion was not reported."""
     instants = (state.at, *(since for since, _ in state.later))
     decision, record = state.decision, state.record
     tokens = {disk_boot_token(decision.uuid, install_progress(record, instant)) for instant in instants}
@@ -106,7 +106,7 @@ def _contains_token(decision: Decision, common: Digest) -> bool:
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:
-    """Return the offer for the user data and the report of the last attempt.
+    """Return the offer for the last attempt's user data and report.
 
     The offer does not depend on the current plan.
     """
@@ -139,8 +139,8 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
 def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
     """Return the offer for a plan's boot, or None if fetching the boot is not evidence.
 
-    A plan that waits for the end of an installation boots the disk. Its offer is for the policy's boot, about which an
-    installer can still report.
+    A server whose plan waits for the end of an installation boots from its disk. The offer is then for the policy's
+    boot, because the installer can still send a report about that boot.
     """
     policy = decision.policy
     boot = policy.boot if policy is not None and plan.cause in WAITING_CAUSES else plan.boot
@@ -183,9 +183,9 @@ def is_maintenance_key(key: str) -> bool:
 
 
 def is_outdated(offer: Offer, record: Record) -> bool:
-    """Return whether evidence or an operator has decided about the server since this offer was made.
+    """Return whether newer evidence or an operator's decision has superseded this offer.
 
-    Decision numbers are compared, so the result does not depend on a clock.
+    The function compares decision numbers, so the result does not depend on a clock.
     """
     return offer.number < max(record.offered, record.answered)
 
@@ -212,7 +212,7 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
     """Return the record after the system of a maintenance run fetched its user data, and a description of the change.
 
-    An up-to-date record is returned unchanged. Only a fetch for the maintenance's last run counts.
+    An up-to-date record is returned unchanged. Only a fetch for the last run of the maintenance counts.
     """
     made = record.runs.get(offer.maintenance or "")
     if made is None or made.run != offer.run or made.started is not None:
@@ -222,7 +222,7 @@ def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[R
 
 
 def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    """Return the record after a server was provisioned, and a description of the change.
+    """Return the record of a server after it was provisioned, and a description of the change.
 
     An up-to-date record is returned unchanged.
     """
@@ -258,10 +258,10 @@ _MOST_EARLY: Final = 32  # withheld intents per server that were not read from t
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Update a record with an endpoint's intent to serve a boot, and return it. An up-to-date record stays unchanged.
+    """Return the record with an endpoint's intent to serve a boot. An up-to-date record is returned unchanged.
 
-    If the boot has already been served, the record stays unchanged. If the BMC then rules out that earlier request, it
-    also rules out this intent.
+    If the boot has already been served, the record is also returned unchanged. If the BMC then rules out that earlier
+    request, the BMC also rules out this intent.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:
@@ -283,7 +283,7 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
 def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
     """Return the record after an endpoint withheld a boot. Other intents stay in the record.
 
-    ``is_early`` means that the intent itself was not read from the log yet.
+    ``is_early`` means that gitboot has not read the intent itself from the log yet.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and not known.is_withheld:
@@ -338,7 +338,10 @@ def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
 
 
 def _add_start(attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
-    """Return the attempt with its last boot marked as started. The order of the fetches shows which boot it was."""
+    """Return the attempt with its last boot marked as started.
+
+    The order of the fetches shows which boot was the last.
+    """
     return structs.replace(attempt, started=seen, started_boot=len(attempt.boots))
 
 
@@ -353,8 +356,9 @@ def apply_failure(offer: Offer, record: Record, failure: Failure) -> Record:
 
 
 def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
-    """Return the record after the machine fetched a disk boot following an installation or a maintenance that wrote its
-    disk.
+    """Return the record after a machine fetched a disk boot.
+
+    The disk boot follows an installation, or a maintenance that wrote to the disk.
     """
     last = record.attempts[-1] if record.attempts else None
     since = record.provisioned_at
@@ -369,8 +373,8 @@ def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
 def apply_foreign_fetch(record: Record, seen: StepEvidence) -> Record:
     """Return the record without a request that turned out to come from another client.
 
-    If the booted system has fetched its user data since, the boot stays in the record, because that proves that the
-    machine booted.
+    If the booted system has fetched its user data since, the boot stays in the record, because the fetch of the user
+    data proves that the machine booted.
     """
     if not record.attempts:
         return record
@@ -418,7 +422,7 @@ def _is_made(offer: Offer, record: Record) -> bool:
 
 
 def _is_over(offer: Offer, record: Record) -> bool:
-    """Return whether an offer is outdated or its image is already provisioned."""
+    """Return whether an offer is outdated, or the image that it offers is already provisioned."""
     return is_outdated(offer, record) or (
         record.provision is not None
         and record.provision >= offer.provision
@@ -427,7 +431,7 @@ def _is_over(offer: Offer, record: Record) -> bool:
 
 
 def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
-    """Return the record with this attempt, which replaces an attempt with the same number.
+    """Return the record with this attempt. An existing attempt with the same number is replaced.
 
     Attempts for other keys are dropped.
     """
@@ -459,7 +463,7 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
 
 
 def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
-    """Merge two sets of withheld boots. The result names the commit of ``before``."""
+    """Merge two sets of withheld boots. The result names the commit that ``before`` names."""
     if after is None:
         return before
     return WithheldBoots(
@@ -472,7 +476,7 @@ def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> Withhe
 
 
 def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> Commit:
-    """Return the accepted commit without the withheld boots. The result is what gitboot plans and publishes."""
+    """Return the accepted commit without the withheld boots. gitboot plans and publishes this result."""
     if withheld is None:
         return accepted
     servers = accepted.decisions.servers
@@ -488,9 +492,10 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
 def list_already_installed(
     names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
 ) -> tuple[SystemUuid, ...]:
-    """Return the machines of these servers that need no installation for ``commit``, according to their records.
+    """Return the machines of these servers that, according to their records, need no installation for ``commit``.
 
-    A machine is excluded if there is any trace of the boot that ``base`` offers, because that boot may write its disk.
+    A machine is excluded if there is any trace of the boot that ``base`` offers, because that boot may write to the
+    disk.
     """
     if not knowledge.is_trusted or knowledge.facts.gap:
         return ()
@@ -531,11 +536,10 @@ def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge)
 def may_have_unread_fetch(
     accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], knowledge: Knowledge
 ) -> bool:
-    """Return whether one of the machines may have fetched an install boot that ``accepted`` offers but ``commit`` does
-    not.
+    """Return whether a machine may have fetched an install boot that ``accepted`` offers but ``commit`` does not.
 
-    Such a fetch may be in the part of the fetch log that gitboot has not read yet. A machine
-    that is recorded as provisioned gets no boot of a policy, but it gets the boot of a maintenance.
+    Only ``machines`` are checked. Such a fetch may be in the part of the fetch log that gitboot has not read yet. A
+    machine that is recorded as provisioned gets no boot from a policy, but still gets the boot of a maintenance.
     """
     for uuid in machines:
         if (offered := _find_decision(accepted, uuid)) is None:
@@ -555,7 +559,10 @@ def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
 
 
 def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
-    """Return, by machine, the number of the decision that removed its boots. For ``servers``, this is ``number``."""
+    """Return, by machine, the number of the decision that removed its boots.
+
+    For the machines in ``servers``, this decision number is ``number``.
+    """
     # An earlier entry stays unless newer evidence or an operator has decided about the machine since.
     taken_back = {
         uuid: before

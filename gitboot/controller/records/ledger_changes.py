@@ -146,7 +146,10 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
 
 
 def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -> None:
-    """Record a clearing from the file beside the ledger, unless the override was set or ended after the clearing."""
+    """Record the clearing of an override, as noted in the file beside the ledger.
+
+    The clearing is ignored if the override was set or ended after the clearing.
+    """
     uuid, record, is_left = withdrawal
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
@@ -222,7 +225,7 @@ def _apply_clearances(update: KnowledgeUpdate, changes: Collection[ClearanceChan
 
 
 def _revise_drains(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
-    """End the drains for windows that had ended before this commit, and for maintenances that it removes."""
+    """End drains whose windows ended before this commit, and drains for maintenances that the commit removes."""
     for name in sorted(changed):
         decision = commit.decisions.servers.get(name)
         record = update.usable_record(decision.uuid) if decision is not None else None
@@ -239,7 +242,7 @@ def _revise_drains(update: KnowledgeUpdate, commit: Commit, changed: Collection[
 
 
 def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
-    """Record the results of artifact checks, with events about changes.
+    """Record the results of artifact checks, and add events about changes.
 
     There is no event for an artifact that is no longer checked.
     """

@@ -42,7 +42,7 @@ from gitboot.status.conditions import Event
 
 
 class Knowledge(Struct, frozen=True, kw_only=True):
-    """The content of the ledger, and what an instance derives from it."""
+    """The content of the ledger, and the values that an instance derives from the content."""
 
     facts: instance_tables.Facts  # facts about the ledger, including stops and suspensions that operators requested
     recorded_commit: str | None = None  # the last commit for which new servers were recorded; None: no record is usable
@@ -80,7 +80,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     claims: tuple[SoleClaim, ...] = ()
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record as plans use it, or None if it is unknown.
+        """Return the server's record that plans use, or None if the record is unknown.
 
         The record counts as unknown if this instance could not observe the server's next boot, because gitboot would
         otherwise install the server again and again.
@@ -95,12 +95,15 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         return None if self.recorded_commit is None else self.records.get(uuid)
 
     def find_later_clock(self, at: datetime) -> datetime | None:
-        """Return the time of the last heartbeat if the clock is behind it, so that ended windows stay closed."""
+        """Return the time of the last heartbeat if the clock is behind that time, otherwise None.
+
+        Plans for this time do not reopen windows that have ended.
+        """
         beat = self.facts.heartbeat
         return beat.at if beat is not None and at < beat.at else None
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
-        """Return the missing files that prevent gitboot from offering boots in a decision."""
+        """Return the missing files that prevent gitboot from offering the boots in a decision."""
         if self.sightings is None and not any(decision.proofs):
             return frozenset()
         return decision.find_withheld_files(partial(is_withheld, sightings=self.sightings))
@@ -123,7 +126,7 @@ R = TypeVar("R", OverrideRecord, PowerRecord)
 
 
 class RecordChanges(Generic[R]):
-    """Override or power records with changes that are not merged yet."""
+    """Override or power records, with changes that have not been merged yet."""
 
     def __init__(self, before: Mapping[SystemUuid, Mapping[str, R]]) -> None:
         self._before: Mapping[SystemUuid, Mapping[str, R]] = before
@@ -183,7 +186,7 @@ class KnowledgeUpdate:
         self.verdicts: dict[int, str] = {}  # verdict by observation number
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record, even if it is not usable."""
+        """Return a server's record, even if the record is not usable."""
         if uuid in self.new_records:
             return self.new_records[uuid][1]
         return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)
@@ -201,7 +204,7 @@ class KnowledgeUpdate:
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
     def count_decision(self) -> int:
-        """Count a new decision, and return its number. Evidence for earlier offers has lower numbers."""
+        """Count a new decision, and return its number. Evidence for earlier offers has lower decision numbers."""
         self.facts = structs.replace(self.facts, sequence=self.facts.sequence + 1)
         return self.facts.sequence
 
@@ -213,7 +216,7 @@ class KnowledgeUpdate:
             self.new_pins[uuid] = new_pin
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
-        """Return the fetches of a server's secrets during its newest installation, or None without such fetches."""
+        """Return the fetches of a server's secrets during its newest installation, or None if there were none."""
         return self.new_secret_fetches.get(uuid, self.before.secret_fetches.get(uuid))
 
     def set_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
@@ -335,7 +338,7 @@ class Fetch(Struct, frozen=True, kw_only=True):
 def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
-    """Store in the ledger which OUTPUT, fetch log and site this start uses, and which ledger owns the output tree.
+    """Store facts about this start in the ledger: the OUTPUT, fetch log and site in use, and the output tree's owner.
 
     ``observes`` means that fetches reach the instance. ``owner`` is the ledger that published the tree in OUTPUT.
 
@@ -366,8 +369,8 @@ def record_instance_facts(
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
     """Return the permissions for published files, and store in the ledger whether OUTPUT is closed to other users.
 
-    With a new ledger, OUTPUT is closed. With a ledger from an earlier version, or if a new ledger takes over an open
-    tree, OUTPUT stays open until an operator names a group.
+    If the ledger is new, OUTPUT is closed. If the ledger is from an earlier version, or if a new ledger takes over an
+    open tree, OUTPUT stays open until an operator names a group.
 
     Raises `UsageError` if gitboot is not allowed to assign files to the group.
     """
@@ -455,11 +458,11 @@ def write_events(store: Store, events: Sequence[Event]) -> None:
 
 
 def match_fetches(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
-    """Match observations to offers in the ledger. Observations without an offer are left out.
+    """Match observations to offers in the ledger. The result does not include observations without an offer.
 
     An endpoint logs the digest of the plan that it served, and a mirror logs the file's modification time. If the file
-    was replaced in the meantime, an endpoint logs only its path. In the result, paths contain the token itself instead
-    of its published name.
+    was replaced in the meantime, an endpoint logs only the path. In the result, each path contains the token itself
+    instead of the token's published name.
     """
     fetches = []
     for observation in observations:

@@ -46,7 +46,7 @@ _DOUBTS: Final = {
 
 
 def describe_clock_lag(about: Facts, at: datetime) -> str | None:
-    """Return why the clock may be wrong if it is behind the ledger's last heartbeat, otherwise None."""
+    """Return why the clock may be wrong, or None if the clock is not behind the ledger's last heartbeat."""
     beat = about.heartbeat
     if beat is None or beat.at - at <= _MOST_BEHIND:
         return None
@@ -60,7 +60,7 @@ def describe_clock_lag(about: Facts, at: datetime) -> str | None:
 def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
     """Return a message if no time service synchronizes the clock, otherwise None.
 
-    The result is also None if an operator accepted the clock as it is.
+    The result is also None if an operator has accepted the clock as it is.
     """
     is_lost = clock_state is ClockState.UNKEPT and about.clock == "kept"
     if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
@@ -80,11 +80,12 @@ def record_heartbeat(
     has_transition: bool = False,
     uptime: Uptime | None = None,
 ) -> None:
-    """Record that the instance is running, and the state of its clock. Detect that it was not running for a long time.
+    """Record that the instance is running and what state the clock is in.
 
-    ``is_externally_confirmed`` means that a source outside STATE and OUTPUT confirms the ledger's newest change, so
-    that the ledger is not an older copy. ``has_transition`` means that a plan changes now. The heartbeat is then
-    updated, so that the transition is not undone if the clock is set back.
+    Detect whether the instance was off for a long time. ``is_externally_confirmed`` means that a source outside STATE
+    and OUTPUT confirms the ledger's newest change, so that the ledger is not an older copy. ``has_transition`` means
+    that a plan changes now. In that case, the heartbeat is updated so that the transition is not undone if the clock is
+    set back.
     """
     _handle_clock_set_back(update, uptime)
     about = update.facts
@@ -111,14 +112,14 @@ def record_heartbeat(
 
 
 def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> None:
-    """Set the heartbeat to the current time. Call this if the ledger is going to be written anyway."""
+    """Set the heartbeat to the current time. Call this function if the ledger is going to be written anyway."""
     last = update.facts.heartbeat
     if last is not None and update.at > last.at:
         update.facts = structs.replace(update.facts, heartbeat=last._replace(at=update.at, up=uptime))
 
 
 def accept_clock(update: KnowledgeUpdate) -> None:
-    """Accept the clock as it is, because an operator requested it."""
+    """Accept the clock as it is, as requested by an operator."""
     about = update.facts
     update.facts = structs.replace(
         about,
@@ -178,7 +179,7 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
 
 
 class Beginning(StrEnum):
-    """The records with which an operator initializes a ledger."""
+    """The choice of records with which an operator initializes a ledger."""
 
     FRESH = "fresh"  # no server is installed: every server with provision 1 or more will be installed
     ADOPT = "adopt"  # every server has the installation that Git describes
@@ -195,7 +196,7 @@ _BEGINNING_TEXTS = {
 
 
 def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
-    """Return why the ledger is unverified, as a reason in CamelCase, or None if it is verified."""
+    """Return why the ledger is unverified, as a reason in CamelCase, or None if the ledger is verified."""
     if about.doubt is not None:
         return about.doubt
     if about.foreign is not None:
@@ -207,7 +208,7 @@ def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
 
 
 def why_in_doubt(about: Facts, decisions: Decisions) -> tuple[str, str] | None:
-    """Return the reason and a message if the ledger is unverified, otherwise None."""
+    """Return the reason why the ledger is unverified and a message, or None if the ledger is verified."""
     if (doubt := find_unverified_reason(about, decisions)) is None:
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
@@ -225,7 +226,7 @@ def initialise_ledger(
     beginning: Beginning,
     records: Mapping[SystemUuid, Record],
 ) -> str:
-    """Initialize an unverified ledger in the way that an operator chose. Return a description of the result.
+    """Initialize an unverified ledger with the records that an operator chose. Return a description of the result.
 
     A verified ledger stays unchanged. ``records`` are the records in an exported file. Raises `UsageError` if the
     choice is not possible for this ledger.

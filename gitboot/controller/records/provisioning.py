@@ -1,4 +1,4 @@
-"""Provisioning records: first records of servers, their boots and evidence, and the effects of a commit."""
+"""Provisioning records: the first records of servers, the servers' boots and evidence, and the effects of a commit."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ def record_new_servers(
 
 
 def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
-    """Drop the records of machines that moved to, from or between other sites. These machines do not count as new."""
+    """Drop the records of machines that moved to another site, from another site, or between other sites.
+
+    These machines do not count as new.
+    """
     update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
     update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
     for uuid in update.dropped:
@@ -129,7 +132,7 @@ def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
 
 
 def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
-    """Drop the records of servers to which an endpoint served a newer boot that this ledger never offered.
+    """Drop a server's record if an endpoint served the server a newer boot that this ledger never offered.
 
     Such a ledger is an older copy, and the served boot may have installed the server.
     """
@@ -191,7 +194,7 @@ def _write_first_records(
 
 
 def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Record adopted servers as installed according to their first policy.
+    """Record adopted servers as having the installation that their first policy requires.
 
     These servers had no policy when they were adopted, for example because they were parked.
     """
@@ -219,7 +222,7 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
 
 
 def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
-    """Record the servers that Git declares as provisioned. Each declared number counts only once."""
+    """Record servers as provisioned if Git declares them as provisioned. Each declared number counts only once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
         if (
@@ -251,9 +254,9 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Complete installations for which the recorded fetches are sufficient evidence.
+    """Record installations as complete if the recorded fetches are sufficient evidence.
 
-    The Fleet may have required another kind of evidence when the fetches arrived.
+    The Fleet may have required a different kind of evidence when the fetches arrived.
     """
     for machine in machines:
         record = update.record(machine.uuid)
@@ -311,7 +314,7 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
 def record_maintenance_boot(
     update: KnowledgeUpdate, offer: Offer, seen: StepEvidence, evidence: str, *, starts: bool
 ) -> None:
-    """Record the boot of a maintenance run, and with ``starts`` also its start. A second call has no effect."""
+    """Record the boot of a maintenance run. With ``starts``, also record the start. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
@@ -339,10 +342,10 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
-    """Return the time at which the grace period of a request begins. This time is never in the future.
+    """Return the time at which the grace period for a request begins. This time is never in the future.
 
-    An endpoint's clock that is ahead would extend the grace period. A time far in the future dates from before the
-    clock was corrected, so its grace period is over.
+    An endpoint whose clock is ahead would otherwise extend the grace period. If the time of a request is far in the
+    future, the request is from before the clock was corrected, so the grace period has ended.
     """
     return min(seen_at, at) if seen_at - at <= _MOST_AHEAD else at - FETCH_GRACE
 
@@ -368,9 +371,9 @@ def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observa
 
 
 def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
-    """Record an intent to serve a boot, or that the boot was withheld.
+    """Record that an endpoint intended to serve a boot, or that the endpoint withheld the boot.
 
-    ``is_early`` means that the intent was not read yet.
+    ``is_early`` means that gitboot has not read the intent itself yet.
     """
     record, intent = update.usable_record(offer.uuid), observation.intent
     if record is None or intent is None:
@@ -391,7 +394,7 @@ def record_served(update: KnowledgeUpdate, offer: Offer) -> None:
 
 
 def record_boot_consumed(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record the boot of an image that boots without fetches, because its override was consumed."""
+    """Record the boot of an image that boots without fetches. The consumed override is the evidence."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = StepEvidence(update.at, "", "")
@@ -425,10 +428,10 @@ def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) 
 
 
 def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
-    """Record that another client fetched a boot, so that gitboot makes a new offer of the boot to the machine.
+    """Record that another client fetched a boot, so that gitboot offers the boot to the machine again.
 
     An endpoint never serves an offer with the same number twice. Until the new offer is published, the machine may
-    still get the old one, which then counts as before.
+    still fetch the old offer, which then counts as before.
     """
     if (record := update.record(offer.uuid)) is not None:
         seen = StepEvidence(observation.at, observation.path, observation.client)
@@ -437,14 +440,17 @@ def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Obs
 
 
 def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
-    """Record that the override for a key was consumed, although there is no evidence of its boot yet."""
+    """Record that the override for a key was consumed, although there is no evidence of the boot yet."""
     record = update.usable_record(uuid)
     if record is not None and record.consumed_key != key:
         update.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
 def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record that another instance set the override for a boot. There is no grace period for evidence of the boot."""
+    """Record that another instance set the override for a boot.
+
+    In this case, evidence of the boot has no grace period.
+    """
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
             update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
@@ -460,7 +466,7 @@ def require_trusted_ledger(update: KnowledgeUpdate) -> None:
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace the records of servers because an operator requested it.
+    """Replace the records of servers, as requested by an operator.
 
     Raises `UsageError` if the ledger is unverified.
     """
@@ -492,9 +498,9 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
-    """Return the maintenance boots that may have been served.
+    """Return the maintenance boots in a record that may have been served.
 
-    Changing a record of an installation does not affect them.
+    These boots stay in the record when the record of an installation changes.
     """
     return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
 
@@ -516,7 +522,7 @@ def list_servers_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple
 
 
 def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision]) -> Iterator[Decision]:
-    """Yield the servers in a first commit that are new to the ledger or that the commit would install again."""
+    """Yield the servers in an instance's first commit that are new to the ledger or would be installed again."""
     for each in decisions:
         record, policy = knowledge.records.get(each.uuid), each.policy
         is_again = (
@@ -539,8 +545,7 @@ def find_inheritances(
     knowledge: Knowledge,
     introduced: Mapping[SystemUuid, int],
 ) -> tuple[Inheritance, ...]:
-    """Return the identities through which a machine that may be installed would get the install boots of another
-    server.
+    """Return the identities through which a possibly installed machine would get another server's install boots.
 
     ``introduced`` contains the provision numbers of the machines that were added since the accepted commit. The result
     is sorted.
@@ -565,7 +570,7 @@ def find_inheritances(
 
 
 def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
-    """Return whether a machine may be installed.
+    """Return whether a machine might already be installed.
 
     If there is no usable record, only a new machine is certainly not installed.
     """
@@ -581,8 +586,8 @@ def compare_identities_without_base(
 ) -> tuple[tuple[GainedIdentity, ...], frozenset[LostIdentity]]:
     """Return the identities that machines gain in a commit, and those that machines have lost.
 
-    There is no accepted commit, so the commit is compared with the machines in the ledger. For these machines, no
-    addresses are stored.
+    Because there is no accepted commit, the commit is compared with the machines in the ledger. The ledger does not
+    store the addresses of these machines.
     """
     lost = set(knowledge.lost_identities)
     for uuid, machine in knowledge.machines.items():
@@ -609,10 +614,10 @@ def is_unobservable(
     observes_fetches: bool,
     sets_overrides: bool,
 ) -> bool:
-    """Return whether a pending one-time boot could happen without the instance noticing.
+    """Return whether a pending one-time boot could take place without the instance detecting it.
 
     ``evidence`` is the kind of evidence that the Fleet requires. ``observes_fetches`` means that fetches reach the
-    instance, and ``sets_overrides`` that the instance sets overrides at BMCs.
+    instance. ``sets_overrides`` means that the instance sets overrides at BMCs.
     """
     if record is None:
         return False

@@ -25,7 +25,7 @@ from gitboot.model.scalars import SystemUuid
 
 
 def ask(state: InstanceState, this: Pass) -> InstanceState:
-    """Start the BMC tasks that are due. Files have already been published, so a machine that is reset finds them."""
+    """Start the BMC tasks that are due. The files are already published, so machines can fetch them after a reset."""
     if (commit := state.commit) is None:
         return state
     components, at, suspension = this.components, this.at, state.knowledge.facts.suspension

@@ -74,11 +74,11 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Update the plans that are out of date, and set the time of this reconcile to the time of the plans.
+    """Update the plans that are out of date, and set the time of this reconcile to the time of the new plans.
 
-    The first planning of a large fleet takes minutes. During this time, gitboot ends the windows that are over in the
-    tree of an earlier process. Afterwards, gitboot updates the plans to the time at which it ended windows, because the
-    plans would otherwise reopen these windows.
+    The first planning of a large fleet takes minutes. During this time, gitboot replaces the files of windows that have
+    ended in the tree of an earlier process. Afterwards, gitboot updates the plans to the time of these replacements,
+    because the plans would otherwise reopen the windows.
     """
     components = this.components
     due = state.next_window_end if state.waits_since is not None else None
@@ -112,7 +112,7 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
 def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress) -> InstanceState:
     """Make new plans for the servers whose decision or record changed, or whose plan ends now.
 
-    If the ledger cannot be written, a stop in the files that endpoints read counts too.
+    If the ledger cannot be written, gitboot also obeys a stop in the files that endpoints read.
     """
     changed = commit.select_server_names(state.unplanned) | find_changed_servers(state.plans.commit, commit)
     stop = decide_halt(state.knowledge, commit, state.attempt.orders)

@@ -1,4 +1,4 @@
-"""Publish: write the files of changed servers, or only end windows while there are no plans yet."""
+"""Publish: write the files of changed servers, or only end windows if no plans exist yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gitboot.status.conditions import Event
 def publish(state: InstanceState, this: Pass) -> InstanceState:
     """Publish the plans.
 
-    While there are no plans yet, end the windows that are over in the tree of an earlier process.
+    If no plans exist yet, only replace the files of windows that have ended in the tree of an earlier process.
     """
     if (commit := state.commit) is not None:
         state = _note_left_output(_publish_plans(state, commit, this), commit, this)
@@ -89,7 +89,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
 
 
 def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """After a complete publication, record in the ledger which one-time boots an upgrade removed from OUTPUT."""
+    """Record in the ledger which one-time boots an upgrade removed from OUTPUT, once a publication is complete."""
     facts = state.knowledge.facts
     if state.unwritable is not None or not state.publication.complete:
         return state
@@ -111,8 +111,8 @@ def _find_left_in_output(
 ) -> frozenset[SystemUuid]:
     """Return the machines whose one-time boot was in OUTPUT before an upgrade and is not served now.
 
-    A machine leaves the set when the Fleet names an endpoint or allows one-time boots in copies, or when the boot is
-    over.
+    A machine leaves the set when its boot is over, or when the Fleet names an endpoint or allows one-time boots in
+    copies.
     """
     if facts.left_output is None and not is_upgraded:
         return frozenset()
@@ -134,9 +134,9 @@ def _find_left_in_output(
 
 
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
-    """End the windows that are over in the tree of an earlier process.
+    """Replace the files of windows that have ended in the tree of an earlier process.
 
-    First wait up to `QUICK_START` for the first publication, because reading all server states takes time.
+    Before that, wait up to `QUICK_START` for the first publication, because reading all server states takes time.
     """
     since: datetime = state.waits_since or this.at
     if not this.wait and since <= this.at < since + QUICK_START:

@@ -73,5 +73,5 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:
-    """Return the values that determine whether gitboot can judge a held commit by the records."""
+    """Return the values that determine whether gitboot can judge a held commit based on the records."""
     return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread

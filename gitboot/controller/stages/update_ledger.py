@@ -1,4 +1,4 @@
-"""Update the ledger: take the inputs, judge the newest commit, and write what changes in the ledger."""
+"""Update the ledger: take the inputs, judge the newest commit, and write the changes to the ledger."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
 
     If the inputs show that the ledger is an older copy, mark the ledger as unverified. The ledger is an older copy if
     the forge has a later change number, or if an endpoint served a boot that the ledger never offered. If the boot was
-    served before an operator initialized the ledger, only the record of its server becomes unverified.
+    served before an operator initialized the ledger, only the record of the server that was booted becomes unverified.
     """
     taken = inbox.take(state.knowledge.spool_offsets, at)
     if taken.spooled:
@@ -165,7 +165,7 @@ def build_batch(
 def find_new_clearances(
     state: InstanceState, hooks: HookClient | None, answers: Collection[Question], at: datetime
 ) -> tuple[ClearanceChange, ...]:
-    """Return the record changes that answers to approvals and drains cause, and the drains that begin now."""
+    """Return the record changes caused by answers to approval and drain requests, and by drains that begin now."""
     if hooks is None or not state.may_act:
         return ()
     plans, schedule, knowledge = state.plans, state.schedule, state.knowledge
@@ -204,7 +204,7 @@ def apply_changes(
 ) -> InstanceState:
     """Return the state after these ledger changes, and report their events.
 
-    ``ready`` are the inputs that caused them.
+    ``ready`` are the inputs that caused the changes.
     """
     this.components.inbox.forget(ready)
     for event in merge_events_by_server(event for each in changes for event in each.update.events):
@@ -225,8 +225,8 @@ def apply_changes(
 def accept(state: InstanceState, this: Pass) -> InstanceState:
     """Carry out operator requests, then accept, hold or reject the newest commit.
 
-    A request to begin with records is left to the stage `learn`. After a start, an approval waits until the newest
-    commit has been judged again.
+    The stage `learn` carries out requests to begin with records. After a start, an approval is carried out only after
+    the newest commit has been judged again.
     """
     taken, attempt, telling = this.taken, state.attempt, state.telling
     waiting = {BEGIN} if attempt.attempted is not None and not attempt.is_preliminary else {BEGIN, APPROVE}
@@ -255,7 +255,7 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def resume(state: InstanceState, this: Pass) -> InstanceState:
-    """Restore the commit that was accepted last, if the ledger has not been writable since the start."""
+    """Restore the last accepted commit if the ledger has not been writable since the start."""
     if state.attempt.accepted is not None or not state.knowledge.is_trusted:
         return state
     attempt = this.components.accepting.resume(state.attempt, state.knowledge, this.at)
@@ -268,7 +268,7 @@ def resume(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
-    """Report once that an unproven commit status names a later change number than the ledger's.
+    """Report once that a commit status without a proof contains a later change number than the ledger.
 
     Such a status has no effect, because anyone who may write commit statuses could have written it.
     """
