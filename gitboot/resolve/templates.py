@@ -1,4 +1,4 @@
-"""Templates: render the Jinja2 templates of a fleet in a sandbox that limits their resource use."""
+"""Templates: render the Jinja2 templates of a fleet in a sandbox that limits how many resources they use."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _are_both(kind: Any, left: object, right: object) -> bool:
-    """Return whether both values are of this kind. Booleans do not count as numbers."""
+    """Return whether both values are of the type ``kind``. Booleans do not count as numbers."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
 
@@ -204,7 +204,7 @@ _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbra
 
 
 def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
-    """Insert a budget check wherever values or work can grow. Return the node, or its replacement."""
+    """Insert budget checks into a node wherever values or work can grow. Return the node or its replacement."""
     if depth > MAX_NESTING:
         raise make_limit_fault("the template is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
@@ -258,7 +258,7 @@ def _apply_hidden_filter(hidden_filter: str, node: Any, *arguments: int) -> node
 
 
 def _count_work(body: Iterable[nodes.Node]) -> int:
-    """Return the work of one loop iteration or macro call, without inner loops and macros."""
+    """Return the work of one loop iteration or macro call, excluding inner loops and macros."""
     work = 0
     for node in body:
         work += 1
@@ -376,7 +376,7 @@ def _make_loader_failure(value: LoaderValue) -> TemplateFault:
 
 
 def _get_placeholder(value: object) -> object:
-    """Replace a `LoaderValue` with its placeholder, if it has one. Return other values unchanged."""
+    """Return the placeholder of a `LoaderValue` that has a placeholder. Return all other values unchanged."""
     return value.placeholder if isinstance(value, LoaderValue) and value.placeholder is not None else value
 
 
