@@ -316,7 +316,7 @@ class Listing(NamedTuple):
 
 
 def list_fleet_files(snapshot: Snapshot) -> Listing:
-    """List the files of a revision, except dot-files, files in dot-folders, and files that ``.gitbootignore`` matches."""
+    """List the files of a revision, except dot-files, dot-folders, and the files that ``.gitbootignore`` matches."""
     is_named, problems = _read_ignore_file(snapshot)
 
     def is_ignored(path: str, *, is_folder: bool = False) -> bool:

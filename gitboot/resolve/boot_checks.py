@@ -89,10 +89,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
 
 def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
-    """Yield a warning if no kernel argument makes Ignition run.
-
-    Skip UKIs and ISOs, because their arguments are built in.
-    """
+    """Yield a warning if no kernel argument makes Ignition run. Skip UKIs and ISOs, which have built-in arguments."""
     if boot.user_data is None or boot.direct:
         return
     if user_data_formats.lacks_first_boot(boot.user_data.format, boot.kernel_arguments):
@@ -533,9 +530,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
 
 
 def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterator[tuple[Path, Artifact]]:
-    """Yield the artifacts that iPXE may verify, with their paths. iPXE may verify the files that it starts or that a
-    template may name.
-    """
+    """Yield each artifact that iPXE starts or a template may name, with its path. iPXE may verify these artifacts."""
     spec = source.profile.spec
     by_loader = spec.method is Method.PXE or (
         spec.method is Method.UEFI_HTTP and spec.http_boot in (None, HttpBoot.LOADER)
@@ -719,7 +714,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
 def _find_unable_loaders(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
 ) -> Iterator[str]:
-    """Yield the names of boot loaders and methods that cannot ask the endpoint whether a maintenance has ended."""
+    """Yield the names of boot loaders and methods that cannot query the endpoint for the end of a maintenance."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"

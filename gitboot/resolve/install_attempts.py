@@ -240,7 +240,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Return the number of a maintenance's last run and describe the evidence, or return None if there is no evidence."""
+    """Return the number of a maintenance's last run with a description of the evidence, or None without evidence."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None

@@ -200,7 +200,7 @@ class _BootState:
 
 
 def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
-    """Return why gitboot may not reset and boot a server for a maintenance yet, or None if all preconditions are met."""
+    """Return why gitboot must not reset and boot a server for a maintenance yet, or None if it may do so."""
     if (before := maintenance.before) is None:
         return None
     found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED

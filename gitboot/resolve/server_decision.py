@@ -518,7 +518,7 @@ class Decision:
 
     @property
     def token(self) -> Digest | None:
-        """The token for fetches and reports of the policy's one-time installation, or None if the policy requires none."""
+        """The token for the fetches and reports of the policy's one-time installation, or None if there is none."""
         boot = self.installation
         return Digest(report_token(self.uuid, self.provision, boot.image)) if boot is not None else None
 
