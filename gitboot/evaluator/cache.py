@@ -143,7 +143,7 @@ class Cache(Protocol):
         """Return the cached values by key. The result does not contain keys that are not in the cache."""
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
-        """Insert new values. If a key is already in the cache, its value stays unchanged."""
+        """Insert new values. If a key is already in the cache, keep the existing value."""
 
 
 class RemoteCache:
@@ -197,7 +197,7 @@ def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
 
 
 def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
-    """Look up the keys of a request. Without a cache, return no values.
+    """Look up the keys in a request. If there is no cache, return no values.
 
     Raises ValueError if there are too many keys.
     """

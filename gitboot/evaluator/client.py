@@ -29,11 +29,10 @@ from gitboot.status.work_progress import ReportProgress, ignore_progress
 
 
 class EvaluatorClient:
-    """A client that evaluates the commits of one clone in an evaluator process, and compares each commit with a base
-    commit.
+    """A client that has an evaluator process evaluate the commits of a clone, and compare each commit with a base.
 
     The first evaluation starts the process. Each later evaluation starts a new process if the old process has ended.
-    The evaluator process ends when this process ends, even if this process is killed.
+    The evaluator process ends when the client's process ends, even if the client's process is killed.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class EvaluatorClient:
     def end_unless_accepted(self, accepted: Revision | None) -> None:
         """End the process unless the instance has accepted all commits that the process evaluated.
 
-        Treat the commit ``accepted`` as accepted.
+        The commit ``accepted`` counts as accepted too.
         """
         if self._evaluated - self._accepted - {accepted}:
             self._end_process()

@@ -34,7 +34,7 @@ _NO_TREE = ""  # stands for the tree before the first commit, or in a commit wit
 
 
 class ChangingCommit(Struct, frozen=True, kw_only=True):
-    """A commit that changed the server's decision."""
+    """A commit that changed the decision for a server."""
 
     commit: CommitSummary
     effect: ServerEffect
@@ -213,7 +213,7 @@ def _compare_documents(
 class _DocumentReader:
     """A reader that finds a document in snapshots.
 
-    It parses a file only once, and only if the file contains the document's name.
+    The reader parses a file only once, and only if the file contains the document's name.
     """
 
     def __init__(self, document: Id) -> None:

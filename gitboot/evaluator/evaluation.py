@@ -83,7 +83,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results of this commit for a cache, by key. Results that ``beside`` also contains are omitted."""
+        """Return the results of this commit for a cache, by key. Omit results that ``beside`` also contains."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -350,7 +350,7 @@ def compute_decision_keys(
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
 ) -> dict[str, Key]:
-    """Return the content key of each server's decision, by server.
+    """Return the content key of each server's decision, by server name.
 
     With ``names``, return only the keys of these servers.
 

@@ -251,8 +251,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the changed locations of Server documents, those of other documents, and the other documents that were
-    removed.
+    """Return the changed locations of servers, those of other documents, and the other documents that were removed.
 
     ``come`` are the names of the servers that are new at the site.
     """
@@ -281,7 +280,7 @@ def _find_moves(
     old: Mapping[str, Server],
     here: Collection[SystemUuid],
 ) -> Moves:
-    """Return the moves of machines between sites since the base commit, seen from one site.
+    """Return the machines that have moved to, from, or between other sites since the base commit.
 
     ``old`` are the servers that the base contains at this site, and ``here`` the machines that are at this site now.
     """

@@ -131,7 +131,7 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
 
     @property
     def new_servers(self) -> Iterator[Decision]:
-        """The decisions of the servers that are not in the base. Without a base, all servers are new."""
+        """The decisions for the servers that are not in the base. Without a base, all servers are new."""
         return (self.commit.decisions.servers[name] for name in self.new_names)
 
 
@@ -259,7 +259,7 @@ class FilesRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The parts of one server. None means that a part is the same as in the base."""
+    """The parts of one server. A part is None if it is the same as in the base."""
 
     name: str
     decision: bytes | None  # an encoded Decision
@@ -270,7 +270,7 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
-    """The parts of several servers that differ from the base, sorted by server name."""
+    """Several servers that differ from the base, sorted by name, with the parts of each server."""
 
     servers: tuple[ServerPart, ...]
 

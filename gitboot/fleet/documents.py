@@ -34,7 +34,7 @@ KINDS: Final[Mapping[str, type[Resource]]] = {
 
 
 class Id(NamedTuple):
-    """The kind and the name of a resource. Messages show them in the form BootPolicy/web."""
+    """The kind and the name of a resource, which messages show in the form BootPolicy/web."""
 
     kind: str
     name: str
@@ -138,7 +138,7 @@ def build_problem(path: str, place: Place, code: Code, message: str, hint: str =
 
 
 def format_path(path: Path) -> str:
-    """Format the path of a field for messages, such as spec.interfaces[0].mac. Long keys are shortened."""
+    """Format the path of a field for messages, such as spec.interfaces[0].mac. Shorten long keys."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
 
@@ -346,7 +346,7 @@ def render_document(
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper without anchors, which documents must not contain."""
+    """A YAML dumper that does not write anchors, because documents must not contain anchors."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True

@@ -34,8 +34,8 @@ class Identity(NamedTuple):
 
     @property
     def is_placeholder(self) -> bool:
-        """Return whether the value cannot identify a machine, because many machines report the value or gitboot
-        generated it.
+        """Return whether many machines report the value or gitboot generated it, so that it does not identify a
+        machine.
         """
         match self.kind:
             case "UUID":
@@ -104,9 +104,7 @@ def _normalize_host(host: str) -> str:
 
 
 def _normalize_path(path: str) -> str:
-    """Remove empty segments and the final slash from a path, and percent-encode only the characters that must be
-    encoded.
-    """
+    """Remove empty segments and the final slash from a path, and percent-encode only characters that require it."""
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 

@@ -108,7 +108,7 @@ class _States:
 
 
 class _Automaton:
-    """One automaton for all patterns. It represents a set of states as an integer with one bit per state."""
+    """One automaton for all patterns. The automaton represents a set of states as an integer with one bit per state."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
@@ -185,19 +185,19 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class OneByte(NamedTuple):
-    """Matches a single byte from a set."""
+    """A pattern token that matches a single byte from a set."""
 
     bytes: Bytes
 
 
 class Star(NamedTuple):
-    """Matches any number of bytes."""
+    """A pattern token that matches any number of bytes."""
 
     crosses: bool  # also matches "/"
 
 
 class AnyFolders(NamedTuple):
-    """Matches any number of folder names, each with a final "/"."""
+    """A pattern token that matches any number of folder names, each with a final "/"."""
 
 
 Token = OneByte | Star | AnyFolders

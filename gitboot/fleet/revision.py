@@ -53,7 +53,7 @@ class Message(NamedTuple):
 
     @property
     def by(self) -> str:
-        """Return a text that names the signer or the author, the committer and the commit."""
+        """Return a text that names the signer, the author, the commit, and the committer if it is not the author."""
         names = [self.author, *([f"committed by {self.committer}"] if self.committer not in ("", self.author) else [])]
         written = ", ".join((*filter(None, names), f"in {self.commit[:12]}"))
         return f"{self.signer}: {written}" if self.signer is not None else f"{written}, not signed by a trusted key"

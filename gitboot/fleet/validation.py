@@ -421,9 +421,7 @@ def _describe_duplicate(identity: Identity, holder: str, other: Identity, place:
 
 
 def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Yield a remark for each server that names a BMC but no system, if another server with the same BMC names a
-    system.
-    """
+    """Yield a remark for each server without a BMC system if another server that has the same BMC names a system."""
     servers = [(key, server.spec.bmc) for key, server in draft.list_kind(Server) if server.spec.bmc is not None]
     named = {normalize_bmc_address(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -549,15 +547,11 @@ class Draft:
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def list_known(self) -> set[Id]:
-        """Return all resources, including malformed resources, because references to malformed resources are not
-        problems.
-        """
+        """Return all resources, even malformed ones, because references to malformed resources are not problems."""
         return self._broken | self.resources.keys()
 
     def may_contain(self, path: str) -> bool:
-        """Return whether a file may exist at ``path`` because gitboot cannot read this path or one of its parent
-        folders.
-        """
+        """Return whether a file may exist at ``path`` because gitboot cannot read this path or a folder above it."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 

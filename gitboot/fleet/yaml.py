@@ -274,7 +274,7 @@ class _UnreadableRest(Exception):
 class _Lines:
     """A converter from positions in a text to lines and columns in the file.
 
-    The text may be preceded by other lines of the file.
+    The text may start after the first line of the file.
     """
 
     def __init__(self, text: str, lines_before: int) -> None:

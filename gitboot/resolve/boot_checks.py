@@ -305,7 +305,7 @@ def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[st
 def find_ignoring_output(
     fleet: str, outputs: Iterable[Output], firmware: Firmware = Firmware.UEFI
 ) -> tuple[str, Place] | None:
-    """Return the Fleet's loader and the field ``outputs``, or None if the Fleet has boot scripts for iPXE."""
+    """Return the loader for a Fleet's boot scripts and the field ``outputs``, or None if a boot script is for iPXE."""
     found = LOADER_OUTPUTS.intersection(outputs)
     if not found or found & IPXE_OUTPUTS:
         return None

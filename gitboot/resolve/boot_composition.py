@@ -38,7 +38,7 @@ from gitboot.resolve.templates import TemplateFault
 
 
 class _SharedBoot(Struct, frozen=True):
-    """The part of a boot that is the same for many servers, without rendered arguments, user data and scripts."""
+    """The part of a boot that many servers share, which excludes rendered arguments, user data and scripts."""
 
     boot: Boot
     documents: tuple[object, ...]  # the source documents; while they are in memory, their id() values stay unique
@@ -46,7 +46,7 @@ class _SharedBoot(Struct, frozen=True):
 
 
 class Composer:
-    """Composes boots, and caches the parts that servers share."""
+    """A composer of boots, which caches the parts that servers share."""
 
     def __init__(self) -> None:
         self._plain = PlainDocuments()
@@ -277,7 +277,7 @@ def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
 
 
 class PlainDocuments:
-    """Documents in the form that templates use: fields have their YAML names, and metadata and spec are merged.
+    """Documents in the form that templates use, with YAML field names and with metadata and spec merged.
 
     The cache holds all documents except servers. It holds only the last server, because gitboot renders servers one
     after another.

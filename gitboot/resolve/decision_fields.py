@@ -322,7 +322,7 @@ def _explain_user_data(boot: Boot, inputs: BootInputs, decision: Decision, profi
 
 
 def _explain_node(repository: FleetRepository, boot: Boot, pool: Pool | None) -> Iterator[Reason]:
-    """Explain the labels and taints of a node. Only policies set them."""
+    """Explain the labels and taints of a node, which only policies set."""
     policies = [(name, repository.policies[name].spec) for name in pool.chain] if pool is not None else []
     for key, value in sorted(boot.node_labels.items()):
         owner = [name for name, spec in policies if key in spec.node_labels][-1]

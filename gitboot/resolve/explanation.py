@@ -183,7 +183,7 @@ class _Explainer:
     # R2
 
     def explain_preconditions(self, maintenance: Maintenance) -> Iterator[Reason]:
-        """Yield reasons for the approval and the drain that a maintenance needs.
+        """Yield reasons that describe the approval and the drain that a maintenance needs.
 
         Include their state if there is a plan.
         """
@@ -345,7 +345,7 @@ class _Explainer:
 def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:
     """Return the stream that requires signatures for a boot.
 
-    It is the profile's stream, or a stream that contains the image.
+    This is the profile's stream, or a stream that contains the image.
     """
     signed = [
         name

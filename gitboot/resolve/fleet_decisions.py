@@ -133,8 +133,8 @@ def decide_all(
 ) -> FleetDecisions:
     """Return the decisions for a commit that an instance may already have accepted.
 
-    ``known_places`` are the locations of findings in another commit. With them, gitboot does not have to read unchanged
-    documents. Raises `InvalidRepository` for errors that do not depend on the time, except errors with
+    ``known_places`` are the locations of findings in another commit. With these locations, gitboot does not have to
+    read unchanged documents. Raises `InvalidRepository` for errors that do not depend on the time, except errors with
     `TOLERATED_CODES`.
     """
     # gitboot imports this module here, because the import is slow and an instance does not need it
@@ -281,9 +281,9 @@ def _decide_maintenance(
 def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
     """Return the conditions that must be true before a server gets this boot, or None if there are none.
 
-    The digest changes if anything that the server boots changes, or if the maintenance's servers, window or run
-    changes. It depends only on the fields that the document sets, so that a new version of gitboot computes the same
-    digest.
+    The digest of the conditions changes if anything that the server boots changes, or if the maintenance's servers,
+    window or run changes. The digest depends only on the fields that the document sets, so that a new version of
+    gitboot computes the same digest.
     """
     spec = of.maintenance.spec
     if (before := spec.before) is None:

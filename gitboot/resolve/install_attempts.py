@@ -240,7 +240,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Return the number of a maintenance's last run with a description of the evidence, or None without evidence."""
+    """Return the number of a maintenance's last run and a description of its evidence, or None if there is none."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
@@ -373,7 +373,7 @@ def classify_unrecorded_server(
 
 
 def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
-    """Return the progress of a server's installation at a time, or None if no installation is in progress.
+    """Return the progress of a server's installation at the time ``at``, or None if no installation is in progress.
 
     An attempt is in progress from its first fetch until evidence proves its completion, even if the newest commit
     requires another installation. If the only evidence is a fetch or a consumed override, or if a maintenance wrote the

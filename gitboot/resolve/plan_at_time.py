@@ -134,7 +134,7 @@ def make_fallback_plan(
     """Return the plan that replaces a withheld plan.
 
     The server gets the policy's Always boot if that boot does not write a disk and no file of the boot is absent. In
-    all other cases, and while all network boots are stopped, the server boots its local disk.
+    all other cases, and while all network boots are stopped, the server boots from its local disk.
     """
     is_stopped = stop is StopScope.ALL
     boot = harmless_boot(decision.policy, absent) if not is_stopped else None
@@ -300,7 +300,7 @@ def _select_medium_boot(boot: Boot) -> Boot | None:
 
 
 def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
-    """Return the one-time boot whose system may still be reading its virtual medium, or None if there is none."""
+    """Return the one-time boot whose system may still be reading its virtual medium, or None."""
     if record is None:
         return None
     if state.maintenance is not None:
@@ -400,7 +400,7 @@ def _first_serve_time(record: Record, key: str) -> datetime | None:
 def is_run_served_again(last_run: Run, at: datetime) -> bool:
     """Return whether gitboot still serves a consumed run.
 
-    It does so until `FETCH_GRACE` has passed or the system fetches user data.
+    gitboot serves the run again until `FETCH_GRACE` has passed or the system has fetched user data.
     """
     return last_run.started is None and _is_within(last_run.at, at, FETCH_GRACE)
 

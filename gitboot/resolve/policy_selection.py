@@ -136,7 +136,7 @@ class Tie(NamedTuple):
 def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choice[Pool] | Tie | None:
     """Choose the policy for a server (rule R3).
 
-    It is the policy that the server names, or a policy that selects the server.
+    The result is the policy that the server names, or a policy that selects the server.
     """
     if named_policy is not None:
         lost = tuple(
@@ -378,7 +378,7 @@ class MinimumVersion(NamedTuple):
 
 
 def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """Return minimum versions by profile, for the profiles whose stream has a minimum version."""
+    """Return the minimum version for each profile whose stream has a minimum version, by profile."""
     return {
         name: MinimumVersion(stream, skew.minimum_version)
         for name, profile in repository.profiles.items()

@@ -141,7 +141,7 @@ def record_facts(record: Record) -> dict[str, Any]:
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
-    """Convert an install attempt, with its fetches and its step, to JSON values."""
+    """Convert an install attempt, including its fetches and its step, to JSON values."""
     return _drop_null_disk_boot({**to_json_value(attempt), "step": attempt.step})
 
 
@@ -265,7 +265,10 @@ def _parse_number(value: object) -> int:
 
 
 def _parse_instant(value: object) -> datetime:
-    """Parse a time written by `encode_records`. Unlike times in YAML, it may contain fractions of a second."""
+    """Parse a time written by `encode_records`.
+
+    Unlike a time in a document, such a time may contain fractions of a second.
+    """
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
         raise ValueError(f"expected a time with an offset, found {quote_value(value)}")

@@ -351,7 +351,7 @@ class Leak(NamedTuple):
 
 
 class Secret(NamedTuple):
-    """A possible secret in a text, with 1-based line numbers."""
+    """A possible secret in a text. Line numbers start at 1."""
 
     kind: str
     line: int  # the line that contains the name
@@ -543,7 +543,7 @@ _LONGEST_REASON: Final = 200
 
 
 class _TextLines:
-    """The lines of a text, with 1-based numbers."""
+    """The lines of a text, which are numbered from 1."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")

@@ -66,7 +66,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a server is in its phase. The text appears in boot files."""
+    """The reason why a server is in its phase. The text appears in boot files."""
 
     MAINTENANCE = "the maintenance is active"
     MAINTENANCE_DONE = "the one-time boot of the maintenance was used"
@@ -192,14 +192,20 @@ class BootPlan:
 
     @property
     def is_evidence(self) -> bool:
-        """Return whether a fetch of the boot is evidence, as for one-time boots and install boots of maintenances."""
+        """Return whether a fetch of the boot is evidence.
+
+        This is true for one-time boots and for install boots of maintenances.
+        """
         return self.boot is not None and (
             self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
         )
 
     @property
     def offer(self) -> Digest | None:
-        """The identity of the one-time boot, which is independent of the boot's content, or None without a key."""
+        """The identity of the one-time boot, or None if the plan has no key.
+
+        The identity does not depend on the boot's content.
+        """
         if self.key is None:
             return None
         return Digest(compute_digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))

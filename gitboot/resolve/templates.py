@@ -686,7 +686,7 @@ _MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, whi
 
 
 class _LineMarkingEnvironment(_Environment):
-    """Marks each line of the output with the line of the template that produced it."""
+    """A Jinja2 environment that marks each output line with the number of the template line that produced it."""
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = ImmutableSandboxedEnvironment._parse(self, source, name, filename)
@@ -759,7 +759,7 @@ def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
 
 
 def find_line(failure: BaseException, template: Template) -> int | None:
-    """Return the line of a template that raised an exception, or None if the template did not raise it."""
+    """Return the line of a template that raised an exception, or None if the template did not raise the exception."""
     line = None
     traceback = failure.__traceback__
     while traceback:
@@ -784,7 +784,7 @@ def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str
 
 
 def _find_path(target: object, value: object, path: str = "") -> str | None:
-    """Return the path to ``target`` in the context, such as server.labels, or None if it is not there."""
+    """Return the path to ``target`` in the context, such as server.labels, or None if there is no such path."""
     if value is target:
         return path.removeprefix(".")
     items: Iterable[tuple[object, object]] = ()
