@@ -1,4 +1,4 @@
-"""BootProfile, BootPolicy and Maintenance: which servers boot from the network, with which settings, and when."""
+"""BootProfile, BootPolicy and Maintenance: what servers boot, with which settings, and when."""
 
 from enum import StrEnum
 from typing import Final, Literal
