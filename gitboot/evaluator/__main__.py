@@ -1,4 +1,4 @@
-"""Start the process that evaluates commits, by ``python -m gitboot.evaluator``."""
+"""Entry point of ``python -m gitboot.evaluator``, which starts the process that evaluates commits."""
 
 from __future__ import annotations
 

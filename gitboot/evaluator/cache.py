@@ -1,4 +1,4 @@
-"""Cache of evaluation results: on the disk, or in another process."""
+"""Cache of evaluation results, on disk or in another process."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ RECENT: Final = 8192  # the number of decoded values in memory, because an evalu
 
 
 class _ServerName(msgspec.Struct, frozen=True, gc=False):
-    """A structure to decode only the server name of an encoded `Decision` or `Host`."""
+    """A structure for decoding only the server name from an encoded `Decision` or `Host`."""
 
     server: str
 
 
 class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An encoded `DecidedServer`. An evaluation decodes only the parts that it needs."""
+    """An encoded `DecidedServer`, whose parts an evaluation decodes only if it needs them."""
 
     decision: bytes  # an encoded Decision
     host: bytes  # an encoded Host
@@ -64,7 +64,7 @@ def decode_row(data: bytes) -> DecidedRow | None:
 def decode_server_row(data: bytes, server: str) -> DecidedRow | None:
     """Decode the `DecidedRow` of a server.
 
-    Return None if the bytes are invalid, or if the row is that of another server.
+    Return None if the bytes are invalid, or if the row belongs to another server.
     """
     if (row := decode_row(data)) is None:
         return None
@@ -77,7 +77,7 @@ def encode_result(result: LoadedFile | DecidedRow) -> bytes:
 
 
 def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
-    """Decode the Server documents of a file, each with its position in the file.
+    """Decode the Server documents of a file, and the position of each document in the file.
 
     Return None if the bytes are invalid.
     """
@@ -98,7 +98,7 @@ def is_result(kind: ResultKind, data: bytes) -> bool:
 
 
 class DecodedRows(Mapping[str, V], Generic[V]):
-    """A mapping from servers to values. gitboot decodes each value from its row when the value is needed."""
+    """A mapping from server names to values. Each access decodes a value from the server's row."""
 
     def __init__(self, rows: Mapping[str, DecidedRow], decode: Callable[[DecidedRow], V]) -> None:
         self.rows, self._decode = rows, decode
@@ -143,13 +143,13 @@ class Cache(Protocol):
         """Return the cached values by key. The result does not contain keys that are not in the cache."""
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
-        """Insert new values. If a key is already in the cache, its value stays unchanged."""
+        """Insert new values. If a key is already in the cache, keep the existing value."""
 
 
 class RemoteCache:
-    """A cache in another process, which gitboot accesses over two streams.
+    """A cache that belongs to another process and that gitboot accesses over two streams.
 
-    After that process ends, lookups find no values.
+    After the other process has ended, lookups find no values.
     """
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
@@ -183,7 +183,7 @@ class RemoteCache:
 
 
 def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
-    """Split results into batches, one for each message. Values that are too large for the cache are omitted."""
+    """Split results into one batch for each message. Omit values that are too large for the cache."""
     batch, size = dict[bytes, bytes](), 0
     for key, value in rows.items():
         if len(value) > MAX_VALUE_BYTES:
@@ -197,7 +197,7 @@ def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
 
 
 def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
-    """Look up the keys of a request. Without a cache, return no values.
+    """Look up the keys in a request. If there is no cache, return no values.
 
     Raises ValueError if there are too many keys.
     """
@@ -209,10 +209,10 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
 def serve_cache(
     cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_result: Callable[[ResultKind, bytes], bool]
 ) -> None:
-    """Serve the lookups and insertions of a `RemoteCache` until its process ends or sends an invalid frame.
+    """Serve lookups and insertions to a `RemoteCache` until the process that uses it ends or sends an invalid frame.
 
-    A frame is invalid if it contains any other message, too many keys, a key that is too long, or a value that
-    ``is_result`` rejects. gitboot does not insert the results of an invalid frame.
+    A frame is invalid if it contains a message of any other kind, too many keys, a key that is too long, or a value
+    that ``is_result`` rejects. gitboot does not insert the results of an invalid frame.
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
@@ -233,7 +233,7 @@ MAX_BYTES: Final = 2**29  # the maximum size of the results of one evaluation; g
 
 
 class ResultsFile:
-    """A temporary file without a name that contains evaluation results. The file disappears when this process ends."""
+    """An unnamed temporary file that contains evaluation results. The file disappears when this process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -244,14 +244,17 @@ class ResultsFile:
     def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
         """Mark the decisions and hosts of these servers as verified.
 
-        The instance must have decoded and checked these decisions and hosts before.
+        The instance must already have decoded and checked these decisions and hosts.
         """
         for each in servers:
             if each.decision is not None and each.network is not None:
                 self._verified.add(_compute_digest(each.decision, each.network))
 
     def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
-        """Append results. After a disk error, or if the file would exceed MAX_BYTES, ignore all further results."""
+        """Append results to the file.
+
+        Ignore all further results after a disk error, or if the file would exceed MAX_BYTES.
+        """
         if self._is_full:
             return
         try:

@@ -1,4 +1,4 @@
-"""Client of the evaluator process, which evaluates commits within resource limits and may end at any time."""
+"""Client for the evaluator process, which evaluates commits within resource limits and may end at any time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from gitboot.status.work_progress import ReportProgress, ignore_progress
 
 
 class EvaluatorClient:
-    """Evaluates the commits of one clone in an evaluator process, and compares each commit with a base commit.
+    """A client that has an evaluator process evaluate the commits of a clone, and compare each commit with a base.
 
-    The first evaluation starts the process, and the next evaluation starts a new process if the old one has ended. The
-    evaluator process ends when this process ends, even if this process is killed.
+    The first evaluation starts the process. Each later evaluation starts a new process if the old process has ended.
+    The evaluator process ends when the client's process ends, even if the client's process is killed.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class EvaluatorClient:
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
-        """Evaluate ``revision``, and return the result with the changes since ``base``.
+        """Evaluate ``revision``, and return the result, which includes the changes since ``base``.
 
-        Without a base, all servers are new. The result is None while the process still evaluates this commit or an
+        Without a base, all servers are new. The result is None while the process is still evaluating this commit or an
         earlier commit. The caller must then call this method again later. Raises `InvalidRepository` with all problems
         if the commit is invalid, `NotEvaluated` if the evaluation failed, and `SourceError` if the process cannot read
         the clone. After `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
@@ -96,7 +96,7 @@ class EvaluatorClient:
     def store_results(self, revision: Revision) -> None:
         """Store the results of an accepted commit in the cache, in a background thread.
 
-        gitboot discards the results if the same process had evaluated another commit before that the instance has not
+        gitboot discards the results if the process had already evaluated another commit that the instance has not
         accepted.
         """
         spooled = self._unstored.pop(revision, None)
@@ -114,7 +114,7 @@ class EvaluatorClient:
     def end_unless_accepted(self, accepted: Revision | None) -> None:
         """End the process unless the instance has accepted all commits that the process evaluated.
 
-        ``accepted`` counts as accepted.
+        The commit ``accepted`` counts as accepted too.
         """
         if self._evaluated - self._accepted - {accepted}:
             self._end_process()
@@ -189,7 +189,7 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class _EvaluatorKilled(Exception):
-    """Another process killed the evaluator process.
+    """Raised if another process has killed the evaluator process.
 
     If the process exceeds a resource limit, gitboot raises a different error.
     """
@@ -240,7 +240,10 @@ class _Conversation:
         self._is_late = False
 
     def evaluate(self, base: Commit | None) -> EvaluationResult:
-        """Send the question and return the result. If an answer is invalid or missing, end the process."""
+        """Send the question to the process, and return the result.
+
+        End the process if an answer is invalid or missing.
+        """
         self._began = time.monotonic()
         try:
             self._process.send(self._question, self._remaining_s)
@@ -361,8 +364,8 @@ class _Assembly:
     def _check_parts(self, commit: Commit, result: protocol.CommitEnd) -> None:
         """Raise ValueError if a server lacks a part, or has a part that belongs to another server.
 
-        gitboot has already checked the base, so it checks only the servers that differ from the base. The machine of an
-        unchanged server must not have been removed or replaced.
+        gitboot has already checked the base, so it now checks only the servers that differ from the base. Also raise
+        ValueError if the machine of an unchanged server was removed or replaced.
         """
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}

@@ -34,7 +34,7 @@ _NO_TREE = ""  # stands for the tree before the first commit, or in a commit wit
 
 
 class ChangingCommit(Struct, frozen=True, kw_only=True):
-    """A commit that changed the server's decision."""
+    """A commit that changed the decision for a server."""
 
     commit: CommitSummary
     effect: ServerEffect
@@ -64,7 +64,7 @@ Evaluate = Callable[[Revision, Revision | None], CommitPair]
 
 
 class DecisionHistory:
-    """Finds the commits of a repository that changed a server's decision, newest first.
+    """A reader of a repository's history, which finds the commits that changed a server's decision, newest first.
 
     The cache stores the first problem of each Git tree, and the effects of each step between two trees. The id of a
     tree is a digest of its content, so these results never become outdated.
@@ -123,9 +123,9 @@ class DecisionHistory:
         return (uuid, found[uuid]) if uuid is not None else None
 
     def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
-        """Return the first problem of a commit, or None if the commit is valid.
+        """Return the first problem in a commit, or None if the commit is valid.
 
-        ``newer`` is the next newer commit that is valid, or None.
+        ``newer`` is the next newer valid commit, or None if there is no such commit.
         """
         if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]
@@ -157,7 +157,7 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit with the next valid commit as the base, which avoids repeated decisions."""
+        """Evaluate a commit with the next newer valid commit as the base, to avoid repeating decisions."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
@@ -173,10 +173,10 @@ class _FoundDocument(NamedTuple):
 def list_document_changes(
     commits: Sequence[HistoryStep], open_commit: Callable[[Revision, Snapshot | None], Snapshot], document: Id
 ) -> Iterator[DocumentChange | InvalidCommit]:
-    """Yield the commits that changed a document or in which the document is unreadable, newest first.
+    """Yield the commits that changed a document, and the commits in which the document is unreadable, newest first.
 
-    The other documents of a commit may be invalid. ``open_commit`` opens a commit. Its second argument is the snapshot
-    of another commit that has mostly the same files.
+    The other documents of a commit may be invalid. ``open_commit`` opens a commit. The second argument of
+    ``open_commit`` is the snapshot of another commit that has mostly the same files.
     """
     read = _DocumentReader(document)
     snapshot: Snapshot | None = None
@@ -211,7 +211,10 @@ def _compare_documents(
 
 
 class _DocumentReader:
-    """Finds a document in snapshots. gitboot parses a file only once, and only if it contains the document's name."""
+    """A reader that finds a document in snapshots.
+
+    The reader parses a file only once, and only if the file contains the document's name.
+    """
 
     def __init__(self, document: Id) -> None:
         self._document = document
@@ -220,7 +223,7 @@ class _DocumentReader:
     def find(self, snapshot: Snapshot) -> tuple[_FoundDocument | None, str | None]:
         """Return the document in a snapshot.
 
-        If there is none, return None and the first problem that may be the cause, if any.
+        If the document is not found, return None, and the first problem that may be the cause if there is one.
         """
         problems = []
         for path in list_fleet_files(snapshot).documents:
@@ -261,7 +264,7 @@ _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
 
 
 def is_history_result(kind: ResultKind, value: bytes) -> bool:
-    """Return whether the bytes are a valid result of one of the kinds that a decision history stores."""
+    """Return whether a decision history stores results of this kind, and the bytes are a valid result."""
     try:
         _DECODERS[kind](value)
     except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
@@ -275,7 +278,7 @@ def _select_decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[s
 
 
 def _find_uuid(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
-    """Return the UUID of the server with this UUID or name, or None.
+    """Return the UUID of the server with this UUID or name, or None if there is no such server.
 
     If two servers have the same name, return the first.
 

@@ -1,4 +1,4 @@
-"""Evaluation of a commit: look up results by content key, and compute the missing results in parallel."""
+"""Evaluation of commits: look up results by content key, and compute the missing results in parallel."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _SIZE: Final = 16  # in bytes: large enough to rule out an accidental collision 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A valid commit with the decisions of all its servers."""
+    """A valid commit, with the decisions for all of its servers."""
 
     loaded: LoadedRevision
     keys: Mapping[str, Key]  # by server, sorted
@@ -83,7 +83,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results of this commit for a cache, by key. Results that ``beside`` also contains are omitted."""
+        """Return the results of this commit for a cache, by key. Omit results that ``beside`` also contains."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -97,7 +97,7 @@ class Evaluation:
 
 
 class FleetSummary:
-    """Values computed from all servers of a fleet. Commits with the same documents share one summary."""
+    """Values that are computed from all servers of a fleet. Commits with the same documents share one summary."""
 
     def __init__(self, loaded: LoadedRevision) -> None:
         self._loaded = loaded
@@ -168,7 +168,7 @@ class CommitPair:
         )
 
     def collect_offered_claims(self) -> frozenset[Digest]:
-        """Return the digests of those boots in the base that, according to their images, do not write a disk.
+        """Return the digests of the boots in the base that do not write a disk, according to their images.
 
         The method updates ``claims``, so that the next call computes only the digests for changed decisions.
         """
@@ -194,7 +194,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits. The evaluator keeps the last two commits in memory, so that it can reuse their results."""
+    """An evaluator of commits, which keeps the last two commits in memory so that it can reuse their results."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Evaluator:
         return any(each.revision == revision for each in self._recent)
 
     def take_unstored_results(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
-        """Yield the results of the last two commits that are not in the cache yet, at most ``number`` at a time.
+        """Yield those results of the last two commits that are not in the cache yet, at most ``number`` at a time.
 
         The method yields each result only once.
         """
@@ -262,7 +262,7 @@ class Evaluator:
 
 
 class _CommitEvaluation:
-    """Evaluates one commit. ``beside`` is a similar commit whose results are in memory."""
+    """The evaluation of one commit. ``beside`` is a similar commit whose results are in memory."""
 
     def __init__(
         self,
@@ -294,10 +294,10 @@ class _CommitEvaluation:
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parse_new_files(self, paths: Sequence[str]) -> ParseCache:
-        """Return the documents of new files. They come from the cache, or workers parse the files.
+        """Return the documents of new files, from the cache or by having workers parse the files.
 
-        A file is new if the commit in memory does not contain it. `load_revision` parses the files that are missing
-        from the result.
+        A file is new if the commit in memory does not contain the file. `load_revision` parses the files that are
+        missing from the result.
         """
         known = self._beside.loaded.files if self._beside is not None else {}
         blobs = self._snapshot.blobs
@@ -320,7 +320,10 @@ class _CommitEvaluation:
         return decide_all(repository, self._decide_servers, beside.decided.finding_places if beside is not None else {})
 
     def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """Return the decision of each server. gitboot computes those that are neither in memory nor in the cache."""
+        """Return the decision for each server.
+
+        Compute only the decisions that are neither in memory nor in the cache.
+        """
         keys, beside = self._keys, self._beside
         known = beside.keys if beside is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
@@ -347,7 +350,9 @@ def compute_decision_keys(
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
 ) -> dict[str, Key]:
-    """Return the content key of each server's decision, for all servers or only for those in ``names``.
+    """Return the content key of each server's decision, by server name.
+
+    With ``names``, return only the keys of these servers.
 
     ``documents`` are digests of the Server documents, by server name, if the caller has computed them. All digests must
     have the same length, and different documents must have different digests.
@@ -368,7 +373,7 @@ def compute_decision_keys(
 
 
 class _SharedDigests:
-    """Computes digests of the inputs that servers share. gitboot computes each digest only once."""
+    """The digests of the inputs that servers share. gitboot computes each digest only once."""
 
     def __init__(self) -> None:
         # the digests by the id() of the value; the reference to the value keeps the id unique
@@ -397,7 +402,10 @@ def _digest_input(value: object) -> bytes:
 
 
 def _compute_keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
-    """Return the content key of each server. If only Server documents differ, unchanged servers keep their keys."""
+    """Return the content key of each server.
+
+    Unchanged servers keep their keys if only Server documents differ between the commits.
+    """
     if beside is None or _select_shared_documents(repository) != _select_shared_documents(beside.repository):
         return compute_decision_keys(repository, repository.servers)
     servers, before, keys = repository.servers, beside.repository.servers, beside.keys
@@ -406,7 +414,7 @@ def _compute_keys(repository: FleetRepository, beside: Evaluation | None) -> Map
 
 
 def _merge_by_name(names: Collection[str], before: Mapping[str, T], new: Mapping[str, T]) -> Mapping[str, T]:
-    """Merge two mappings, in the order of ``names``. Values in ``new`` replace values in ``before``."""
+    """Merge two mappings in the order of ``names``. Values in ``new`` take precedence over values in ``before``."""
     if before.keys() == set(names):
         return {**before, **new}
     return {name: new[name] if name in new else before[name] for name in names}
@@ -476,7 +484,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     def _run(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
-        """Return the result of ``work`` for each item, or None if this process must compute the results itself."""
+        """Return the result of ``work`` for each item, or None if this process must compute the results."""
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
@@ -505,7 +513,7 @@ class _Worker(Struct, frozen=True):
 
 
 def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
-    """Start a worker process. If the worker fails, this process has to compute the missing results."""
+    """Start a worker process. If the worker fails, this process must compute the missing results."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if (process := os.fork()) != 0:
@@ -525,7 +533,7 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
     """Yield the results of all workers until every worker has ended.
 
-    Each result consists of the number of the worker, the index of the first item, and the values.
+    Each result consists of the worker's number, the index of the first item, and the values.
     """
     poll, buffers = select.poll(), {pipe: FrameBuffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}

@@ -73,7 +73,7 @@ _YOUNG: Final = 1  # the oldest generation that gitboot collects; older objects 
 
 
 class _AnswerStream:
-    """Sends the answers to each question, and sets the resource limits of each evaluation."""
+    """A stream that sends the answers to each question, and sets the resource limits of each evaluation."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -95,7 +95,7 @@ class _AnswerStream:
             self.send(protocol.FilesRead(files))
 
     def count_reads(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
-        """Return a function that calls ``read`` and reports progress every 1,000 files."""
+        """Return a function that calls ``read`` and reports progress after every 1,000 files."""
         numbers, us = count(1), os.getpid()
 
         def reading(blob: BlobId) -> bytes:
@@ -111,7 +111,7 @@ class _AnswerStream:
 
 
 def _answer(evaluator: Evaluator, question: protocol.Question, answering: _AnswerStream) -> bool:
-    """Answer one question, and return whether the commit is valid. If memory runs out, end this process."""
+    """Answer one question, and return whether the commit is valid. If there is not enough memory, end this process."""
     base = Revision(question.base) if question.base is not None else None
     try:
         evaluator.workers = Workers(
@@ -146,10 +146,10 @@ _BATCH: Final = 256  # the number of servers in one frame
 
 
 def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
-    """Yield the frames that describe a commit to an instance that already has the base.
+    """Yield the frames that describe a commit to an instance that already has the base commit.
 
-    With a ``site``, the frames contain only the servers of that site. The frames do not report a server that moved from
-    another site as new, because the server may already be installed. An unknown site has no servers.
+    With a ``site``, the frames contain only the servers of that site. A server that moved from another site is not
+    reported as new, because the server may already be installed. An unknown site has no servers.
     """
     servers = _build_server_parts(pair, site)
     while batch := tuple(islice(servers, _BATCH)):
@@ -158,7 +158,7 @@ def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
 
 
 def _select_servers(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
-    """Return those of the named servers that this commit contains at a site, or at any site if ``site`` is None."""
+    """Return the named servers that the commit contains at ``site``, or at any site if ``site`` is None."""
     repository = commit.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
     if site is None:
@@ -209,9 +209,9 @@ def _has_page(commit: Evaluation) -> bool:
 
 
 def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
-    """Return the last frame of the report.
+    """Return the last frame of the report on a commit.
 
-    It contains values of the whole fleet, and the removed servers and documents.
+    The frame contains values that concern the whole fleet, and the removed servers and documents.
     """
     base, head, names = pair.base, pair.head, pair.servers
     new, old = _select_servers(head, names, site), _select_servers(base, names, site) if base is not None else {}
@@ -251,7 +251,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the changed locations of servers and of other documents, and the other documents that were removed.
+    """Return the changed locations of servers, those of other documents, and the other documents that were removed.
 
     ``come`` are the names of the servers that are new at the site.
     """
@@ -280,9 +280,9 @@ def _find_moves(
     old: Mapping[str, Server],
     here: Collection[SystemUuid],
 ) -> Moves:
-    """Return the moves of machines between the site and other sites since the base.
+    """Return the machines that have moved to, from, or between other sites since the base commit.
 
-    ``old`` are the servers that the base contains at this site.
+    ``old`` are the servers that the base contains at this site, and ``here`` the machines that are at this site now.
     """
     before, after = _select_servers(base, names, None), _select_servers(head, names, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}

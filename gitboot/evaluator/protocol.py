@@ -2,9 +2,10 @@
 
 An instance sends a `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If the base is not in
 memory, the evaluator first sends this frame twice for the base. Then the evaluator sends any number of `FilesRead`,
-`ServerParts` and `NewResults` frames, and ends with one `CommitEnd`. It may instead end with `RejectedCommit` or
-`UnreadableClone` at any time. Before the first `ServerParts`, it may send `CacheLookup`, to which the instance replies
-with `CacheHits`. Both processes run the same version of gitboot, so frames do not contain a version.
+`ServerParts` and `NewResults` frames, and ends with one `CommitEnd`. The evaluator may instead end with
+`RejectedCommit` or `UnreadableClone` at any time. Before the first `ServerParts`, the evaluator may send `CacheLookup`,
+to which the instance replies with `CacheHits`. Both processes run the same version of gitboot, so frames do not contain
+a version.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FEW: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """The parts of a valid commit that an instance needs. They include decisions and machines, but no files."""
+    """The parts of a valid commit that an instance needs, which include decisions and machines, but no files."""
 
     revision: Revision
     fleet: FleetSpec
@@ -115,7 +116,7 @@ class Commit:
 
     @property
     def orders(self) -> Orders:
-        """The orders in the Fleet document that an instance carries out even before it accepts the commit."""
+        """The orders in the Fleet document that an instance obeys even before it accepts the commit."""
         return self.fleet.orders_at(self.site)
 
 
@@ -130,7 +131,7 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
 
     @property
     def new_servers(self) -> Iterator[Decision]:
-        """The decisions of the servers that are not in the base. Without a base, all servers are new."""
+        """The decisions for the servers that are not in the base. Without a base, all servers are new."""
         return (self.commit.decisions.servers[name] for name in self.new_names)
 
 
@@ -159,7 +160,7 @@ _STARTING_S: Final = 10  # additional seconds for loading the program from a slo
 
 
 class EvaluationLimits(Struct, frozen=True, kw_only=True):
-    """Resource limits for the evaluation of one commit.
+    """The resource limits for evaluating one commit.
 
     The defaults for ``seconds`` and ``mebibytes`` grow with the number of files.
     """
@@ -176,9 +177,9 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
         return _STARTING_S + _WALL * self.processor_s(files)
 
     def set_limits(self, spent: ProcessUsage, files: int) -> None:
-        """Set the resource limits of this process for a commit with this number of files.
+        """Set this process's resource limits for a commit with this number of files.
 
-        The time in ``spent`` does not count.
+        The usage recorded in ``spent`` does not count towards the limits.
         """
         spent.limit(memory=self.memory_bytes(files), processor_s=self.processor_s(files))
 
@@ -205,7 +206,7 @@ class ResultKind(StrEnum):
     """The kinds of results in a cache.
 
     `gitboot.evaluator.decision_history` describes the results of a history, and `gitboot.artifacts.availability`
-    describes those of artifact checks.
+    describes the results of artifact checks.
     """
 
     PARSED = "parsed"  # maps a blob id to the documents of a file that contains only Server documents
@@ -223,7 +224,7 @@ MAX_KEYS: Final = 1000  # the maximum number of keys in one `CacheLookup`
 
 
 class CacheLookup(msgspec.Struct, frozen=True, tag=True):
-    """A request for the cached results with certain keys."""
+    """A request for the cached results that have certain keys."""
 
     kind: ResultKind
     keys: tuple[bytes, ...]
@@ -234,16 +235,18 @@ class CacheHits(msgspec.Struct, frozen=True):
 
 
 class NewResults(msgspec.Struct, frozen=True, tag=True):
-    """New results of an evaluation, which are not in the cache yet."""
+    """The new results of an evaluation, which are not in the cache yet."""
 
     kind: ResultKind
     values: dict[bytes, bytes]
 
 
 class EvaluationBegun(msgspec.Struct, frozen=True, tag=True):
-    """The evaluation of a commit with this number of files has begun. The process has set its resource limits.
+    """A report that the evaluation of a commit with this number of files has begun.
 
-    If the number is None, the process has reset its limits, and starts to list the files.
+    The process has set its resource limits.
+
+    If the number is None, the process has reset its resource limits and is starting to list the files.
     """
 
     files: int | None
@@ -256,7 +259,7 @@ class FilesRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The parts of one server. None means that a part is the same as in the base."""
+    """The parts of one server. A part is None if it is the same as in the base."""
 
     name: str
     decision: bytes | None  # an encoded Decision
@@ -267,7 +270,7 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
-    """A number of servers that differ from the base, sorted by name."""
+    """Several servers that differ from the base, sorted by name, with the parts of each server."""
 
     servers: tuple[ServerPart, ...]
 
@@ -291,7 +294,7 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RejectedCommit(msgspec.Struct, frozen=True, tag=True):
-    """The evaluator rejects the commit, because the commit has problems."""
+    """A report that the evaluator rejects the commit because the commit has problems."""
 
     problems: tuple[Problem, ...]
     dated_problems: tuple[DatedProblem, ...]
@@ -315,12 +318,12 @@ decode_host: Final[Callable[[bytes], Host]] = build_decoder(Host)
 
 
 def encode_decision(value: Decision) -> bytes:
-    """Encode a decision together with the digest of the decision."""
+    """Encode a decision together with its digest."""
     return encode(value.with_digest())
 
 
 def decode_verified_decision(data: bytes) -> Decision:
-    """Decode a decision from an evaluator.
+    """Decode a decision that an evaluator has sent.
 
     Raises ValueError if the digest does not match the content of the decision.
     """

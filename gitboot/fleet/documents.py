@@ -1,4 +1,4 @@
-"""Documents: the resources of a revision with their files and locations, and the reader of one file's documents."""
+"""Documents: the resources of a revision with their files and locations, and a reader for the documents of one file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS: Final[Mapping[str, type[Resource]]] = {
 
 
 class Id(NamedTuple):
-    """The kind and the name of a resource. Messages show them in the form BootPolicy/web."""
+    """The kind and the name of a resource, which messages show in the form BootPolicy/web."""
 
     kind: str
     name: str
@@ -52,7 +52,7 @@ class Origin(NamedTuple):
 
 
 class FleetRepository(Struct, frozen=True, kw_only=True):
-    """The content of a valid revision: all resources, sorted by name, and the files to which they refer."""
+    """The content of a valid revision: all resources, sorted by name, and the files to which the resources refer."""
 
     revision: Revision
     fleet: Fleet
@@ -98,7 +98,10 @@ class FleetRepository(Struct, frozen=True, kw_only=True):
 
 
 def read_resource(value: dict[str, Value]) -> Resource:
-    """Convert a document to a resource object. Raises `InvalidDocument` with all faults of the document."""
+    """Convert a document to a resource object.
+
+    Raises `InvalidDocument`, which contains all faults, if the document is invalid.
+    """
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
         expected = "there is no kind" if isinstance(kind, str) else "expected a kind, found"
@@ -130,12 +133,12 @@ FILE_START: Final = Place(1, 1)  # the location of a problem that concerns a who
 
 
 def build_problem(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
-    """Return a problem at a location in a file. Without ``hint``, the problem has the hint of ``code``."""
+    """Return a problem at a location in a file. Without ``hint``, the problem has the default hint of ``code``."""
     return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
 def format_path(path: Path) -> str:
-    """Format the path of a field for messages, such as spec.interfaces[0].mac. Long keys are shortened."""
+    """Format the path of a field for messages, such as spec.interfaces[0].mac. Shorten long keys."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
 
@@ -166,7 +169,7 @@ def _list_texts(value: Value) -> Iterator[str]:
 
 
 class UnreadDocuments:
-    """The documents of a revision whose kind or name gitboot cannot read."""
+    """The documents in a revision whose kind or name gitboot cannot read."""
 
     def __init__(self, documents: Iterable[UnreadDocument]) -> None:
         self._any_name_kinds: set[str | None] = set()  # the kinds of documents that may have any name
@@ -187,7 +190,7 @@ class UnreadDocuments:
 
 
 class ParsedBlob(Struct, frozen=True, kw_only=True):
-    """The parsed documents of one blob: the resources, and the problems without the path of the file."""
+    """The parsed documents of one blob: the resources, and the problems, which do not contain the file's path."""
 
     resources: tuple[tuple[int, Resource], ...]  # pairs of the index of the document and the resource
     problems: tuple[Problem, ...]  # the first problems, sorted
@@ -197,7 +200,7 @@ class ParsedBlob(Struct, frozen=True, kw_only=True):
 
     @property
     def has_only_servers(self) -> bool:
-        """Whether the blob contains one or more valid Server documents, and no other documents."""
+        """Return whether the blob contains one or more valid Server documents, and no other documents."""
         if self.problems or self.more or self.broken or self.unread or not self.resources:
             return False
         return all(isinstance(resource, Server) for _, resource in self.resources)
@@ -295,7 +298,7 @@ _MAX_RECIPIENTS: Final = 20  # this number is limited, because decryption tries 
 
 
 class NotEncrypted(ValueError):
-    """The file is not an encrypted secret that an endpoint can decrypt."""
+    """Raised if a file is not an encrypted secret that an endpoint can decrypt."""
 
 
 def parse_encrypted(data: bytes) -> bytes:
@@ -343,7 +346,7 @@ def render_document(
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper without anchors, which documents must not contain."""
+    """A YAML dumper that does not write anchors, because documents must not contain anchors."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Identities of servers, such as UUIDs, serial numbers, MAC addresses, IP addresses and BMCs."""
+"""Identities: the values that identify a server, such as UUID, serial number, MAC addresses, IP addresses and BMC."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Identity(NamedTuple):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether the value does not identify one machine, because many machines report it or gitboot generated it."""
+        """Return whether many machines report the value or gitboot generated it, so that it does not identify a
+        machine.
+        """
         match self.kind:
             case "UUID":
                 uuid = SystemUuid(self.value)
@@ -84,7 +86,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
 
 @lru_cache(maxsize=1 << 16)
 def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
-    """Normalize the address and the system of a BMC. Equal results mean the same system."""
+    """Normalize the address and the system of a BMC. If two results are equal, they mean the same system."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
@@ -102,7 +104,7 @@ def _normalize_host(host: str) -> str:
 
 
 def _normalize_path(path: str) -> str:
-    """Remove empty segments and the final slash from a path, and percent-encode only the characters that require it."""
+    """Remove empty segments and the final slash from a path, and percent-encode only characters that require it."""
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 
@@ -142,7 +144,7 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
 
     @property
     def normalized_address(self) -> tuple[str, str | None]:
-        """The normalized address and system. No two servers of a fleet have the same pair."""
+        """The normalized address and system of the BMC. No two servers of a fleet have the same pair."""
         return normalize_bmc_address(self.address, self.system)
 
 
@@ -157,7 +159,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     replaces: SystemUuid | None = None  # the machine's UUID before its board was replaced
 
     def list_keys(self) -> Iterator[tuple[str, str]]:
-        """Yield the values that no other machine may have, each as (kind, value)."""
+        """Yield each value that no other machine may have, as (kind, value)."""
         yield "name", self.name
         yield from (("MAC", mac) for mac in self.macs if not is_placeholder_mac(mac))
         if self.serial is not None and not is_placeholder_serial(self.serial):
@@ -167,7 +169,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """Machines that moved to this site, from this site, or between other sites."""
+    """The machines that moved to this site, away from this site, or between other sites."""
 
     arrived: tuple[SystemUuid, ...] = ()  # machines that moved to this site from another site
     departed: tuple[Machine, ...] = ()  # machines that left this site, and machines of other sites that left the fleet
@@ -182,9 +184,9 @@ NO_MOVES: Final = Moves()
 
 
 def list_machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
-    """Return the machines of a commit by UUID, in the order of their names.
+    """Return the machines of a commit by UUID, sorted by server name.
 
-    With ``names``, return only these machines.
+    With ``names``, return only the machines of these servers.
     """
     servers = repository.servers
     wanted = servers if names is None else sorted(name for name in names if name in servers)
@@ -192,7 +194,7 @@ def list_machines(repository: FleetRepository, names: Collection[str] | None = N
 
 
 def build_machine(repository: FleetRepository, server: Server) -> Machine:
-    """Return the identities and the BMC of a server's machine."""
+    """Return the machine with the identities and the BMC that a Server document contains."""
     spec, bmc = server.spec, server.spec.bmc
     access = None
     if bmc is not None:
@@ -219,7 +221,7 @@ def build_machine(repository: FleetRepository, server: Server) -> Machine:
 def find_changed_uuids(
     after: Iterable[Machine], before: Iterable[Machine]
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """Return the new UUIDs in ``after`` of machines that ``before`` contains with another UUID.
+    """Return the new UUIDs of the machines in ``after`` that have another UUID in ``before``.
 
     gitboot recognizes such a machine by another identity, such as a MAC address.
 

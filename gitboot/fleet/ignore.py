@@ -1,4 +1,4 @@
-"""The file `.gitbootignore`: read its patterns, and list the files of a revision that gitboot reads."""
+"""The file `.gitbootignore`: read the patterns in this file, and list the files of a revision that gitboot reads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ _PATHS: Final = 256 * 1024
 
 
 class _States:
-    """The states of the automaton in the order of the lines. A state is before a token or at the end of a pattern."""
+    """The states of the automaton in the order of the lines.
+
+    Each state is a position before a token or at the end of a pattern.
+    """
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
@@ -105,7 +108,7 @@ class _States:
 
 
 class _Automaton:
-    """One automaton for all patterns. It represents a set of states as an integer with one bit per state."""
+    """One automaton for all patterns. The automaton represents a set of states as an integer with one bit per state."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
@@ -133,16 +136,16 @@ class _Automaton:
         return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
     def _add_skipped(self, states: int) -> int:
-        """Add all states that the automaton can enter from these states without reading a byte."""
+        """Return these states and all states that the automaton can enter from them without reading a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
 def _to_bits(states: list[int]) -> int:
-    """Return an integer with these sorted bits set.
+    """Return an integer in which the bits with these sorted numbers are set.
 
-    This function is fast, because it does not set each bit in a new integer.
+    This function is fast, because it does not create a new integer for each bit.
     """
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
@@ -157,18 +160,18 @@ _NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
 
 class InvalidPattern(ValueError):
-    """The line is not a valid pattern. Git ignores such a line."""
+    """Raised if a line is not a valid pattern. Git ignores such a line."""
 
 
 class Line(NamedTuple):
-    """A line that contains a pattern. It is not empty and not a comment."""
+    """A line that contains a pattern. Such a line is neither empty nor a comment."""
 
     number: int  # 1-based
     text: bytes
 
 
 def list_lines(data: bytes) -> Iterator[Line]:
-    """Return the lines of a file like Git, without a byte order mark, a CR before LF, and trailing spaces."""
+    """Return the lines of a file as Git reads them: without a byte order mark, a CR before LF, or trailing spaces."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         text = line.rstrip(b" ")
@@ -182,19 +185,19 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class OneByte(NamedTuple):
-    """Matches a single byte from a set."""
+    """A pattern token that matches a single byte from a set."""
 
     bytes: Bytes
 
 
 class Star(NamedTuple):
-    """Matches any number of bytes."""
+    """A pattern token that matches any number of bytes."""
 
     crosses: bool  # also matches "/"
 
 
 class AnyFolders(NamedTuple):
-    """Matches any number of folder names, each with a final "/"."""
+    """A pattern token that matches any number of folder names, each with a final "/"."""
 
 
 Token = OneByte | Star | AnyFolders
@@ -313,7 +316,7 @@ class Listing(NamedTuple):
 
 
 def list_fleet_files(snapshot: Snapshot) -> Listing:
-    """List the files of a revision without dot-files, dot-folders and files that ``.gitbootignore`` matches."""
+    """List the files of a revision, except dot-files, dot-folders, and the files that ``.gitbootignore`` matches."""
     is_named, problems = _read_ignore_file(snapshot)
 
     def is_ignored(path: str, *, is_folder: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Revisions: the files, message and author of a commit, and mappings that share values with an earlier revision."""
+"""Revisions: a commit's files, message and author, and mappings that share values with an earlier revision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Verify(StrEnum):
 
 
 class ReinstallsNeed(StrEnum):
-    """The permission that gitboot requires before it accepts a commit that reinstalls servers."""
+    """The permission that gitboot requires before it accepts a commit that would reinstall servers."""
 
     APPROVE = "approve"  # an operator must run `gitboot approve` on the host of the instance
     # an operator must run `gitboot approve`, or a commit signed by a listed key must contain a certain line
@@ -29,7 +29,7 @@ class ReinstallsNeed(StrEnum):
 
 
 class Signer(NamedTuple):
-    """The owner of a signing key. The settings of the instance contain the name of the owner."""
+    """The owner of a signing key. The owner's name comes from the settings of the instance."""
 
     person: str  # a principal in the allowed-signers file, the user ID of an OpenPGP key, or the name of a forge
     key: str  # the key's fingerprint
@@ -53,7 +53,7 @@ class Message(NamedTuple):
 
     @property
     def by(self) -> str:
-        """Return a text that names the signer or the author, the committer and the commit."""
+        """Return a text that names the signer, the author, the commit, and the committer if it is not the author."""
         names = [self.author, *([f"committed by {self.committer}"] if self.committer not in ("", self.author) else [])]
         written = ", ".join((*filter(None, names), f"in {self.commit[:12]}"))
         return f"{self.signer}: {written}" if self.signer is not None else f"{written}, not signed by a trusted key"
@@ -72,7 +72,7 @@ class Irregular(StrEnum):
 
 
 class Oversized(Exception):
-    """gitboot did not read a blob, because the blob exceeds the size limit for files of a fleet."""
+    """Raised if gitboot does not read a blob, because the blob exceeds the size limit for a fleet's files."""
 
     def __init__(self, size: int) -> None:
         self.size = size  # bytes
@@ -80,7 +80,7 @@ class Oversized(Exception):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """The files of a revision below the fleet's root directory, and a function that reads them."""
+    """The files of a revision below the fleet's root directory, and a function that reads the files."""
 
     revision: Revision
     blobs: Mapping[str, BlobId]  # the blob at each path, with "/" between folders
@@ -91,7 +91,10 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     changed: frozenset[str] | None = None
 
     def replace_files(self, files: Mapping[str, bytes], change: str) -> Snapshot:
-        """Return the snapshot with these files changed or added. ``change`` names the change in the revision."""
+        """Return the snapshot with these files changed or added.
+
+        ``change`` is the name of the change in the new revision.
+        """
         contents = {BlobId(f"{change}: {path}"): content for path, content in files.items()}
         return structs.replace(
             self,
@@ -137,7 +140,7 @@ def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the removed keys, even if nothing differs."""
+    """Return ``before`` with the changed values and without the removed keys. Do not check whether anything differs."""
     if not changed and not removed:
         return before
     base, over, without = before, dict(changed), set[K]()
@@ -164,7 +167,7 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
     """Return the keys whose values are different objects in the two mappings.
 
-    Values in a shared base need no comparison.
+    If both mappings share a base, the values in the base need no comparison.
     """
     (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
     keys = {*touched, *other_touched} if base is other_base else {*before, *after}

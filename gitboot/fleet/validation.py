@@ -48,7 +48,7 @@ from gitboot.text import find_similar
 
 
 class LoadedFile(Struct, frozen=True, kw_only=True):
-    """The documents of one file, and the values that gitboot compares with those of other files."""
+    """The documents of one file, and the values that gitboot compares with the values of other files."""
 
     blob: BlobId
     parsed: ParsedBlob
@@ -64,7 +64,7 @@ class LoadedFile(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileBatch:
-    """Consecutive files of a revision, and the combined values of these files.
+    """A group of consecutive files in a revision, and the combined values of these files.
 
     Two batches are equal only if they are the same object.
     """
@@ -98,7 +98,7 @@ class LoadedRevision(Struct, frozen=True, kw_only=True):
 
 
 class InvalidRevision(Struct, frozen=True, kw_only=True):
-    """An invalid revision, with those parts that gitboot can read."""
+    """An invalid revision, with the parts that gitboot can read."""
 
     problems: tuple[Problem, ...]
     well_formed: FleetRepository  # all well-formed documents, even if they refer to missing resources
@@ -109,7 +109,7 @@ class InvalidRevision(Struct, frozen=True, kw_only=True):
 def list_files(snapshot: Snapshot, before: LoadedRevision | None = None) -> Listing:
     """List the files in a revision that may contain documents.
 
-    If the file names are the same as in ``before``, reuse its list.
+    If the file names are the same as in ``before``, reuse the list from ``before``.
     """
     if before is not None:
         known = before.snapshot
@@ -131,7 +131,7 @@ def load_revision(
     """Load and validate the revision of ``snapshot``.
 
     ``cache`` contains the blobs that earlier calls have parsed. gitboot does not read a file again if ``before``
-    contains the same blob.
+    contains the file's blob.
     """
     listing = listing or list_files(snapshot, before)
     # Each file is read once to parse it, and often again to locate its problems.
@@ -245,7 +245,7 @@ def _build_valid_repository(
 ) -> FleetRepository | None:
     """Return the valid repository.
 
-    If a check across files fails, return None, and `_examine` must find the problems.
+    If a check across files fails, return None. The caller must then find the problems with `_examine`.
     """
     if any(each.has_problems for each in batches):
         return None
@@ -421,7 +421,7 @@ def _describe_duplicate(identity: Identity, holder: str, other: Identity, place:
 
 
 def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Yield a remark for each server without a BMC system, if another server with the same BMC names a system."""
+    """Yield a remark for each server without a BMC system if another server that has the same BMC names a system."""
     servers = [(key, server.spec.bmc) for key, server in draft.list_kind(Server) if server.spec.bmc is not None]
     named = {normalize_bmc_address(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -547,11 +547,11 @@ class Draft:
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def list_known(self) -> set[Id]:
-        """Return all resources, even malformed resources, because references to them are not problems."""
+        """Return all resources, even malformed ones, because references to malformed resources are not problems."""
         return self._broken | self.resources.keys()
 
     def may_contain(self, path: str) -> bool:
-        """Return whether there may be a file at ``path``, because gitboot cannot read this path or a parent folder."""
+        """Return whether a file may exist at ``path`` because gitboot cannot read this path or a folder above it."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -559,7 +559,7 @@ class Draft:
         return self._origins[resource], at
 
     def find_complete(self) -> frozenset[Id]:
-        """Return the resources that occur only once and whose references, even indirect references, all exist."""
+        """Return the resources that occur only once and whose direct and indirect references all exist."""
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._is_complete(key, kept)}:
             kept -= lacking
@@ -588,7 +588,7 @@ Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """A problem of a resource. gitboot has not determined the line of the problem yet."""
+    """A problem with a resource. gitboot has not determined the line of the problem yet."""
 
     spot: Spot
     code: Code
@@ -604,7 +604,10 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 def build_problems(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """Convert the first remarks on each file to problems. Also return the number of further remarks for each path."""
+    """Convert the first remarks on each file to problems.
+
+    Also return how many further remarks each file has, by path.
+    """
     remarks = list(remarks)
     places = _locate_spots((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
@@ -690,7 +693,7 @@ def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
 
 
 def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
-    """Yield each value that ``steps`` lead to from ``value``, together with the path of the value in the document."""
+    """Yield each value that is reached from ``value`` by following ``steps``, with the value's path in the document."""
     if not steps:
         yield value, at
         return
@@ -703,7 +706,9 @@ def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iter
 
 
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
-    """Return the valid fleet of ``snapshot``. Raises `InvalidRepository` with the problems of its documents.
+    """Return the fleet in ``snapshot``.
+
+    Raises `InvalidRepository`, which contains the problems, if the fleet is invalid.
 
     ``cache`` contains the blobs that earlier calls have parsed. gitboot does not parse these blobs again.
     """

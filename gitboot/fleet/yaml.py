@@ -1,9 +1,9 @@
-"""YAML reader: parse documents without changing the text of scalars, and find the location of each value.
+"""YAML reader: parse documents without changing the text of scalars, and find where each value is.
 
-The schema of a field decides the type of its scalar, so the reader keeps ``no``, ``0755``, ``12:30`` and
-``52:54:00:12:34:56`` as text. Values are built from libyaml's events, because PyYAML builds nodes by recursion in C,
-and crashes on 100,000 nested brackets. A file is split before each ``---`` line. YAML does not allow such a line within
-a document, so a fault in one document does not hide faults in later ones.
+A field's schema determines the type of the field's scalar, so the reader keeps ``no``, ``0755``, ``12:30`` and
+``52:54:00:12:34:56`` as text. The reader builds values from libyaml's events, because PyYAML builds nodes by recursion
+in C and crashes on 100,000 nested brackets. The reader splits a file before each ``---`` line. YAML does not allow such
+a line within a document, so a fault in one document does not hide faults in later documents.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Quoted(str):
 
 
 class Spot(NamedTuple):
-    """The position of a value in characters, and the positions of the items in the value by key or index."""
+    """The position of a value, counted in characters, and the positions of the value's items by key or index."""
 
     start: int
     end: int | None = None  # the end of the value; None if the value is not a scalar or is absent
@@ -137,7 +137,10 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
 
 
 def value_lines(data: bytes, index: int) -> dict[Path, int]:
-    """Return the line of each value of a document by path. If a value is absent, return the line of the key."""
+    """Return the line number of each value in a document, by path.
+
+    If a value is absent, return the line number of the key.
+    """
     layout = _layout(data, index)
     return {path: layout.lines.place(spot.start).line for path, spot in _list_spots((), layout.root)}
 
@@ -153,21 +156,21 @@ def _list_spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
 
 
 def document_text(data: bytes, index: int) -> bytes:
-    """Return the bytes of a document.
+    """Return the bytes of the document with this index.
 
-    They begin at the `---` line of the document, and end before the next `---` line.
+    The bytes begin at the `---` line of the document, and end before the next `---` line.
     """
     span = _list_spans(data)[index]
     return data[span.start : span.end]
 
 
 def lines_above(data: bytes, index: int) -> int:
-    """Return the number of lines before a document in the file."""
+    """Return the number of lines that precede a document in its file."""
     return _list_spans(data)[index].lines_before
 
 
 def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
-    """Replace one scalar of a document by ``text``, and return the changed file. All other bytes stay the same.
+    """Replace one scalar of a document with ``text``, and return the changed file. All other bytes stay the same.
 
     Raises `KeyError` if there is no scalar at the path.
     """
@@ -211,9 +214,9 @@ def _measure_indent(text: str, offset: int) -> int:
 
 
 def _follow(root: Spot, path: Path) -> Iterator[tuple[int, Spot]]:
-    """Yield the position of the key and the value for the root and for each step of a path.
+    """Yield the positions of the key and of the value, for the root and for each step of a path.
 
-    Raises KeyError if a step fails.
+    Raises KeyError if a step does not exist.
     """
     found = root.start, root
     yield found
@@ -265,13 +268,13 @@ def _list_spans(data: bytes) -> tuple[_Span, ...]:
 
 
 class _UnreadableRest(Exception):
-    """gitboot cannot read the rest of a document, and has already added a problem that explains this."""
+    """Raised if gitboot cannot read the rest of a document. gitboot has already added a problem that explains this."""
 
 
 class _Lines:
-    """Converts positions in a text to lines and columns in the file.
+    """A converter from positions in a text to lines and columns in the file.
 
-    The text may begin after some lines of the file.
+    The text may start after the first line of the file.
     """
 
     def __init__(self, text: str, lines_before: int) -> None:
@@ -297,7 +300,7 @@ class _Layout(NamedTuple):
 
 
 class _Reader:
-    """Reads the events of one document. After a fault, the reader continues if libyaml can continue."""
+    """A reader for the events of one document. After a fault, the reader continues if libyaml can continue."""
 
     def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
         self.problems: list[Problem] = []  # the problems to show to the author of the document
@@ -590,9 +593,9 @@ MAX_KEPT: Final = MAX_SHOWN + 1
 
 
 def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
-    """Return the first hundred errors and warnings of each file, sorted.
+    """Return the first hundred errors and the first hundred warnings of each file, sorted.
 
-    One more problem states how many are not shown.
+    An additional problem states how many problems are not shown.
 
     ``more`` contains, for each file, the number of further errors after those in ``problems``.
     """

@@ -1,1 +1,1 @@
-"""Model: the fields of the eight kinds of documents, the valid values, and the JSON Schema."""
+"""Model: the eight kinds of documents, with their fields, the valid values, and the JSON Schema."""

@@ -274,7 +274,7 @@ class Artifacts:
             )
 
     def files(self) -> Iterator[tuple[Path, Artifact]]:
-        """Yield each file of the image with the path of its field."""
+        """Yield each file of the image, and the path of the field that contains the file."""
         for name in ("kernel", "rootfs", "uki", "iso", "loader"):
             if (artifact := getattr(self, name)) is not None:
                 yield (name,), artifact

@@ -1,4 +1,4 @@
-"""BootProfile, BootPolicy and Maintenance: which servers boot, with which settings, and when."""
+"""BootProfile, BootPolicy and Maintenance: what servers boot, with which settings, and when."""
 
 from enum import StrEnum
 from typing import Final, Literal
@@ -126,7 +126,7 @@ class UserData:
     def extra_templates(self) -> dict[str, tuple[str, str]]:
         """Return the templates for vendor-data and network-config.
 
-        The keys are file names, and the values are pairs of a field and the path of its template.
+        Each key is a file name, and each value is a pair of the field's name and the template's path.
         """
         named = {
             "vendor-data": ("vendorData", self.vendor_data),

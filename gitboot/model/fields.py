@@ -1,6 +1,6 @@
 """Document fields: declare, read and write the fields of documents.
 
-The module also contains selectors and metadata, which all kinds use.
+The module also contains selectors and metadata, which all kinds of documents use.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 class Scalar:
     """The parser for a single value, and the JSON Schema of the values that it accepts.
 
-    Use it in `Annotated`. Set ``common`` for values that occur in many documents. gitboot then parses each distinct
-    value only once.
+    Use a `Scalar` in `Annotated`. Set ``common`` if the same values occur in many documents. gitboot then parses each
+    distinct value only once.
     """
 
     def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
@@ -188,12 +188,18 @@ def Field(  # noqa: N802 - used like a dataclass field()
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
 def structure(kind: type[T]) -> type[T]:
-    """Declare a class as a structure, which represents a mapping in a document with a value for each field."""
+    """Declare a class as a structure.
+
+    A structure represents a mapping in a document, and has a value for each field.
+    """
     return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(kind)
 
 
 def check(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Mark a method as the check that raises `Malformed` if the fields of a structure contradict each other."""
+    """Mark a method as a structure's check.
+
+    The method raises `Malformed` if the structure's fields contradict each other.
+    """
     _CHECKS.add(method)
     return method
 
@@ -202,7 +208,7 @@ _CHECKS: Final[set[Callable[[Any], None]]] = set()
 
 
 class DeclaredField(NamedTuple):
-    """The declaration of a field in a structure."""
+    """The declaration of one field of a structure."""
 
     name: str
     alias: str  # the name in YAML
@@ -238,7 +244,10 @@ def list_words(kind: Any) -> dict[str, Any]:
 
 
 class InvalidField(Malformed):
-    """The declaration of a field does not allow the field's value. The message may begin with the path of the value."""
+    """Raised if a field has a value that the field's declaration does not allow.
+
+    The message may begin with the value's path.
+    """
 
     def __init__(
         self,
@@ -268,7 +277,7 @@ class Fault(NamedTuple):
 
 
 class InvalidDocument(ValueError):
-    """A document, or a part of a document, is invalid. The exception contains all of its faults."""
+    """Raised if a document, or a part of a document, is invalid. The exception contains all faults."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__(str(faults[0].error))
@@ -276,7 +285,10 @@ class InvalidDocument(ValueError):
 
 
 def read(kind: type[T], value: Any) -> T:
-    """Convert a document, or a part of one, to a structure. Raises `InvalidDocument` with all faults."""
+    """Convert a document, or a part of a document, to a structure.
+
+    Raises `InvalidDocument`, which contains all faults.
+    """
     declared: Any = kind
     try:
         made: T = _reader(declared)(value)
@@ -452,7 +464,7 @@ def _faults_at(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
 
 
 def to_yaml_value(value: Any) -> Any:
-    """Convert a structure, or a value in a structure, to the scalars, lists and mappings of YAML. Omit nulls."""
+    """Convert a structure, or a value in a structure, to YAML scalars, lists and mappings. Omit nulls."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value

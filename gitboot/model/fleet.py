@@ -285,7 +285,7 @@ class FleetSpec:
         return any(site.ledger is not None for site in self.sites)
 
     def ledger_for(self, site: str | None) -> str | None:
-        """Return the ledger whose instance may be active for a site, or for all sites if ``site`` is None.
+        """Return the ledger of the instance that may be active for a site, or for all sites if ``site`` is None.
 
         If any instance may publish, return None. In that case, no instance may change BMCs, because several instances
         could change the same BMC. If the given site names no ledger, return `NO_LEDGER`, because two instances that do
@@ -300,7 +300,7 @@ class FleetSpec:
     def orders_at(self, site: str | None) -> Orders:
         """Return the orders that the instance for ``site`` obeys before it accepts the commit.
 
-        If ``site`` is None, return the orders for the instance of all sites.
+        If ``site`` is None, return the orders for the instance that serves all sites.
         """
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 

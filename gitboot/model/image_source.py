@@ -1,4 +1,4 @@
-"""ImageSource: the place where a vendor lists releases, and the files of a release."""
+"""ImageSource: the place where a vendor lists releases, and the files that belong to a release."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -78,7 +78,7 @@ def _require_placeholders(value: object, allowed: Collection[str]) -> str:
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
-    """Replace each placeholder of a template with its value. Other text in braces stays."""
+    """Replace each placeholder in a template with its value. Keep all other text in braces."""
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
@@ -86,7 +86,7 @@ _IN_URL: Final = ("version", "channel", "arch", "base", "major", "minor")
 
 
 def parse_url_template(value: object) -> str:
-    """Read a URL with placeholders. The URL must be valid after gitboot has replaced them."""
+    """Read a URL with placeholders. The URL must be valid after gitboot has replaced the placeholders."""
     return _parse_url_template(value, _IN_URL)
 
 
@@ -328,7 +328,7 @@ class SourceFiles:
             raise Malformed(Code.COMBINATION, "initrds and rootfs need a kernel", "add a kernel")
 
     def list_files(self) -> Iterator[tuple[Path, SourceFile]]:
-        """Yield each file with the path of its field."""
+        """Yield each file, and the path of the field that contains the file."""
         for name in ("kernel", "rootfs", "uki", "iso"):
             if (found := getattr(self, name)) is not None:
                 yield (name,), found

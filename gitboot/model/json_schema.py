@@ -1,4 +1,4 @@
-"""JSON Schema of documents, for use in editors."""
+"""JSON Schema: build the schemas with which editors check documents."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KINDS: Final = (Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile,
 def build_schema(kind: type) -> dict[str, Any]:
     """Return the JSON Schema for documents of a kind.
 
-    Editors determine the type of a plain scalar from YAML 1.2, but gitboot determines the type from the field.
-    Therefore the schema also allows a number if gitboot reads text.
+    Editors determine the type of a plain scalar by the rules of YAML 1.2, but gitboot determines the type from the
+    field. Therefore, the schema also allows numbers in fields that gitboot reads as text.
     """
     definitions: dict[str, Any] = {}
     found = build_structure_schema(kind, definitions)
@@ -58,7 +58,7 @@ def build_any_document_schema() -> dict[str, Any]:
 
 
 def build_structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a structure. Add the definitions to which the schema refers to ``definitions``."""
+    """Return the JSON Schema of a structure. Extend ``definitions`` with the definitions that the schema refers to."""
     properties = {}
     for field in list_fields(kind):
         found = _build_value_schema(field.type, definitions)
@@ -117,7 +117,7 @@ _PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
 
 
 class SchemaField(Struct, frozen=True, kw_only=True):
-    """A field of a kind of document, as the documentation shows the field."""
+    """A field of one kind of document, in the form that the documentation shows."""
 
     path: str  # such as spec.interfaces[].mac; [] is an item of a list, and {} is a value of a mapping
     type: str  # for an enumeration, the allowed words in backquotes
@@ -126,7 +126,7 @@ class SchemaField(Struct, frozen=True, kw_only=True):
 
 
 def list_schema_fields(kind: type) -> Iterator[SchemaField]:
-    """Yield the field `spec` of a kind and all fields below it. Each field comes before the fields that it contains."""
+    """Yield the field `spec` of a kind and all fields below `spec`. Each field precedes the fields that it contains."""
     (spec,) = (field for field in list_fields(kind) if field.alias == "spec")
     return _list_field(spec, "spec")
 

@@ -23,7 +23,7 @@ _MAC: Final = re.compile(
 
 
 def parse_mac(value: object) -> MacAddress:
-    """Parse a MAC address in any case, with colons, hyphens, dots or no separators. Group addresses are malformed."""
+    """Parse a MAC address in any case, with colons, hyphens, dots or no separators. Reject group addresses."""
     found = text(value)
     if (is_mac := _MAC.fullmatch(found)) is None:
         _reject_infiniband(found)
@@ -70,7 +70,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGN
 
 
 def parse_uuid(value: object) -> SystemUuid:
-    """Parse an SMBIOS system UUID in any case."""
+    """Parse an SMBIOS system UUID in upper or lower case."""
     hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
     found = require_match(value, _UUID, Code.UUID, "a system UUID", hint)
     lower = found.lower()
@@ -82,13 +82,13 @@ def parse_uuid(value: object) -> SystemUuid:
 
 
 def parse_ledger(value: object) -> str:
-    """Parse the identity of a ledger, which is a UUID in any case."""
+    """Parse the identity of a ledger, which is a UUID in upper or lower case."""
     hint = "copy the UUID from `gitboot status --state STATE`"
     return require_match(value, _UUID, Code.UUID, "the UUID of a ledger", hint).lower()
 
 
 def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
-    """Return the UUID with its first three fields in the other byte order.
+    """Return the UUID with the first three fields in the other byte order.
 
     SMBIOS 2.6 defined these fields as little-endian. Older firmware and some loaders print the bytes in memory order
     (SMBIOS reference specification, 7.2.1).
@@ -98,18 +98,18 @@ def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
 
 
 def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return both byte orders of a UUID, sorted."""
+    """Return a UUID in both byte orders, sorted."""
     return tuple(sorted({uuid, swap_byte_order(uuid)}))
 
 
 @lru_cache(maxsize=256)  # cached, because gitboot reads the same values several times when it renders a server
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return ``uuid`` and its other byte order, by which the endpoint finds a machine, or () for a placeholder."""
+    """Return the UUIDs by which the endpoint finds a machine: ``uuid`` in both byte orders, or () for a placeholder."""
     return () if is_placeholder_uuid(uuid) else tuple(dict.fromkeys((uuid, *byte_orders(uuid))))
 
 
 def parse_lookup_uuid(value: object) -> SystemUuid:
-    """Parse the system UUID in a request or a command. Also raises `Malformed` for a placeholder."""
+    """Parse the system UUID in a request or a command. Raises `Malformed` for malformed and placeholder UUIDs."""
     uuid = parse_uuid(value)
     if is_placeholder_uuid(uuid):
         raise Malformed(
@@ -119,7 +119,7 @@ def parse_lookup_uuid(value: object) -> SystemUuid:
 
 
 def parse_lookup_mac(value: object) -> MacAddress:
-    """Parse the MAC address in a request or a command. Also raises `Malformed` for a placeholder."""
+    """Parse the MAC address in a request or a command. Raises `Malformed` for malformed and placeholder addresses."""
     mac = parse_mac(value)
     if is_placeholder_mac(mac):
         raise Malformed(
@@ -141,7 +141,7 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 
 
 def parse_local_disk(value: object) -> str:
-    """Parse how a loader boots the local disk: Exit, Sanboot, NotFound, or the path of an EFI program."""
+    """Parse how a loader boots from the local disk: Exit, Sanboot, NotFound, or the path of an EFI program."""
     found = text(value)
     return require(
         LOCAL_DISK.fullmatch(found) and "/../" not in found,
@@ -224,7 +224,7 @@ _ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
 def _list_counting_digits(length: int) -> frozenset[str]:
-    """Return texts of ``length`` hexadecimal digits that count up or down, such as 0123…, 00010203… and 1234…."""
+    """Return the texts of ``length`` hexadecimal digits that count up or down, such as 0123…, 00010203… and 1234…."""
     digits = "0123456789abcdef"
     up = (
         4 * digits,
@@ -241,7 +241,7 @@ _RUNS: Final = ((0, 10), (1, 9), (1, 10))  # repeated digits: 0123456789, 123456
 
 
 def _swap_digits(d: str) -> str:
-    """Return 32 hexadecimal digits of a UUID with its first three fields in the other byte order."""
+    """Return the 32 hexadecimal digits of a UUID with the first three fields in the other byte order."""
     return f"{d[6:8]}{d[4:6]}{d[2:4]}{d[:2]}{d[10:12]}{d[8:10]}{d[14:16]}{d[12:14]}{d[16:]}"
 
 
@@ -253,7 +253,7 @@ _OF_32_DIGITS: Final = frozenset(
 
 
 def is_placeholder_uuid(uuid: SystemUuid) -> bool:
-    """Return whether firmware reports this UUID, in either SMBIOS byte order, if no UUID is set.
+    """Return whether this UUID is one that firmware reports, in either SMBIOS byte order, if no UUID is set.
 
     The function also returns True for patterns: one or two repeated digits, groups of repeated digits, and digits or
     bytes that count up or down.
@@ -317,7 +317,7 @@ _ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*
 
 @lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
 def is_placeholder_serial(serial: str) -> bool:
-    """Return whether boards report this serial number, in any case, if no serial number is set.
+    """Return whether this serial number, in any case, is one that boards report if no serial number is set.
 
     Placeholders are known texts, several words without a digit, texts with fewer than three different characters, and
     digits that count up or down.
@@ -385,8 +385,8 @@ _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key for versions.
 
-    It compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. It compares numbers
-    of equal length as text, because `int` rejects very long numbers.
+    The key compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. The key compares
+    numbers of equal length as text, because `int` rejects very long numbers.
     """
     parts = _VERSION_PART.findall(version)
     digits = {part: part.lstrip("0") for part in parts if part[0] in "0123456789"}
@@ -397,7 +397,7 @@ INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]
 
 
 def parse_instant(value: object) -> datetime:
-    """Parse an RFC 3339 time with an offset and whole seconds, and return it in UTC."""
+    """Parse an RFC 3339 time with an offset and whole seconds, and return the time in UTC."""
     found = text(value)
     hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if re.fullmatch(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)", found):
@@ -436,7 +436,7 @@ def parse_digest(value: object) -> Digest:
 
 
 def parse_fingerprint(value: object) -> Digest:
-    """Parse a certificate's SHA-256 as openssl and BMCs print it: in any case, with or without colons."""
+    """Parse a certificate's SHA-256 fingerprint in any case, with or without colons, as openssl and BMCs print it."""
     hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
     found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
@@ -489,7 +489,7 @@ ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".zip")
 
 
 def split_member_url(url: str) -> tuple[str, str] | None:
-    """Return the URL of an archive, and the path of a file in it. Return None for the URL of a whole file."""
+    """Return the URL of an archive and the path of a file in the archive, or None if the URL means a whole file."""
     archive, _, fragment = url.partition("#")
     path = unquote(fragment)
     is_archive = archive.startswith(("http://", "https://")) and urlsplit(archive).path.endswith(ARCHIVE_SUFFIXES)
@@ -498,7 +498,7 @@ def split_member_url(url: str) -> tuple[str, str] | None:
 
 
 def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
-    """Parse an http(s) URL to which paths can be appended, and return it without a trailing slash.
+    """Parse an http(s) URL to which paths can be appended, and return the URL without a trailing slash.
 
     An IPv6 zone (RFC 6874) names an interface of one host. Only URLs that gitboot itself opens may contain a zone.
     """
@@ -574,19 +574,19 @@ def _is_http_url(url: str) -> bool:
 
 
 class Malformed(ValueError):
-    """A value that its field does not allow. ``at`` is the path from the checked value to the invalid value."""
+    """Raised if a field does not allow a value. ``at`` is the path from the checked value to the invalid value."""
 
     def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
         super().__init__(message)
         self.code, self.message, self.hint, self.at = code, message, hint, at
 
     def describe(self, place: str) -> tuple[str, str]:
-        """Return the message and the hint for the value at ``place``, a path such as spec.uuid."""
+        """Return the message and the hint for the value at ``place``. ``place`` is a path such as spec.uuid."""
         return f"{place}: {self.message}", self.hint
 
 
 def make_user_data_fault(message: str, hint: str, line: int = 0, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
-    """Return an error in rendered user data. ``line`` is the line number from 1, or 0 for the whole document."""
+    """Return an error in rendered user data. ``line`` counts from 1, and is 0 if the whole document is wrong."""
     return Malformed(code, message, hint, (line,) if line else ())
 
 
@@ -605,13 +605,13 @@ def text(value: object) -> str:
 
 
 def require_match(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
-    """Return the source text of a scalar if the pattern matches the complete text. Otherwise raise `Malformed`."""
+    """Return the source text of a scalar. Raises `Malformed` unless the pattern matches the complete text."""
     found = text(value)
     return require(pattern.fullmatch(found), found, code, expected, hint)
 
 
 def require(condition: object, found: str, code: Code, expected: str, hint: str) -> str:
-    """Return ``found`` if the condition is true, and raise `Malformed` otherwise."""
+    """Return ``found`` if the condition is true. Otherwise, raise `Malformed`."""
     if not condition:
         raise Malformed(code, f"expected {expected}, found {quote_value(found)}", hint)
     return found
@@ -642,7 +642,7 @@ def parse_name(value: object) -> Name:
 
 
 def build_document_name(text: str) -> str:
-    """Return a name of letters, digits, hyphens and dots for a document. The same text gives the same name."""
+    """Return a document name of letters, digits, hyphens and dots. The same text always gives the same name."""
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
     return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
@@ -656,7 +656,7 @@ _LABEL_HINT: Final = (
 
 
 def parse_label_key(value: object) -> str:
-    """Parse a Kubernetes label key: an optional DNS prefix and a name."""
+    """Parse a Kubernetes label key, which consists of an optional DNS prefix and a name."""
     found = text(value)
     prefix, slash, name = found.rpartition("/")
     has_prefix = not slash or (len(prefix) <= 253 and NAME.fullmatch(prefix))
@@ -702,7 +702,7 @@ AGE_SUFFIX: Final = ".age"  # the suffix of an encrypted file
 
 
 def parse_secret_path(value: object) -> str:
-    """Parse the path of a file that is encrypted with age. Its suffix must show people that it is encrypted."""
+    """Parse the path of an age-encrypted file, whose suffix must show people that the file is encrypted."""
     found = parse_file_path(value)
     return require(
         found.endswith(AGE_SUFFIX),
@@ -747,7 +747,7 @@ _RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT I
 
 
 def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
-    """Return when each certificate in a PEM file expires, in the file's order, or () if a certificate is malformed."""
+    """Return the expiry times of the certificates in a PEM file, in order, or () if a certificate is malformed."""
     try:
         return tuple(_read_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
     except (ValueError, IndexError):
@@ -773,7 +773,7 @@ def has_rsa_key(public_key: bytes) -> bool:
 
 
 def _find_validity(der: bytes) -> int:
-    """Return the offset of the validity in a DER certificate (RFC 5280, 4.1)."""
+    """Return the offset of the Validity field in a DER certificate (RFC 5280, 4.1)."""
     at = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
     if der[at] == _VERSION:
         at = _find_end(der, at)

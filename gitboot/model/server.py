@@ -1,4 +1,4 @@
-"""Server: a machine with its identities, interfaces and BMC."""
+"""Server: a machine, with its identities, network interfaces and BMC."""
 
 import re
 from enum import StrEnum
@@ -279,7 +279,7 @@ class Server(Document):
     def lookup_macs(self) -> tuple[MacAddress, ...]:
         """The MAC addresses by which loaders find the server.
 
-        They are the addresses of boot interfaces, without placeholders.
+        The result contains the addresses of the boot interfaces, except placeholders.
         """
         return tuple(mac for mac in self.boot_macs if not is_placeholder_mac(mac))
 
@@ -287,7 +287,7 @@ class Server(Document):
     def boot_serial(self) -> str | None:
         """The serial number by which loaders find the server.
 
-        None: the serial number is not set, is a placeholder, or is not valid in a path.
+        The result is None if the serial number is not set, is a placeholder, or is not valid in a path.
         """
         serial = self.spec.serial
         is_usable = serial is not None and _SERIAL.fullmatch(serial) and not is_placeholder_serial(serial)

@@ -1,1 +1,1 @@
-"""Decisions and plans: what each server may boot according to a commit, and what it boots at a given time."""
+"""Decisions and plans: what a commit allows each server to boot, and what the server boots at a given time."""

@@ -63,7 +63,7 @@ _MAX_SECRETS_PER_FILE: Final = 50  # gitboot reports at most this many secrets f
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
     """Yield each possible secret that gitboot would publish.
 
-    The location of a finding is a line of a template, or the profile if the line is unknown.
+    A finding points to a line of a template, or to the profile if the line is unknown.
     """
     known = set[str]()
     for path in list_templates(inputs.profile):
@@ -89,7 +89,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
 
 def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
-    """Yield a warning if no kernel argument makes Ignition run. Skip UKIs and ISOs, whose arguments are built in."""
+    """Yield a warning if no kernel argument makes Ignition run. Skip UKIs and ISOs, which have built-in arguments."""
     if boot.user_data is None or boot.direct:
         return
     if user_data_formats.lacks_first_boot(boot.user_data.format, boot.kernel_arguments):
@@ -135,7 +135,7 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield problems with a server's identities, BMC, boot loader and site.
+    """Yield the problems with a server's identities, BMC, boot loader and site.
 
     An instance does not accept a new commit with a placeholder identity. If it has already accepted the commit, it
     keeps the commit, because earlier versions did not check for placeholders.
@@ -185,7 +185,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]:
-    """Yield a message, a hint and a place for each setting that prevents a planned boot with Secure Boot.
+    """Yield a message, a hint and a place for each setting that prevents a planned boot when Secure Boot is on.
 
     Only `gitboot doctor` and `gitboot bmc diff` can check whether the files have signatures.
     """
@@ -240,7 +240,7 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
 
 
 def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each boot with a `loaderSignature` that the program which boots the server ignores."""
+    """Yield a warning for each boot whose `loaderSignature` is ignored by the program that boots the server."""
     pairs = [(decision.policy.boot, inputs.shared.boot)] if decision.policy is not None else []
     pairs += [(each.boot, of.boot) for each, of in zip(decision.maintenances, inputs.shared.maintenances, strict=True)]
     for boot, of in pairs:
@@ -259,8 +259,8 @@ def check_loader_signature(
 ) -> Iterator[DecisionFinding]:
     """Yield a warning if a boot has a `loaderSignature`, but the program that boots the machine ignores the signature.
 
-    ``ignoring`` is a loader that does not verify files, with the field that sets the loader. It is None if iPXE may
-    boot the machine. With ``secure_boot``, the firmware verifies the signature in the UKI.
+    ``ignoring`` is a loader that does not verify files, with the field that sets the loader, or None if iPXE may boot
+    the machine. With ``secure_boot``, the firmware verifies the signature in the UKI.
     """
     artifacts = inputs.image.spec.architectures.get(architecture) if inputs.image is not None else None
     if artifacts is None or not any(each.loader_signature for _, each in artifacts.files()):
@@ -286,10 +286,10 @@ def check_loader_signature(
 
 
 def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[str, Place] | None:
-    """Return the loader that boots a server and verifies no `loaderSignature`, with the field that chose it.
+    """Return the loader that boots a server without verifying a `loaderSignature`, and the field that sets the loader.
 
-    Return None if iPXE may boot the server. With `httpBoot: loader`, the firmware starts the loader of the image, which
-    may be an iPXE, and not the loader that DHCP names.
+    Return None if iPXE may boot the server. With `httpBoot: loader`, the firmware does not start the loader that DHCP
+    names. It starts the image's loader, which may be iPXE.
     """
     server, fleet = inputs.server, inputs.shared.fleet
     own, hardware = Id("Server", server.metadata.name), (Id("Fleet", fleet.name), ("spec", "hardware"))
@@ -305,7 +305,7 @@ def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[st
 def find_ignoring_output(
     fleet: str, outputs: Iterable[Output], firmware: Firmware = Firmware.UEFI
 ) -> tuple[str, Place] | None:
-    """If a Fleet has no boot scripts for iPXE, return its loader and the field ``outputs``. Otherwise return None."""
+    """Return the loader for a Fleet's boot scripts and the field ``outputs``, or None if a boot script is for iPXE."""
     found = LOADER_OUTPUTS.intersection(outputs)
     if not found or found & IPXE_OUTPUTS:
         return None
@@ -329,7 +329,7 @@ def _authority_expiry(certificates: bytes) -> datetime | None:
 def check_policy(
     own: ServerInputs, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield problems that a server would have with the boot of its policy. ``own`` are the inputs of the server."""
+    """Yield the problems that a server would have with its policy's boot. ``own`` are the inputs of the server."""
     fleet, server, policy = own.shared.fleet, own.server, Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
     counts_fetches = fleet.accepts_fetches and pool.network_boot in INSTALL_MODES
@@ -365,7 +365,7 @@ def check_policy(
 def check_maintenance(
     server: Server, inputs: MaintenanceInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield the problems with the boot of a maintenance for a server."""
+    """Yield the problems that a server would have with the boot of a maintenance."""
     spec, key = inputs.maintenance.spec, Id("Maintenance", inputs.maintenance.metadata.name)
     yield from _check_boot(server, key, inputs.boot, boot, override, spec.network_boot, spec.reinstall)
     if spec.before is not None and spec.before.approval is not None and spec.before.approval.file is not None:
@@ -444,7 +444,7 @@ def _check_boot(
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """Yield a finding for each pair of maintenances with the same priority and overlapping windows.
+    """Yield a finding for each pair of maintenances that have the same priority and overlapping windows.
 
     The finding ends when the overlap ends.
     """
@@ -464,7 +464,7 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
 
 
 def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | DecisionFinding | None:
-    """Return the provision number that an annotation declares as installed.
+    """Return the provision number that, according to an annotation, is already installed on a server.
 
     Return a finding if the annotation is invalid, or None if there is no annotation.
     """
@@ -483,7 +483,7 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
 
 
 def select_artifacts(source: BootSource) -> Artifacts:
-    """Return an image's artifacts for the architecture of a machine.
+    """Return the artifacts that an image has for the architecture of a machine.
 
     Raises `Unbootable` if the image lacks an artifact that the boot method or the machine needs.
     """
@@ -530,7 +530,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
 
 
 def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterator[tuple[Path, Artifact]]:
-    """Yield the artifacts that iPXE may verify, with their paths: those that it starts, or that a template may name."""
+    """Yield each artifact that iPXE starts or a template may name, with its path. iPXE may verify these artifacts."""
     spec = source.profile.spec
     by_loader = spec.method is Method.PXE or (
         spec.method is Method.UEFI_HTTP and spec.http_boot in (None, HttpBoot.LOADER)
@@ -544,7 +544,7 @@ def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterat
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """Return an error whose location is the document that set the profile, because the profile may be correct for other
+    """Return an error that points to the document that set the profile, because the profile may be correct for other
     machines.
     """
     resource, path = source.chosen_by
@@ -640,8 +640,8 @@ def check_command_line(
 ) -> None:
     """Raise `Unbootable` if a boot loader or the kernel cannot accept the kernel command line.
 
-    The location of the error is the first unacceptable argument. If the command line is only too long, the location is
-    the document with the longest part of the command line. ``find_places`` returns the document and the list index of
+    The error points to the first unacceptable argument. If the only fault is the length of the command line, the error
+    points to the document that contributes the longest part. ``find_places`` returns the document and the list index of
     each argument.
     """
     try:
@@ -672,7 +672,7 @@ _MOST_NAMED: Final = 20  # a message contains the names of at most this many ser
 
 
 def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each boot of a server that copies of the boot files cannot serve correctly."""
+    """Yield a warning for each of a server's boots that copies of the boot files cannot serve correctly."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
@@ -714,7 +714,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
 def _find_unable_loaders(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
 ) -> Iterator[str]:
-    """Yield the names of boot loaders and methods that cannot request the end of a maintenance from the endpoint."""
+    """Yield the names of boot loaders and methods that cannot query the endpoint for the end of a maintenance."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
@@ -780,7 +780,7 @@ def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
 
 
 def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each image with placeholder digests. The location of the warning is the first placeholder."""
+    """Yield a warning for each image with placeholder digests. The warning points to the first placeholder."""
     for name, image in repository.images.items():
         found = [
             ("spec", "architectures", architecture, *at, "sha256")

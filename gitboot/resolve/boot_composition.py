@@ -1,4 +1,4 @@
-"""Boot composition: build a boot from an image, a profile, a policy and a server (rules R6 and R7)."""
+"""Boot composition: build a boot from an image, a profile, a policy and a Server document (rules R6 and R7)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gitboot.resolve.templates import TemplateFault
 
 
 class _SharedBoot(Struct, frozen=True):
-    """The part of a boot that is the same for many servers, without rendered arguments, user data and scripts."""
+    """The part of a boot that many servers share, which excludes rendered arguments, user data and scripts."""
 
     boot: Boot
     documents: tuple[object, ...]  # the source documents; while they are in memory, their id() values stay unique
@@ -46,7 +46,7 @@ class _SharedBoot(Struct, frozen=True):
 
 
 class Composer:
-    """Composes boots, and caches the parts that servers share."""
+    """A composer of boots, which caches the parts that servers share."""
 
     def __init__(self) -> None:
         self._plain = PlainDocuments()
@@ -178,7 +178,7 @@ class Composer:
         return rendered
 
     def list_dropped_arguments(self, boot: Boot, source: BootSource) -> list[tuple[str, Id, str]]:
-        """Return each kernel argument that the merge dropped, with the document of the argument and the reason."""
+        """Return each kernel argument that the merge dropped, with the argument's document and the reason."""
         context = TemplateContext(self._plain, boot, source, {})
         context = context.with_values(urls=context.make_urls(boot.user_data))
         lists = collect_argument_lists(boot, source)
@@ -206,7 +206,7 @@ class Composer:
         """Map each kernel argument of a composed boot to the document that contains it, and to its index in the
         document's list.
 
-        Omit arguments that gitboot adds for the user data.
+        Omit the arguments that gitboot adds for the user data.
         """
         context = TemplateContext(self._plain, boot, source, {})
         places = self._locate_arguments(
@@ -277,10 +277,10 @@ def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
 
 
 class PlainDocuments:
-    """Documents in the form that templates use: with the field names of YAML, and with metadata and spec merged.
+    """Documents in the form that templates use, with YAML field names and with metadata and spec merged.
 
-    All documents are cached. Of the servers, only the last one is cached, because gitboot renders one server after
-    another.
+    The cache holds all documents except servers. It holds only the last server, because gitboot renders servers one
+    after another.
     """
 
     def __init__(self) -> None:
@@ -358,7 +358,7 @@ class TemplateContext:
     def make_urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
         """Return the URLs that templates may use.
 
-        They include the URL of the user data after the user data was rendered.
+        After gitboot has rendered the user data, the URLs include the URL of the user data.
         """
         own = self._common.get("urls") or _make_urls(self._source)
         return {**own, "user_data": user_data.url} if user_data is not None else own
@@ -378,7 +378,10 @@ def _make_urls(source: BootSource) -> dict[str, Any]:
 
 
 def find_secret_files(source: BootSource) -> dict[str, str]:
-    """Return the paths of a server's secret files, by secret name. The server's secrets override the profile's."""
+    """Return the paths of a server's secret files, by secret name.
+
+    The server's secrets override the profile's secrets.
+    """
     user_data = source.profile.spec.user_data
     if user_data is None or source.server is None or source.pool is None:
         return {}
@@ -388,7 +391,7 @@ def find_secret_files(source: BootSource) -> dict[str, str]:
 
 
 def read_secret_texts(source: BootSource) -> dict[str, str]:
-    """Return the encrypted secrets by name, as base64.
+    """Return the encrypted secrets as base64, by name.
 
     Raises `Unbootable` if gitboot would serve the profile's secrets for an unlimited time, for example with networkBoot
     Always.
@@ -446,5 +449,5 @@ def boot_files(
 
 
 def choose_download_url(url: str, base_url: str) -> str:
-    """Return the URL of an artifact, with ``base_url`` in place of the prefix of ``assets:`` URLs."""
+    """Return the URL of an artifact. In an ``assets:`` URL, replace the prefix with ``base_url``."""
     return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

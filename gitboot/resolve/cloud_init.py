@@ -1,7 +1,7 @@
 """cloud-init user data: reject parts that cloud-init would ignore, and parse the YAML that cloud-init would read.
 
-The rules come from cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user data into parts, and the modules in
-`cloudinit/handlers` process the parts. The check never fetches the URLs in an `#include` part.
+The rules are those of cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user data into parts, and the modules in
+`cloudinit/handlers` process the parts. gitboot never fetches the URLs in an `#include` part.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 
 class CloudConfigs(NamedTuple):
-    """The cloud-configs that cloud-init reads from user data."""
+    """The cloud-config documents that cloud-init reads from user data."""
 
     configs: tuple[dict[Any, Any], ...]  # cloud-configs from the parts that gitboot can read, in order
     is_complete: bool  # False: an include, a part handler or a template adds more configuration on the machine
 
 
 def read_user_data(text: str) -> CloudConfigs:
-    """Return the cloud-configs in user data. Raises `Malformed` if cloud-init would ignore a part of the user data."""
+    """Return the cloud-config documents in user data.
+
+    Raises `Malformed` if cloud-init would ignore a part of the user data.
+    """
     reader = _Reader(text)
     for part in _split_parts(text):
         reader.read(part)
@@ -89,7 +92,7 @@ def _detect_type(payload: str | bytes, default: str) -> str:
 
 
 def _split_parts(text: str) -> Iterator[_Part]:
-    """Yield the parts of the user data with their types. Yield an archive as one part."""
+    """Yield each part of the user data with its type. An archive is one part."""
     if b"mime-version:" not in text[:4096].encode("utf-8", "replace")[:4096].lower():
         yield _Part("the user data", _detect_type(text, _NOT_MULTIPART), text, 1, {})
         return
@@ -147,7 +150,7 @@ def _decompress(payload: str | bytes, name: str) -> str:
 
 
 class _Reader:
-    """A reader of user data. It checks the parts in order, and collects their cloud-configs."""
+    """A reader of user data, which checks the parts in order and collects their cloud-config documents."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -251,7 +254,8 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
     """Parse a YAML document as cloud-init does.
 
     Raises `Malformed` if cloud-init could not read the document. ``what`` is the name of the document in error
-    messages. ``first_line`` is the line of the user data at which the document starts, or 0 if the line is unknown.
+    messages. ``first_line`` is the number of the line in the user data where the document starts, or 0 if the number is
+    unknown.
     """
     try:
         text = payload if isinstance(payload, str) else payload.decode()
@@ -276,7 +280,10 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
 
 
 def describe_yaml_error(error: Exception) -> tuple[str, int]:
-    """Return the message and the 1-based line of a YAML error. The line is 0 if gitboot does not know it."""
+    """Return the message and the line number of a YAML error.
+
+    The first line is 1. The number is 0 if the line is unknown.
+    """
     if not isinstance(error, yaml.MarkedYAMLError):
         return str(getattr(error, "reason", None) or error).partition("\n")[0], 0
     mark, began = error.problem_mark, error.context_mark
@@ -287,7 +294,7 @@ def describe_yaml_error(error: Exception) -> tuple[str, int]:
 
 
 def exceeds_depth(text: str) -> bool:
-    """Return whether lists and mappings are nested so deeply that the recursion of libyaml could overflow the stack."""
+    """Return whether lists and mappings are nested so deeply that libyaml's recursion could overflow the stack."""
     indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # the maximum for each line
     if text.count("[") + text.count("{") + 2 * indicators < _MAX_DEPTH:
         return False

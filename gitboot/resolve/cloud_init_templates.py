@@ -1,6 +1,6 @@
 """Jinja templates in cloud-init user data: find the text that does not depend on expressions.
 
-Source: cloudinit/templater.py. Little user data contains such templates, so `cloud_init` imports this module on demand.
+Source: cloudinit/templater.py. User data rarely contains such templates, so `cloud_init` imports this module on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _keep(_: Context, value: object) -> object:
 class _JinjaOfCloudInit(Environment):
     """A Jinja2 environment that only parses templates.
 
-    The optimizer is off, because the computation of a constant can take any time.
+    The optimizer is off, because computing a constant expression can take arbitrarily long.
     """
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ _JINJA_OF_CLOUD_INIT: Final = _JinjaOfCloudInit()
 
 
 def parse_template(source: str, name: str, first_line: int) -> str | None:
-    """Return the text before the first expression of a Jinja part, or None if the part begins with an expression.
+    """Return the text before the first expression in a Jinja part, or None if the part begins with an expression.
 
-    ``name`` is the name of the part in error messages. ``first_line`` is the line of the user data at which the part
-    starts, or 0 if the line is unknown.
+    ``name`` is the name of the part in error messages. ``first_line`` is the number of the line in the user data where
+    the part starts, or 0 if the number is unknown.
     """
     try:
         tree = _JINJA_OF_CLOUD_INIT.parse(source)

@@ -1,4 +1,4 @@
-"""Fields of a decision: the value of each field, the rule that sets the field, and the document with the value."""
+"""Fields of a decision: the value of each field, with the rule and the document that set the value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reason(Struct, frozen=True, kw_only=True):
 
 
 def make_reason(field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step) -> Reason:
-    """Return a reason without its source location. Show true, false and a missing value as in YAML."""
+    """Return a reason without a source location. Format booleans as in YAML, and a missing value as "none"."""
     shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     written_in = str(resource) if resource is not None else None
     return Reason(field=field, value=shown, rule=rule, why=why, resource=written_in, steps=path)
@@ -57,7 +57,7 @@ def list_field_reasons(
 ) -> Iterator[Reason]:
     """Yield the reasons for all fields of a decision.
 
-    They concern the server, its policy or its maintenance, and the boot in its plan.
+    The fields are those of the server, of its policy or maintenance, and of the boot in its plan.
     """
     yield from _explain_server(inputs, decision, _find_fleet(repository))
     yield from _explain_serving(repository, inputs, decision)
@@ -149,8 +149,8 @@ def _find_fleet(repository: FleetRepository) -> Id | None:
 
 
 def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision: Decision) -> Iterator[Reason]:
-    """Explain the fields that the Fleet sets: the URLs, the disk script, and the boots that copies of the output tree
-    serve.
+    """Explain the fields that the Fleet sets: the URLs, the script that boots from the local disk, and the boots that
+    copies of the output tree serve.
     """
     fleet, spec, own = _find_fleet(repository), repository.fleet.spec, Id("Server", decision.server)
     serving, site = spec.serving, inputs.shared.site
@@ -219,7 +219,7 @@ def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision)
 
 
 def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | None:
-    """Return the policy that sets a field of a pool, or None if the field has its default.
+    """Return the policy that sets a field of a pool, or None if the field has its default value.
 
     The policy is the pool's policy or one of its ancestors.
     """
@@ -322,7 +322,7 @@ def _explain_user_data(boot: Boot, inputs: BootInputs, decision: Decision, profi
 
 
 def _explain_node(repository: FleetRepository, boot: Boot, pool: Pool | None) -> Iterator[Reason]:
-    """Explain the labels and taints of a node. Only policies set them."""
+    """Explain the labels and taints of a node, which only policies set."""
     policies = [(name, repository.policies[name].spec) for name in pool.chain] if pool is not None else []
     for key, value in sorted(boot.node_labels.items()):
         owner = [name for name, spec in policies if key in spec.node_labels][-1]

@@ -1,4 +1,4 @@
-"""Decision inputs: the parts of a commit on which each decision depends, and the findings of decisions."""
+"""Decision inputs: the parts of a commit on which each decision depends, and the problems found while deciding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
 
 
 class BootInputs(Struct, frozen=True, kw_only=True):
-    """A profile with its image and files. gitboot composes a boot from them."""
+    """A profile with its image and files, from which gitboot composes a boot."""
 
     profile: BootProfile
     image: BootImage | None  # None for the method Disk, which does not boot an image
@@ -74,7 +74,7 @@ class MaintenanceInputs(Struct, frozen=True, kw_only=True):
 
 
 class SharedInputs(Struct, frozen=True, kw_only=True):
-    """The inputs of a decision that many servers share."""
+    """The inputs of a decision that are the same for many servers."""
 
     fleet: FleetSettings
     sites: tuple[str, ...]  # all sites that select the server; the server belongs to the first one
@@ -115,7 +115,7 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
 
     @property
     def local_disk(self) -> str | None:
-        """How boot loaders start the server's disk, or None for the default."""
+        """How boot loaders boot the server from its local disk, or None for the default."""
         return self.server.spec.local_disk or self.shared.local_disk
 
 
@@ -126,7 +126,7 @@ FILE: Final = "file"  # the kind of a location in a file; the field of such a lo
 class DecisionFinding(NamedTuple):
     """A problem that gitboot found when it computed a decision.
 
-    If several servers have the same finding, gitboot reports it once.
+    If several servers have the same finding, gitboot reports the finding only once.
     """
 
     code: Code
@@ -142,7 +142,7 @@ class DecisionFinding(NamedTuple):
 
 
 class FindingPlace(NamedTuple):
-    """The location of a finding: a position, and the file that contains the document."""
+    """The location of a finding: the file that contains the document, and a position in the file."""
 
     origin: Origin
     place: Place
@@ -153,9 +153,9 @@ def locate_findings(
     server_findings: Iterable[tuple[str, DecisionFinding]],
     known_places: Mapping[DecisionFinding, FindingPlace],
 ) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
-    """Convert findings to problems without duplicates. Return the problems, and the locations of the findings.
+    """Convert findings to problems and remove duplicates. Return the problems, and the locations of the findings.
 
-    ``known_places`` are the locations in another commit. If a document is the same in both commits, gitboot uses its
+    ``known_places`` are the locations in another commit. If a document is the same in both commits, gitboot uses the
     known location and does not read the document again.
     """
     servers: dict[DecisionFinding, list[str]] = {}
@@ -195,7 +195,7 @@ def locate_findings(
 
 
 def list_templates(profile: BootProfile) -> tuple[str, ...]:
-    """Return the paths of the templates in a profile."""
+    """Return the paths of the templates that a profile uses."""
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
@@ -214,8 +214,8 @@ LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
 def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Parse a file of approvals.
 
-    Return the digests for a maintenance in the file, and the malformed lines. A line contains the name of a maintenance
-    and a digest. The text after a # is a comment.
+    Return the digests that the file lists for a maintenance, and the malformed lines. A line contains the name of a
+    maintenance and a digest. The text after a # is a comment.
     """
     approved, malformed = set[str](), []
     for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
@@ -230,7 +230,7 @@ def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], 
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
-    """The policy of all servers that the same selectors match.
+    """The policy that applies to all servers that are matched by the same selectors.
 
     The inputs of these servers are stored by pin and by membership in the rollout.
     """
@@ -243,7 +243,7 @@ class _Choice(Struct, frozen=True, kw_only=True):
 
 
 class FleetView:
-    """A view of a commit that returns the inputs of each decision. A decision depends only on its inputs."""
+    """A view of a commit that returns the inputs of each decision. A decision depends only on these inputs."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -297,7 +297,7 @@ class FleetView:
         )
 
     def shared_inputs(self, server: Server) -> SharedInputs:
-        """Return the inputs of a server's decision, except the Server document and the files of the server."""
+        """Return the inputs of a server's decision, except the Server document and the server's own files."""
         spec = server.spec
         of = self._selecting.find(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
         if (choice := self._choices.get(of)) is None:
@@ -432,7 +432,7 @@ def list_stream_images(stream: ImageStream) -> tuple[str, ...]:
 
 
 def find_signed_images(repository: FleetRepository) -> frozenset[str]:
-    """Return the names of the images whose files a trusted key must have verified before machines boot them."""
+    """Return the names of the images whose files must be verified with a trusted key before machines boot them."""
     view = FleetView(repository)
     pinned = [server for server in repository.servers.values() if server.spec.pin is not None]
     boots = [view.shared_inputs(server).boot for server in pinned]

@@ -1,4 +1,4 @@
-"""Explanation: explain why a server gets its boot, with source locations (rule R9)."""
+"""Explanation: explain why a server gets its boot, and show the source location of each reason (rule R9)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The reasons for a server's boot at a time, in the order of the rules, and the rejected candidates."""
+    """The reasons for a server's boot at a given time, in the order of the rules, and the rejected candidates."""
 
     server: str
     reasons: tuple[Reason, ...]
@@ -55,7 +55,10 @@ class Explanation(Struct, frozen=True, kw_only=True):
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
-    """Explain a plan that gitboot made from ``decision`` and ``record``. The decision must belong to ``repository``."""
+    """Explain a plan that gitboot made from ``decision`` and ``record``.
+
+    The decision must have been made for ``repository``.
+    """
     view = FleetView(repository)
     explaining = _Explainer(view, repository, decision, plan, record)
     reasons = [_locate(repository, each) for each in explaining.reasons()]
@@ -76,7 +79,7 @@ def explain(
 
 
 def _base_name(field: str) -> str:
-    """Return the name of a field without the key or the index of an item: kernelArguments for kernelArguments[0]."""
+    """Return a field's name without the key or index of an item, such as kernelArguments for kernelArguments[0]."""
     return re.split(r"[.\[]", field, maxsplit=1)[0]
 
 
@@ -146,7 +149,7 @@ class _Explainer:
             yield from self.explain_policy(chosen)
 
     def timeless_reasons(self) -> Iterator[Reason]:
-        """Yield the reasons for the boots of the policy and of each maintenance.
+        """Yield the reasons for the policy's boot and for the boot of each maintenance.
 
         These reasons depend only on the commit.
         """
@@ -180,7 +183,10 @@ class _Explainer:
     # R2
 
     def explain_preconditions(self, maintenance: Maintenance) -> Iterator[Reason]:
-        """Yield the approval and the drain that a maintenance needs, and their state if there is a plan."""
+        """Yield reasons that describe the approval and the drain that a maintenance needs.
+
+        Include their state if there is a plan.
+        """
         key = Id("Maintenance", maintenance.metadata.name)
         decided = next(each for each in self._decision.maintenances if each.name == key.name)
         if (before := decided.before) is None:
@@ -268,8 +274,9 @@ class _Explainer:
         yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
 
     def _explain_provenance(self, image: str, profile: BootProfile, inputs: BootInputs) -> Iterator[Reason]:
-        """Explain the origin of the digests of an image if the image states it, and the stream that requires signed
-        images.
+        """Explain where an image's digests come from, if the image states this.
+
+        Also name the stream that requires signed images, if there is one.
         """
         architecture = self._server.spec.architecture
         artifacts = self._repository.images[image].spec.architectures.get(architecture)
@@ -336,8 +343,9 @@ class _Explainer:
 
 
 def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:
-    """Return the stream that requires signatures for a boot: the stream of the profile, or a stream that contains the
-    image.
+    """Return the stream that requires signatures for a boot.
+
+    This is the profile's stream, or a stream that contains the image.
     """
     signed = [
         name
@@ -357,14 +365,14 @@ _ORIGIN_TEXTS: Final[Mapping[DigestOrigin, str]] = {
 
 
 def describe_origin(provenance: Provenance | None) -> str:
-    """Describe the origin of a digest that an image claims."""
+    """Describe the origin that an image claims for a digest."""
     return _ORIGIN_TEXTS[provenance.digest].format(key=provenance.key) if provenance is not None else "not stated"
 
 
 def list_claimed_origins(architectures: Iterable[Artifacts]) -> list[str]:
-    """Return the origins of the digests of an image, without duplicates.
+    """Return the origins that an image claims for its digests, without duplicates.
 
-    Return no origins if the image does not state them.
+    If the image does not claim any origin, return an empty list.
     """
     claims = [artifact.provenance for artifacts in architectures for _, artifact in artifacts.files()]
     return sorted(set(map(describe_origin, claims))) if any(each is not None for each in claims) else []
@@ -378,7 +386,7 @@ class ServerLocation(NamedTuple):
 
 
 class DocumentLocation(NamedTuple):
-    """The source locations of a document that servers may share, and of the values in it."""
+    """The source locations of a document that several servers may use, and of the values in the document."""
 
     file: str
     lines: dict[str, int]  # line numbers by JSON pointer (RFC 6901)
@@ -397,7 +405,7 @@ def json_pointer(path: Path) -> str:
 
 
 class SourceTexts:
-    """A reader for the text of documents in a commit. It keeps the last file in a cache."""
+    """A reader for the text of documents in a commit, which caches the last file."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -408,7 +416,7 @@ class SourceTexts:
         return document_text(*self._file(resource))
 
     def line_within(self, resource: Id, path: Path) -> int:
-        """Return the line of a value. The first line of the document is 1."""
+        """Return the number of the line where a value starts. The first line of the document has the number 1."""
         data, index = self._file(resource)
         return locate(data, index, path).line - lines_above(data, index)
 
@@ -446,7 +454,7 @@ def find_moved_documents(before: FleetRepository, now: FleetRepository) -> list[
 
 
 class Explanations:
-    """Explains the boots of the servers in one commit."""
+    """An explainer for the boots of the servers in one commit."""
 
     def __init__(self, repository: FleetRepository, decisions: Mapping[str, Decision]) -> None:
         self._repository, self._decisions = repository, decisions
@@ -480,10 +488,9 @@ class Explanations:
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
-        """Return the new servers, and the servers whose explanation may differ from their explanation in an earlier
-        commit.
+        """Return the names of new servers, and of servers whose explanation may differ from that in an earlier commit.
 
-        ``decided_servers`` are the servers whose decision may differ.
+        ``decided_servers`` are the servers whose decision may differ between the two commits.
         """
         servers, old = self._repository.servers, before._repository
         if _fleet_values(self._repository.fleet) != _fleet_values(old.fleet):
@@ -531,7 +538,7 @@ class Explanations:
 
 
 def _fleet_values(fleet: Fleet) -> tuple[object, ...]:
-    """Return the Fleet fields that affect explanations: the name, and the URLs that templates of arguments can use."""
+    """Return the Fleet fields that affect explanations: the name, and the URLs that kernel arguments can contain."""
     return fleet.metadata.name, fleet.spec.base_url, fleet.spec.endpoint, fleet.spec.sites
 
 

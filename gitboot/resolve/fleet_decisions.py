@@ -89,7 +89,7 @@ Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers
 
 
 def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-    """Call ``decide_one`` for each of the named servers, in this process."""
+    """Call ``decide_one`` in this process for each of the named servers."""
     found = {name: decide_one(name) for name in names}
     return DecidedServers(
         decisions={name: each.decision for name, each in found.items()},
@@ -115,8 +115,8 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
     """Return the decisions for all servers. Raises `InvalidRepository` with all problems of the commit.
 
-    With ``now``, ignore overlaps of windows that ended before this time. Without ``now``, these overlaps are errors
-    too.
+    With ``now``, an overlap between maintenance windows is not an error if the overlap ended before this time. Without
+    ``now``, such an overlap is an error too.
     """
     try:
         decisions = decide_all(repository).decisions
@@ -131,10 +131,10 @@ def decide_all(
     apply: Apply = decide_one_by_one,
     known_places: Mapping[DecisionFinding, FindingPlace] | None = None,
 ) -> FleetDecisions:
-    """Return the decisions for a commit that an instance may have accepted already.
+    """Return the decisions for a commit that an instance may already have accepted.
 
-    ``known_places`` are the locations of findings in another commit. With them, gitboot does not have to read unchanged
-    documents. Raises `InvalidRepository` for errors that do not depend on the time, except errors with
+    ``known_places`` are the locations of findings in another commit. With these locations, gitboot does not have to
+    read unchanged documents. Raises `InvalidRepository` for errors that do not depend on the time, except errors with
     `TOLERATED_CODES`.
     """
     # gitboot imports this module here, because the import is slow and an instance does not need it
@@ -281,8 +281,9 @@ def _decide_maintenance(
 def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
     """Return the conditions that must be true before a server gets this boot, or None if there are none.
 
-    The digest changes with everything that the server boots, and with the maintenance's servers, window and run. It
-    depends only on the fields that the document sets, so a new version of gitboot computes the same digest.
+    The digest of the conditions changes if anything that the server boots changes, or if the maintenance's servers,
+    window or run changes. The digest depends only on the fields that the document sets, so that a new version of
+    gitboot computes the same digest.
     """
     spec = of.maintenance.spec
     if (before := spec.before) is None:
@@ -313,7 +314,10 @@ def _find_default(field: dataclasses.Field[Any]) -> object:
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
-    """Return Continuous for networkBoot Always if a boot script can end the override, and Once in all other cases."""
+    """Return Continuous if networkBoot is Always and a boot script can end the override.
+
+    Return Once in all other cases.
+    """
     if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
         return OverrideMode.CONTINUOUS
     return OverrideMode.ONCE
@@ -364,8 +368,8 @@ def decide_unknown_machines(
 ) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
     """Return the boots for unknown machines by architecture, and the findings.
 
-    Each finding comes with a description of the machines. The boots are None if the Fleet does not set a profile for
-    unknown machines, or if the profile is unsuitable.
+    Each finding comes with a description of the machines that it concerns. The boots are None if the Fleet does not set
+    a profile for unknown machines, or if the profile is unsuitable.
     """
     if inputs is None:
         return None, []
@@ -411,7 +415,7 @@ def decide_unknown_machines(
 
 
 def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a problem for each setting in the fleet that this version of gitboot does not support."""
+    """Yield a problem for each of the fleet's settings that this version of gitboot does not support."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         # None if the Fleet is missing, which makes the commit invalid
@@ -476,7 +480,7 @@ def decide_loaded(
 
 
 def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
-    """Return the sites of servers, by server name. Servers without a site are omitted."""
+    """Return the site of each server, by server name. Omit servers without a site."""
     selection = build_site_index(repository)
     found = {name: selection.find(server) for name, server in repository.servers.items()}
     return {name: selected[0] for name, selected in found.items() if selected}
@@ -491,10 +495,10 @@ def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
 
 
 def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
-    """For each file, return the hundred errors and the hundred warnings that last longest, sorted by location.
+    """Return, for each file, the hundred errors and the hundred warnings that end last, sorted by location.
 
-    If a problem of a file exists at a time, at least one of the returned problems also exists at this time. An
-    additional problem states the number of omitted problems. It lasts until the last of the omitted problems ends.
+    Whenever a file has a problem, it also has at least one of the returned problems. An additional problem states how
+    many problems were omitted, and ends when the last of the omitted problems ends.
     """
     groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
     for each in dated_problems:

@@ -148,7 +148,7 @@ def _reject_constant(name: str) -> None:
 
 
 def _find_wrong_types(value: Any, wanted: Any, minor: int, path: str) -> Iterator[str]:
-    """Yield a message for each value of a wrong type. `null` means that a field is not set."""
+    """Yield a message for each value that has the wrong type. `null` means that a field is not set."""
     if isinstance(wanted, tuple):
         wanted, since = wanted
         if minor < since:
@@ -199,7 +199,7 @@ _DATA_URL: Final = re.compile(
 
 
 def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
-    """Yield a message for each value that Ignition rejects although its type is correct."""
+    """Yield a message for each value that has the correct type but that Ignition rejects."""
     nodes: Counter[str] = Counter()
     for section, name, key in _KEYS:
         elements = ((config.get(section) or {}).get(name) or []) if name != "luks" or minor >= _LUKS_SINCE else []

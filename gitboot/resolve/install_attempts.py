@@ -1,4 +1,4 @@
-"""Install attempts: determine the next boot of an installation, and describe the progress of the installation."""
+"""Install attempts: determine the next boot of an installation, and describe the installation's progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, Install
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
     """Return whether the server was installed as the policy requires.
 
-    A lower number in ``provision`` does not cause a reinstallation.
+    Lowering the number in ``provision`` does not cause a reinstallation.
     """
     if record.provision is None or record.provision < policy.provision:
         return False
@@ -40,14 +40,14 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
 
 
 def is_overwritten(record: Record, provision: int) -> bool:
-    """Return whether a maintenance overwrote a server that was installed with this provision number or a higher one."""
+    """Return whether a maintenance overwrote a server that had been installed with at least this provision number."""
     return record.overwritten_by is not None and record.provision is not None and record.provision >= provision
 
 
 def provision_key(policy: PolicyDecision, record: Record) -> str:
     """Return the key that identifies the installation that a policy requires.
 
-    With OnImageChange, a policy may return to an earlier image. Therefore the key contains the time of the last
+    With OnImageChange, a policy may return to an earlier image. Therefore, the key contains the time of the last
     provisioning, so that gitboot ignores overrides and attempts from before that time.
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
@@ -56,7 +56,7 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def image_provision_key(provision: int, image: str, record: Record) -> str:
-    """Return the key of an installation of an image that follows the last installation in the record."""
+    """Return the key that identifies the next installation of an image after the last installation in the record."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
 
@@ -79,7 +79,7 @@ _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def parse_attempt_and_boot(base: str, key: str) -> tuple[int, int]:
-    """Parse the number of the attempt and the number of the attempt's boot from a boot key.
+    """Parse a boot key, and return the number of the attempt and the number of the boot within the attempt.
 
     Both numbers begin at 1. ``base`` is the provision key at the start of the boot key.
     """
@@ -91,14 +91,15 @@ _BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:
-    """Return the last attempt whose provision key satisfies ``key``, or None."""
+    """Return the last attempt whose provision key satisfies the required ``key``, or None."""
     return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
 
 
 def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
-    """Return an unfinished attempt to install another image or a higher number after the last provisioning, or None.
+    """Return an unfinished attempt that began after the last provisioning, to install another image or a higher number.
 
-    There is such an attempt if somebody reverts a commit while its installation is in progress.
+    Return None if there is no such attempt. Such an attempt exists if somebody reverts a commit while the installation
+    that the commit requires is in progress.
     """
     last = record.attempts[-1] if record.attempts else None
     if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
@@ -110,7 +111,7 @@ def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
 
 
 def highest_served_provision(record: Record) -> int | None:
-    """Return the highest provision number whose boot may have been served or whose override was consumed.
+    """Return the highest provision number for which a boot may have been served or an override was consumed.
 
     Return None if there is no such number.
     """
@@ -120,10 +121,10 @@ def highest_served_provision(record: Record) -> int | None:
 
 
 def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
-    """Return the number of the next attempt and the number of its next boot, both from 1.
+    """Return the number of the next attempt and the number of its next boot. Both numbers start at 1.
 
-    Return None if an operator must check the machine first. If the installer reported a failure, gitboot makes the next
-    attempt if the Fleet allows more attempts. Without a report, the installer may have written the disks, so an
+    Return None if an operator must check the machine first. After the installer has reported a failure, gitboot makes
+    another attempt if the Fleet allows more attempts. Without a report, the installer may have written the disks, so an
     operator must check the machine.
     """
     last = last_attempt(record, provision_key(policy, record))
@@ -154,9 +155,9 @@ def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | 
 
 
 def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
-    """Return the token with which the next or last attempt fetches its user data and reports its end.
+    """Return the token with which the next or the last attempt fetches user data and reports its end.
 
-    The first attempt uses the token of the decision. Return None if the policy is not for a one-time installation.
+    The first attempt uses the token of the decision. Return None if the policy does not install the server once.
     """
     common, policy = decision.token, decision.policy
     if common is None or policy is None or policy.boot is None or record is None:
@@ -171,9 +172,7 @@ def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
 
 
 def find_unstarted_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
-    """Return the last run of a maintenance if the boot was served, but the booted system has not fetched its user data
-    yet.
-    """
+    """Return the last run of a maintenance if its boot was served, but the system has not fetched user data yet."""
     maintenance = next((each for each in decision.maintenances if each.name == name), None)
     if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
         return None
@@ -184,7 +183,7 @@ def find_unstarted_run(decision: Decision, name: str | None, record: Record | No
 
 
 def install_step(decision: Decision, record: Record | None) -> InstallStep:
-    """Return the step of the installation that the policy requires.
+    """Return the current step of the installation that the policy requires.
 
     If the policy does not require an installation, return Provisioned if the server was ever provisioned, and Pending
     otherwise.
@@ -204,9 +203,10 @@ def install_step(decision: Decision, record: Record | None) -> InstallStep:
 
 
 def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttempt | None:
-    """Return the attempt that has not finished, or that failed and after which no further attempt is allowed.
+    """Return the attempt that has not finished, or that has failed without another attempt being allowed.
 
-    Return None if there is no such attempt. The policy may no longer require the installation of this attempt.
+    Return None if there is no such attempt. The policy may no longer require the installation to which the attempt
+    belongs.
     """
     if (
         record is None
@@ -220,14 +220,14 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
 
 def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
-    """Return whether fetches prove that all boots of an attempt were served and that its system started."""
+    """Return whether fetches prove that all boots of an attempt were served and that the booted system started."""
     if attempt.failed is not None or len(attempt.boots) < boots:
         return False
     return attempt.started is not None or not shows_start
 
 
 def describe_evidence(decision: Decision, record: Record | None) -> str | None:
-    """Describe the evidence for the step of the installation that the policy requires.
+    """Describe the evidence for the current step of the installation that the policy requires.
 
     Return None if there is no evidence.
     """
@@ -240,7 +240,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Return the number of a maintenance's last run and describe the evidence. Return None if there is no evidence."""
+    """Return the number of a maintenance's last run and a description of its evidence, or None if there is none."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
@@ -255,7 +255,7 @@ def describe_run_evidence(decision: Decision, name: str | None, record: Record |
 def make_first_records(
     decisions: Iterable[Decision], known_records: Mapping[SystemUuid, Record], *, adopt_all: bool
 ) -> list[tuple[SystemUuid, str, Record]]:
-    """Return the first records of the servers that have no record yet.
+    """Return a first record for each server that has no record yet.
 
     gitboot adopts a server with provision number 0, which means that it records the server as provisioned and does not
     install it. A server with a higher number is pending. With ``adopt_all``, gitboot adopts every server.
@@ -272,7 +272,7 @@ def make_first_records(
 
 
 def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
-    """Return a record that states that the server is installed as its decision wants.
+    """Return a record which states that the server is installed as its decision requires.
 
     With ``at``, treat the runs of maintenances that began before this time as consumed, so that gitboot does not serve
     them again. Earlier fetches are not evidence.
@@ -303,7 +303,7 @@ HIGHEST_NEW_PROVISION = 1  # another instance may have installed a new server wi
 
 
 class UnrecordedState(StrEnum):
-    """The ways in which gitboot treats a server without a record."""
+    """The ways in which gitboot can treat a server without a record."""
 
     NEW = "new"  # gitboot adopts the server if provision is 0; otherwise the server is pending
     PENDING = "pending"
@@ -311,7 +311,7 @@ class UnrecordedState(StrEnum):
 
 
 class UnrecordedServer(Struct, frozen=True, kw_only=True):
-    """The way in which gitboot treats a server without a record, and the reason."""
+    """How gitboot treats a server without a record, and why."""
 
     state: UnrecordedState
     why: str
@@ -320,7 +320,7 @@ class UnrecordedServer(Struct, frozen=True, kw_only=True):
     )  # consumed runs of the machine before its board was replaced, by maintenance
 
     def record(self, decision: Decision) -> Record | None:
-        """Return the server's first record. None means that the server gets no record and boots its disk."""
+        """Return the server's first record, or None if the server gets no record and boots from its disk."""
         if self.state is UnrecordedState.NEW and decision.provision == 0:
             return make_adopted_record(decision)
         return Record(runs=self.runs) if self.state is not UnrecordedState.UNKNOWN else None
@@ -373,11 +373,12 @@ def classify_unrecorded_server(
 
 
 def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
-    """Return the progress of a server's installation at a time, or None if no installation is in progress.
+    """Return the progress of a server's installation at the time ``at``, or None if no installation is in progress.
 
-    An attempt is in progress from its first fetch until evidence proves its completion, even if the newest commit wants
-    another installation. If the only evidence is a fetch or a consumed override, or if a maintenance wrote the disks,
-    the installation is in state Served until the machine boots its disk, but for no longer than `SERVED_GRACE`.
+    An attempt is in progress from its first fetch until evidence proves its completion, even if the newest commit
+    requires another installation. If the only evidence is a fetch or a consumed override, or if a maintenance wrote the
+    disks, the installation is in the state Served until the machine boots from its disk, but for no longer than
+    `SERVED_GRACE`.
     """
     if record is None:
         return None
@@ -396,8 +397,9 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
-    """Return the token that identifies the disk boot after a served installation, or None if gitboot does not expect a
-    disk boot.
+    """Return the token that identifies the disk boot that follows a served installation.
+
+    Return None if gitboot does not expect a disk boot.
     """
     if progress is None or progress.state is not InstallState.SERVED:
         return None
@@ -405,7 +407,7 @@ def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Diges
 
 
 def _find_served_installations(record: Record) -> Iterator[InstallProgress]:
-    """Yield the served installations without a completion report and without a later disk boot."""
+    """Yield the served installations that have no completion report and no later disk boot."""
     last = record.attempts[-1] if record.attempts else None
     if record.evidence in START_EVIDENCE and record.provisioned_at is not None:
         until = record.provisioned_at + SERVED_GRACE

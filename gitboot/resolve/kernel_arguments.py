@@ -34,8 +34,9 @@ REPEATED: Final = frozenset(
 
 @lru_cache(maxsize=4096)  # cached, because servers share most arguments
 def argument_name(argument: str) -> str:
-    """Return the name of an argument, with ``_`` instead of ``-``, because the kernel does not distinguish the two
-    characters.
+    """Return the name of an argument.
+
+    Replace ``-`` with ``_``, because the kernel does not distinguish the two characters.
     """
     return argument.partition("=")[0].replace("-", "_")
 
@@ -47,7 +48,7 @@ _ORDERED_NAMES: Final = frozenset(argument_name(name) for name in ORDERED)
 
 
 class DroppedArgument(NamedTuple):
-    """A kernel argument that the merge of several lists dropped."""
+    """A kernel argument that was dropped when several lists were merged."""
 
     argument: str
     list: int  # the index of the list that contains the argument
@@ -55,7 +56,7 @@ class DroppedArgument(NamedTuple):
 
 
 class MergedArguments(NamedTuple):
-    """The result of a merge: the kernel arguments, and the arguments that were dropped."""
+    """The result of a merge: the remaining kernel arguments, and the dropped arguments."""
 
     arguments: tuple[str, ...]
     dropped: tuple[DroppedArgument, ...]
@@ -150,7 +151,7 @@ def collect_own_arguments(source: BootSource) -> ArgumentLists:
 
 
 def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
-    """Add the arguments that contain the URL of the user data, unless the author set these arguments.
+    """Add the arguments that contain the URL of the user data, unless the author has set these arguments.
 
     Insert them before the first separator, because installers copy the arguments after ``---`` to the installed system.
     """

@@ -236,7 +236,7 @@ _UNCLOSED_QUOTE: Final = (
 
 @lru_cache(maxsize=4096)  # cached, because servers share most lines
 def _split(line: str, *, comments: bool) -> tuple[str, ...] | None:
-    """Split a line into words as a shell does. Return None if a quote is not closed."""
+    """Split a line into words as a shell does. Return None if a quotation mark is not closed."""
     try:
         return tuple(shlex.split(line, comments=comments))
     except ValueError:
@@ -244,7 +244,7 @@ def _split(line: str, *, comments: bool) -> tuple[str, ...] | None:
 
 
 def _find_package_fault(line: str) -> tuple[str, str] | None:
-    """Return a message and a hint about a line in %packages, or None if the line is correct."""
+    """Return a message and a hint for a faulty line in %packages, or None if the line is correct."""
     package = line.partition("#")[0].strip()
     if package == "-":
         return "excludes no package", "write the name of the package after the dash"
@@ -256,7 +256,7 @@ def _find_package_fault(line: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=4096)  # servers share most lines
 def _find_line_fault(line: str) -> tuple[str, str] | None:
-    """Return a message and a hint about a line outside of sections, or None if the line is correct."""
+    """Return a message and a hint for a faulty line outside of sections, or None if the line is correct."""
     stripped = line.strip()
     if not stripped or stripped.startswith("#"):
         return None
@@ -306,7 +306,7 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
 
 
 class _OptionFault(Exception):
-    """An option of a command or a section is wrong."""
+    """Raised if an option of a command or a section is wrong."""
 
 
 class _OptionParser(argparse.ArgumentParser):

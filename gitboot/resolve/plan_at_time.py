@@ -1,4 +1,4 @@
-"""Plan at a time: derive a server's plan from its decision and record, and find the transitions of the plan."""
+"""Plan at a given time: derive a server's plan from its decision and record, and find when the plan changes."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ def make_plan(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> BootPlan | None:
-    """Return the plan of a server at a time, or None if the server has no plan.
+    """Return the plan of a server at the time ``at``, or None if the server has no plan.
 
-    Parked and retired servers have no plan. An active server needs a policy or an active maintenance to have a plan.
-    gitboot does not offer a boot that needs one of the ``absent`` files, unless the boot has already been served.
+    Parked and retired servers have no plan. An active server has a plan only if it has a policy or an active
+    maintenance. gitboot does not offer a boot that needs one of the ``absent`` files, unless the boot has already been
+    served.
     """
     state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
@@ -102,8 +103,8 @@ def make_plan(
 def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Decision:
     """Return the decision without the maintenances whose windows had ended by ``latest_clock``.
 
-    This prevents an ended window from opening again after the clock was set back. ``latest_clock`` is the latest time
-    that the clock has shown, or None if the clock was not set back.
+    This prevents a window that has ended from opening again after the clock was set back. ``latest_clock`` is the
+    latest time that the clock has shown, or None if the clock was not set back.
     """
     if latest_clock is None:
         return decision
@@ -119,7 +120,7 @@ def find_next_transition(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
-    """Return the first time after ``at`` at which the plan changes by itself, or None if it does not change."""
+    """Return the first time after ``at`` when the plan changes merely because time passes, or None."""
     later = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
     if not later:
         return None
@@ -133,7 +134,7 @@ def make_fallback_plan(
     """Return the plan that replaces a withheld plan.
 
     The server gets the policy's Always boot if that boot does not write a disk and no file of the boot is absent. In
-    all other cases, and while all network boots are stopped, the server boots its local disk.
+    all other cases, and while all network boots are stopped, the server boots from its local disk.
     """
     is_stopped = stop is StopScope.ALL
     boot = harmless_boot(decision.policy, absent) if not is_stopped else None
@@ -155,12 +156,15 @@ def make_fallback_plan(
 
 
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
-    """Return whether the current run of a maintenance is consumed. A later window offers it again."""
+    """Return whether the current run of a maintenance is consumed. A later window offers the run again."""
     return is_run_consumed(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
 
 
 def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
-    """Return whether a run is consumed, given the last consumed run of its maintenance and the start of its window."""
+    """Return whether a run is consumed.
+
+    ``last_run`` is the last consumed run of the maintenance, and ``start`` is the start of its window.
+    """
     if last_run is None or last_run.run < run:
         return False
     return last_run.end is None or start is None or start < last_run.end
@@ -196,7 +200,7 @@ class _BootState:
 
 
 def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
-    """Return the cause that keeps a server from the reset and the boot of a maintenance, or None."""
+    """Return why gitboot must not reset and boot a server for a maintenance yet, or None if it may do so."""
     if (before := maintenance.before) is None:
         return None
     found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
@@ -233,7 +237,7 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
 def _find_boot_state(
     decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
 ) -> _BootState | None:
-    """Return a server's boot at a time, without final URLs, or None if the server has no plan."""
+    """Return a server's boot at the time ``at``, without final URLs, or None if the server has no plan."""
     policy, waiting = decision.policy, None
     active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
@@ -278,7 +282,8 @@ def _find_boot_state(
 def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
     """Return whether a newer commit withholds an install boot.
 
-    An attempt that has started and not failed gets its remaining boots, unless the newer commit withdraws its image.
+    An attempt that has started and has not failed gets its remaining boots, unless the newer commit withdraws the
+    image.
     """
     found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.is_active(at)]
     if not found or any(each.takes_image_back for each in found):
@@ -295,7 +300,7 @@ def _select_medium_boot(boot: Boot) -> Boot | None:
 
 
 def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
-    """Return the one-time boot whose system may still be reading its medium, or None."""
+    """Return the one-time boot whose system may still be reading its virtual medium, or None."""
     if record is None:
         return None
     if state.maintenance is not None:
@@ -333,7 +338,10 @@ def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Colle
 
 
 def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
-    """Return the policy's Always boot, or None if the boot writes a disk or one of its files is absent."""
+    """Return the policy's Always boot, or None if there is no such boot.
+
+    Also return None if the boot writes a disk, or if one of its files is absent.
+    """
     if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
         return None
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
@@ -381,18 +389,24 @@ def _maintenance_state(
 
 
 def _first_serve_time(record: Record, key: str) -> datetime | None:
-    """Return the time of the first intent to serve the boot with this key whose outcome is unknown, or None."""
+    """Return the time of the first intent to serve the boot with this key.
+
+    Intents with a known outcome do not count. Return None if there is no such intent.
+    """
     serve = record.find_unknown_serve(key)
     return serve.seen.at if serve is not None else None
 
 
 def is_run_served_again(last_run: Run, at: datetime) -> bool:
-    """Return whether a consumed run is still served: for `FETCH_GRACE`, or until its system fetches user data."""
+    """Return whether gitboot still serves a consumed run.
+
+    gitboot serves the run again until `FETCH_GRACE` has passed or the system has fetched user data.
+    """
     return last_run.started is None and _is_within(last_run.at, at, FETCH_GRACE)
 
 
 def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
-    """Return the key that identifies the run that a maintenance wants.
+    """Return the key that identifies the run that a maintenance requires.
 
     If a later window repeats the run, the key is new, so that overrides from the earlier window do not count.
     """
@@ -456,7 +470,7 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 
 def release_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of an installation that waits until the machine is off."""
+    """Return the key that identifies an installation that waits until the machine is off."""
     return f"{provision_key(policy, record)}/{record.offered}"
 
 
@@ -469,7 +483,10 @@ _CAUSE_BY_STEP: Final = {
 
 
 def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
-    """Return whether ``at`` is within a grace period. ``since`` is in the future if the clock was set back."""
+    """Return whether ``at`` is within the grace period that begins at ``since``.
+
+    If the clock was set back, ``since`` may be in the future.
+    """
     return since <= at < since + grace
 
 
@@ -508,7 +525,7 @@ def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, re
 
 
 def extend_moved_runs(record: Record, decision: Decision) -> Record:
-    """Return the record with the ends of consumed runs extended to the new ends of their windows.
+    """Return the record with the end of each consumed run extended to the new end of the maintenance's window.
 
     This prevents a second run if one commit extends a window and a later commit moves its start.
     """

@@ -1,4 +1,4 @@
-"""Policy selection: choose the policy and the image of a server (rules R3 and R4)."""
+"""Policy selection: choose the policy and the image for a server (rules R3 and R4)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class LosingCandidate(NamedTuple):
-    """A candidate that a rule did not choose, and why."""
+    """A candidate that a rule did not choose, and the reason."""
 
     candidate: str
     rule: str
@@ -44,7 +44,7 @@ class LosingCandidate(NamedTuple):
 
 
 class Choice(Struct, Generic[T], frozen=True):
-    """The candidate that a rule chose, why, and the other candidates."""
+    """The candidate that a rule chose, the reason, and the other candidates."""
 
     winner: T
     why: str
@@ -71,7 +71,7 @@ class Pool(Struct, frozen=True, kw_only=True):
 
 
 def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
-    """Return all policies with their inherited fields, and the problems with inheritance."""
+    """Return all policies with their inherited fields, and the problems found in the inheritance."""
     found: dict[str, Pool] = {}
     problems: list[Problem] = []
     for name in repository.policies:
@@ -134,7 +134,10 @@ class Tie(NamedTuple):
 
 
 def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choice[Pool] | Tie | None:
-    """Choose the policy of a server (rule R3): the policy that the server names, or one that selects the server."""
+    """Choose the policy for a server (rule R3).
+
+    The result is the policy that the server names, or a policy that selects the server.
+    """
     if named_policy is not None:
         lost = tuple(
             LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the Server document sets its policy")
@@ -162,7 +165,7 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
 
 
 def is_in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
-    """Return whether a rollout at ``percent`` includes a server. Raising the percentage only adds servers."""
+    """Return whether a rollout at ``percent`` includes a server. Raising the percentage never removes servers."""
     return joining_percentage(stream, uuid) <= percent
 
 
@@ -173,7 +176,7 @@ def joining_percentage(stream: str, uuid: SystemUuid) -> int:
 
 
 class NamedImage(NamedTuple):
-    """An image, with the document and the field that name it."""
+    """An image, and the document and the field that name the image."""
 
     image: str
     document: Id
@@ -375,7 +378,7 @@ class MinimumVersion(NamedTuple):
 
 
 def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """Return minimum versions by profile, for the profiles whose stream has a minimum version."""
+    """Return the minimum version for each profile whose stream has a minimum version, by profile."""
     return {
         name: MinimumVersion(stream, skew.minimum_version)
         for name, profile in repository.profiles.items()
@@ -411,7 +414,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
 
     @property
     def chosen_by(self) -> tuple[Id, tuple[str, ...]]:
-        """The document and the field that choose the profile for this machine."""
+        """The document and the field that determine the profile for this machine."""
         if self.maintenance is not None:
             return Id("Maintenance", self.maintenance.metadata.name), ("spec", "select")
         if self.server is not None and self.server.spec.policy is not None:
@@ -422,7 +425,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
 
 
 class Unbootable(Exception):
-    """Raised if a boot cannot work. `place` has the same format as in `DecisionFinding`."""
+    """Raised if a boot cannot work. The field `place` has the same format as in `DecisionFinding`."""
 
     def __init__(
         self,
@@ -437,7 +440,7 @@ class Unbootable(Exception):
 
 
 class SelectorIndex(Generic[T]):
-    """Finds the items whose selectors match a server, in a fixed order."""
+    """An index of items by selector, which finds the items whose selectors match a server, in a fixed order."""
 
     def __init__(self, selecting: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
         self._selecting: list[T] = []

@@ -1,4 +1,4 @@
-"""State outside Git: provisioning records with their JSON, and the orders and claims that stop boots."""
+"""State outside Git: provisioning records and their JSON format, and the orders and claims that stop boots."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def find_newer_records(
     ledger_records: Mapping[SystemUuid, Record],
     reasons: Callable[[SystemUuid], Collection[str | None]],
 ) -> list[SystemUuid]:
-    """Return the servers whose record in an output tree is newer than their record in the ledger.
+    """Return the servers that have a newer record in an output tree than in the ledger.
 
-    Such a record shows that the ledger is an old copy. ``reasons`` returns the keys of the overrides that gitboot has
-    set for a server according to the ledger. The ledger contains an override before a machine can consume it.
+    Such a record shows that the ledger is an old copy. ``reasons`` returns the keys of the overrides that, according to
+    the ledger, gitboot has set for a server. The ledger contains an override before a machine can consume it.
     """
     return sorted(
         uuid
@@ -64,7 +64,7 @@ def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, date
 
 
 def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
-    """Return whether a published record contains an intent that is not in the ledger and was not withheld."""
+    """Return whether a published record contains an intent that was not withheld and is not in the ledger."""
     serves = ledger_record.unknown_serves if ledger_record is not None else ()
     intents = {each.intent for each in serves}
     given_back = max((each.seen.at for each in serves if not each.intent), default=None)
@@ -75,7 +75,7 @@ def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bo
 
 
 def find_last_seen(record: Record) -> datetime | None:
-    """Return the time of the newest evidence in a server's record, or None."""
+    """Return the time of the newest evidence in a server's record, or None if there is no evidence."""
     seen = [*(_last_evidence_time(each) for each in record.attempts), *(run.at for run in record.runs.values())]
     seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
     return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
@@ -86,7 +86,10 @@ def _last_evidence_time(attempt: InstallAttempt) -> datetime:
 
 
 def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
-    """Compare a provisioned server with its decision. Return messages about the differences by condition name."""
+    """Compare a provisioned server with its decision.
+
+    Return a message about each difference, by the name of the condition.
+    """
     policy = decision.policy
     if record is None or record.provision is None or policy is None:
         return {}
@@ -108,7 +111,8 @@ def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
 def shard_name(uuid: SystemUuid) -> str:
     """Return the name of the file in the output tree that contains a server's record.
 
-    The name is the prefix of a digest and not of the UUID, because the UUIDs of one vendor may share a prefix.
+    The name is the prefix of a digest of the UUID and not of the UUID itself, because the UUIDs of one vendor may share
+    a prefix.
     """
     return f"{crc32(uuid.encode()) & 0xFF:02x}"
 
@@ -120,7 +124,7 @@ def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
 
 
 def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
-    """Parse exported records. Raises `UsageError` if they are malformed. ``path`` is for the message."""
+    """Parse exported records. Raises `UsageError`, which names ``path``, if the records are malformed."""
     try:
         return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
@@ -137,17 +141,17 @@ def record_facts(record: Record) -> dict[str, Any]:
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
-    """Convert an install attempt, with its fetches and its step, to JSON values."""
+    """Convert an install attempt, including its fetches and its step, to JSON values."""
     return _drop_null_disk_boot({**to_json_value(attempt), "step": attempt.step})
 
 
 def _drop_null_disk_boot(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove the field diskBoot if it is null, because commit 2fefe59 does not write a null field."""
+    """Remove the field diskBoot if it is null, as the version at commit 2fefe59 does."""
     return {key: value for key, value in fields.items() if key != "diskBoot" or value is not None}
 
 
 def last_provisioning_facts(record: Record) -> list[Any]:
-    """Return the last provisioning of a server as JSON values. An operator sees them before changing the record."""
+    """Return the last provisioning of a server as JSON values, which an operator sees before changing the record."""
     return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
 
 
@@ -162,7 +166,7 @@ def run_facts(run: Run) -> dict[str, Any]:
 
 
 def parse_record(item: Mapping[str, Any]) -> Record:
-    """Parse a record from JSON values. Raises ValueError, TypeError or KeyError if they are malformed."""
+    """Parse a record from JSON values. Raises ValueError, TypeError or KeyError if the values are malformed."""
 
     def optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None
@@ -189,7 +193,10 @@ def parse_record(item: Mapping[str, Any]) -> Record:
 
 
 def parse_clearances(items: Mapping[str, Any]) -> dict[str, Clearance]:
-    """Parse clearances by maintenance. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
+    """Parse the clearance for each maintenance.
+
+    Raises ValueError, TypeError or KeyError if the JSON values are malformed.
+    """
 
     def parse_text(value: Any) -> str | None:
         return text(value) if value is not None else None
@@ -246,7 +253,7 @@ def _parse_run(item: Mapping[str, Any]) -> Run:
 
 
 def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
-    """Parse the output of `run_facts`. Raises ValueError, TypeError or KeyError if it is malformed."""
+    """Parse the output of `run_facts`. Raises ValueError, TypeError or KeyError if the output is malformed."""
     names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
     return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
 
@@ -258,7 +265,10 @@ def _parse_number(value: object) -> int:
 
 
 def _parse_instant(value: object) -> datetime:
-    """Parse a time written by `encode_records`. Unlike times in YAML, it may contain fractions of a second."""
+    """Parse a time written by `encode_records`.
+
+    Unlike a time in a document, such a time may contain fractions of a second.
+    """
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
         raise ValueError(f"expected a time with an offset, found {quote_value(value)}")
@@ -266,7 +276,7 @@ def _parse_instant(value: object) -> datetime:
 
 
 class InstallStep(StrEnum):
-    """The current step of the installation that a server's policy wants."""
+    """The current step of the installation that a server's policy requires."""
 
     UNKNOWN = "Unknown"  # the server has no record
     PENDING = "Pending"
@@ -294,7 +304,7 @@ class StepEvidence(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A consumed run of a maintenance, and the evidence for it."""
+    """A consumed run of a maintenance, and the evidence for the run."""
 
     run: int
     at: datetime
@@ -305,7 +315,7 @@ class Run(NamedTuple):
 
 
 class Clearance(NamedTuple):
-    """The answers of URLs about one maintenance of a server.
+    """The answers from the approval URL and the drain URL for one maintenance of a server.
 
     An answer for another digest, for another run of the maintenance, or from another URL does not count.
     """
@@ -318,7 +328,7 @@ class Clearance(NamedTuple):
     def move_end(self, end: datetime | None, at: datetime) -> Clearance:
         """Return the clearance after a commit that may have moved the end of the window.
 
-        If the window had already ended, the server may be in service again, so the drain does not count any more.
+        If the window had already ended, the server may be in service again, so the drain no longer counts.
         """
         if self.until is None or self.until == end:
             return self
@@ -326,12 +336,12 @@ class Clearance(NamedTuple):
 
 
 class UnknownServe(NamedTuple):
-    """An endpoint's intent to serve a boot, whose outcome is not recorded.
+    """An endpoint's recorded intent to serve a boot, without a recorded outcome.
 
     An intent is not evidence, but the boot counts as consumed once `FETCH_GRACE` has passed since the intent. In a
     shared fetch log, the outcome `withheld` may precede its intent. The record then stores the outcome, so that the
-    intent does not count when it arrives. Of the withheld intents, the record stores only the newest one, from which
-    gitboot recognizes older output trees.
+    intent does not count when it arrives. The record stores only the newest withheld intent, by which gitboot
+    recognizes older output trees.
     """
 
     intent: str  # an id; "" for a complete withheld intent; "more" for all intents that exceed the maximum
@@ -341,7 +351,7 @@ class UnknownServe(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An installer's report of a failure."""
+    """A failure that an installer reported."""
 
     at: datetime
     client: str
@@ -398,7 +408,7 @@ def boot_key(key: str, attempt: int, boot: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """The record of a server's provisioning. None means that a value is unknown."""
+    """The record of a server's provisioning. A field is None if its value is unknown."""
 
     provision: int | None = None  # the provision number that was installed last; None: never provisioned
     image: str | None = None  # the image that was installed last
@@ -433,7 +443,10 @@ class Record:
         return f"version {self.version}" if self.image is None and self.version is not None else self.image
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
-        """Return the first intent to serve the boot with this key whose outcome is unknown, or None."""
+        """Return the first intent to serve the boot with this key.
+
+        Intents with a known outcome do not count. Return None if there is no such intent.
+        """
         return min(
             [each for each in self.unknown_serves if each.key == key and not each.is_withheld],
             key=lambda each: each.seen.at,
@@ -442,7 +455,7 @@ class Record:
 
 
 class StopScope(StrEnum):
-    """The boots that a stop order or a condition stops, in addition to the boots that the commit stops."""
+    """The boots that are stopped by a stop order or a condition, in addition to the boots that the commit stops."""
 
     NONE = "none"
     WRITING = "boots that write disks"
@@ -461,7 +474,10 @@ class StopOrder(NamedTuple):
 
 
 class SoleClaim(NamedTuple):
-    """A file from commit 2fefe59 which declares that one host alone serves the one-time boots of some sites."""
+    """A file which declares that only one host serves the one-time boots of some sites.
+
+    The version at commit 2fefe59 wrote such files.
+    """
 
     file: str
     sites: tuple[str, ...]  # sorted; () if the file cannot be read

@@ -20,7 +20,7 @@ from gitboot.resolve.server_decision import Boot
 
 
 class SecretSpan(NamedTuple):
-    """Offsets in a text: where the name of a secret starts, and the range [start, end) of the secret itself."""
+    """The offset in a text where the name of a secret starts, and the range [start, end) of the secret itself."""
 
     at: int
     start: int
@@ -78,7 +78,7 @@ _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[
 def _value_finder(
     pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool
 ) -> Find:
-    """Return a function that finds the values captured by a pattern, except harmless ones."""
+    """Return a function that finds the values that a pattern captures, except harmless values."""
 
     def find(text: str) -> Iterator[SecretSpan]:
         for found in _compiled(pattern, flags).finditer(text):
@@ -93,7 +93,10 @@ _IN_VALUE: Final = ("double", "single", "plain")
 
 
 def _block_finder(begins: str, end: str) -> Find:
-    """Return a function that finds blocks from the match of a pattern up to ``end``, or up to the end of the text."""
+    """Return a function that finds blocks of text.
+
+    A block starts at a match of ``begins``, and ends before ``end`` or at the end of the text.
+    """
     compiled = re.compile(begins)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -125,7 +128,10 @@ def _line_finder(word: str, pattern: str) -> Find:
 
 
 def _find_password_lists(text: str) -> Iterator[SecretSpan]:
-    """Yield each name:password below the cloud-init key ``chpasswd:``. The reported name is the key ``chpasswd:``."""
+    """Yield each name:password pair below the cloud-init key ``chpasswd:``.
+
+    The pairs are reported under the name ``chpasswd:``.
+    """
     if "chpasswd:" not in text:
         return
     offset = begins = left = 0
@@ -161,7 +167,7 @@ _KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTIL
 
 
 def _find_assignments(text: str) -> Iterator[SecretSpan]:
-    """Yield each NAME=value in a shell script or environment file whose name suggests a secret."""
+    """Yield each NAME=value assignment in a shell script or environment file if the name suggests a secret."""
     for found in _ASSIGNMENT.finditer(text):
         value = next(found[each] for each in _IN_VALUE if found[each] is not None)
         if _SECRET_SUFFIX.search(found["name"]) and not _is_harmless(value):
@@ -175,7 +181,7 @@ _SECRET_SUFFIX: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|
 
 
 def _find_registry_passwords(text: str) -> Iterator[SecretSpan]:
-    """Yield each base64-encoded user:password in a ``.dockerconfigjson``."""
+    """Yield each base64-encoded user:password pair in a ``.dockerconfigjson`` file."""
     for found in _REGISTRY.finditer(text):
         try:
             is_pair = b":" in b64decode(found["v"], validate=True)
@@ -345,7 +351,7 @@ class Leak(NamedTuple):
 
 
 class Secret(NamedTuple):
-    """A possible secret in a text, with 1-based line numbers."""
+    """A possible secret in a text. Line numbers start at 1."""
 
     kind: str
     line: int  # the line that contains the name
@@ -357,10 +363,11 @@ class Secret(NamedTuple):
 
 
 def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
-    """Yield possible secrets in the published files and kernel arguments of a boot, one of each kind per file.
+    """Yield possible secrets in a boot's kernel arguments and published files. Yield one secret of each kind per file.
 
     ``known_digests`` identify the secrets that are already reported at their source. ``own`` contains the server's MAC
-    addresses and the digests that gitboot computed for it. The texts of many servers differ only in these values.
+    addresses and the digests that gitboot computed for the server. The texts of many servers differ only in these
+    values.
     """
     others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
@@ -379,7 +386,10 @@ def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Col
 
 
 def _replace_own_values(text: str, others: Iterable[tuple[str, str]]) -> str:
-    """Replace a server's own values, so that its lines equal those of other servers and their results can be cached."""
+    """Replace a server's own values in a text.
+
+    The lines then equal those of other servers, so that cached results apply.
+    """
     for own, other in others:
         text = text.replace(own, other)
     return text
@@ -401,7 +411,7 @@ _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|ap
 
 @lru_cache(maxsize=1024)
 def find_secrets_in_file(content: bytes) -> tuple[Secret, ...]:
-    """Return the possible secrets in a file from the repository. The result is cached for all servers."""
+    """Return the possible secrets in a file from the repository. All servers share the cached result."""
     return tuple(find_secrets(content.decode(errors="replace")))
 
 
@@ -467,7 +477,7 @@ def _scan_line(line: str) -> _LeakLine:
 
 @lru_cache(maxsize=16384)  # lines that differ only in a name or a digest have most parts in common
 def _rules_for(part: str) -> frozenset[int]:
-    """Return the numbers of the rules with a word that occurs in ``part``, a lower-case part of a line."""
+    """Return the numbers of the rules that have a word which occurs in ``part``, a lower-case part of a line."""
     numbers: set[int] = set()
     found = _ANY_WORD.search(part)
     while found is not None:
@@ -524,7 +534,7 @@ _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
 def parse_allowance(line: str) -> str | None:
-    """Return the REASON from ``gitboot:allow-secret REASON`` in a line, or None if the line permits no secret."""
+    """Return the REASON from ``gitboot:allow-secret REASON`` in a line, or None if the line does not permit secrets."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
 
@@ -533,7 +543,7 @@ _LONGEST_REASON: Final = 200
 
 
 class _TextLines:
-    """The lines of a text, with 1-based numbers."""
+    """The lines of a text, which are numbered from 1."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
@@ -556,7 +566,7 @@ _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9
 
 
 def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
-    """Yield the possible secrets in base64 data, which is within one line or spans consecutive lines."""
+    """Yield the possible secrets in base64 data. The data may be within one line or span consecutive lines."""
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
@@ -577,7 +587,7 @@ def _secrets_in_piece(data: str) -> tuple[tuple[LeakRule, str], ...]:
 def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
     """Yield the possible secrets in data that was base64-encoded up to ``times`` times.
 
-    If there is a secret, callers must hide all of the data.
+    If the data contains a secret, callers must hide all of the data.
     """
     try:
         decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()

@@ -1,4 +1,4 @@
-"""Server decision: everything that a commit determines about the boots of a server."""
+"""Server decision: everything that a commit determines about how a server boots."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from gitboot.problems import DatedProblem, Problem, Severity, find_problems_at
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
-    """The boot decisions made at a commit, for all servers and for unknown machines."""
+    """The boot decisions that gitboot made from a commit, for all servers and for unknown machines."""
 
     revision: str
     base_url: str
@@ -59,7 +59,7 @@ class Decisions(Struct, frozen=True, kw_only=True):
     dated: tuple[DatedProblem, ...]  # the problems that depend on the time
 
     def problems_at(self, now: datetime) -> tuple[Problem, ...]:
-        """Return the sorted problems that exist at a time."""
+        """Return the problems that exist at the time ``now``, sorted."""
         return tuple(sorted((*self.warnings, *find_problems_at(self.dated, now))))
 
     @property
@@ -68,10 +68,10 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
 
 def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
-    """Raise `InvalidRepository` if an instance cannot newly accept a commit at a time.
+    """Raise `InvalidRepository` if an instance that has not accepted a commit yet cannot accept it at the time ``now``.
 
-    The reason is an error in `TOLERATED_CODES` or an error that depends on the time. An instance that has already
-    accepted the commit keeps it.
+    The reason is an error with one of the `TOLERATED_CODES`, or an error that depends on the time. An instance that has
+    already accepted the commit keeps the commit.
     """
     problems = decisions.problems_at(now)
     if any(problem.severity is Severity.ERROR for problem in problems):
@@ -82,7 +82,7 @@ INSTALL_MODES: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def report_token(uuid: SystemUuid, provision: int, image: str) -> str:
-    """Return the token with which an installer reports this installation, by provision number and image."""
+    """Return the token with which an installer reports on the installation of ``image`` with this provision number."""
     return offer_token(uuid, str(provision), image)
 
 
@@ -138,7 +138,7 @@ class BootFiles:
 
 
 def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
-    """Replace each text with its digest, so that the JSON contains no secrets."""
+    """Replace each text with the text's digest, so that the JSON contains no secrets."""
     return {name: Digest(sha256(text.encode()).hexdigest()) for name, text in texts.items()}
 
 
@@ -166,7 +166,7 @@ class UserDataFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
-    """A network boot with all its files, arguments and texts."""
+    """A network boot, including all of its files, arguments and texts."""
 
     profile: str
     image: str
@@ -227,7 +227,7 @@ class Boot:
 
     @property
     def may_ask_by_identity(self) -> bool:
-        """Return whether the image and the texts suggest that the system may find its user data by identity."""
+        """Return whether the system may find its user data by identity, judging by the image and the texts."""
         if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
             return True
         user_data = self.user_data.files.values() if self.user_data is not None else ()
@@ -266,7 +266,7 @@ class Boot:
 
     @property
     def verified_programs(self) -> tuple[BootFile, ...]:
-        """The EFI programs that start only with a trusted signature if Secure Boot is on. ISO files are left out."""
+        """The EFI programs that start only with a trusted signature if Secure Boot is on, except ISO files."""
         loader = self.files.loader if self.http_boot is HttpBoot.LOADER else None
         programs = (self.direct_uki,) if self.direct else (loader, self.files.kernel)
         return tuple(each for each in programs if each is not None)
@@ -286,7 +286,10 @@ class Boot:
 
     @property
     def required_files(self) -> tuple[BootFile, ...]:
-        """The fetched files without which gitboot withholds the boot, and not only the boot scripts for iPXE."""
+        """The fetched files that the boot requires.
+
+        If one is absent, gitboot withholds the whole boot, and not only the iPXE scripts.
+        """
         ignored = self.signature_files if self.ignores_signatures else ()
         return tuple(each for each in self.fetched_files if each not in ignored)
 
@@ -303,11 +306,14 @@ class Boot:
         return tuple(BootFile(url=url, sha256=None, size=None) for url in dict.fromkeys(urls))
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
-        """Return whether a file is absent that the loader which boots the server needs."""
+        """Return whether one of the files that the server's boot loader needs is absent."""
         return bool(absent) and any(each in absent for each in self.required_files)
 
     def lacks_for_ipxe(self, absent: Collection[BootFile]) -> bool:
-        """Return whether only iPXE needs a file that is absent: a signature that the loader of the server ignores."""
+        """Return whether a file is absent that only iPXE needs.
+
+        Such a file is a signature that the server's loader ignores.
+        """
         return self.ignores_signatures and any(each in absent for each in self.signature_files)
 
 
@@ -317,7 +323,7 @@ _BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/noc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyDecision:
-    """The boot that a server's policy determines."""
+    """The boot that a server gets from its policy."""
 
     policy: str
     network_boot: NetworkBoot
@@ -332,7 +338,10 @@ class PolicyDecision:
 
 
 def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
-    """Return whether a time is in the window [start, end). None means that the window has no such bound."""
+    """Return whether a time is in the window [start, end).
+
+    If ``start`` or ``end`` is None, the window has no such bound.
+    """
     return (start is None or start <= at) and (end is None or at < end)
 
 
@@ -348,12 +357,12 @@ class Preconditions:
 
     @property
     def approval_key(self) -> str:
-        """The key of the approval by the URL. An approval of another digest, or by another URL, does not count."""
+        """The key of the approval from the URL. An approval of another digest, or from another URL, does not count."""
         return f"{self.digest} {self.approval_url}"
 
     @property
     def requirements(self) -> frozenset[str]:
-        """The requirements as text, for comparisons and messages."""
+        """The requirements as texts, for comparisons and messages."""
         found = (
             ("approval in the file", self.approval_file),
             ("approval from", self.approval_url),
@@ -367,7 +376,7 @@ NO_REQUIREMENTS: Final = frozenset[str]()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaintenanceDecision:
-    """The boot that a maintenance determines for a server in the window [start, end)."""
+    """The boot that a server gets from a maintenance in the window [start, end)."""
 
     name: str
     start: datetime | None
@@ -389,7 +398,10 @@ class MaintenanceDecision:
 
     @property
     def drain_key(self) -> str:
-        """The key of the run for which a server is drained. A new run, start or URL drains the server again."""
+        """The key of the run for which a server is drained.
+
+        If the run, the start or the URL changes, the server is drained again.
+        """
         url = self.before.drain_url if self.before is not None else None
         return f"{self.run}/{format_instant(self.start) if self.start is not None else '-'}/{url}"
 
@@ -424,7 +436,7 @@ class CopySettings(NamedTuple):
     ipxe_https: bool = False  # whether iPXE can query an endpoint over HTTPS
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that differ from the defaults, with the field names of `spec.serving`."""
+        """Return the settings that differ from the defaults, by their field names in `spec.serving`."""
         return {
             **({"oneTimeBoots": "Copies"} if self.one_time_boots else {}),
             **({"lateEnds": "Accept"} if self.late_ends else {}),
@@ -446,7 +458,7 @@ def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The decision of a commit for one server: its possible boots, and the windows in which they apply."""
+    """The decision that a commit makes for one server: the possible boots, and the windows in which they apply."""
 
     server: str
     uuid: SystemUuid
@@ -481,7 +493,7 @@ class Decision:
 
     @property
     def digest(self) -> Digest:
-        """The digest of the decision, which is computed once and sent to other processes with the decision."""
+        """The digest of the decision. The digest is computed once, and sent to other processes with the decision."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
@@ -497,7 +509,7 @@ class Decision:
 
     @property
     def proofs(self) -> tuple[FileProof | None, ...]:
-        """The proofs of the files of all boots, which are not part of the digest."""
+        """The proofs for the files of all boots. They are not part of the decision's digest."""
         return tuple(file.proof for boot in self.boots for file in boot.files.all())
 
     def find_withheld_files(self, is_withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
@@ -506,13 +518,13 @@ class Decision:
 
     @property
     def token(self) -> Digest | None:
-        """The token for fetches and reports of the wanted one-time installation, or None if there is none."""
+        """The token for the fetches and reports of the policy's one-time installation, or None if there is none."""
         boot = self.installation
         return Digest(report_token(self.uuid, self.provision, boot.image)) if boot is not None else None
 
     @property
     def installation(self) -> Boot | None:
-        """The boot with which the policy installs the server once, or None."""
+        """The boot with which the policy installs the server once, or None if there is no such boot."""
         return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALL_MODES else None
 
     def data_folder(self, token: Digest) -> str | None:
@@ -521,7 +533,7 @@ class Decision:
 
 
 class OverrideTarget(StrEnum):
-    """The values that gitboot sets for ``BootSourceOverrideTarget`` of a Redfish ComputerSystem."""
+    """The values that gitboot sets for ``BootSourceOverrideTarget`` in a Redfish ComputerSystem."""
 
     UEFI_HTTP = "UefiHttp"
     PXE = "Pxe"
@@ -559,12 +571,12 @@ class Host(Struct, frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The IP addresses of all interfaces without duplicates, because the interfaces of a bond share addresses."""
+        """The IP addresses of all interfaces, without duplicates. Interfaces of a bond share addresses."""
         return tuple(dict.fromkeys(address for nic in self.nics for address in nic.addresses))
 
 
 def make_host(server: Server, site: str | None, loader: Loader | None, *, secure_boot: bool = False) -> Host:
-    """Collect the network interfaces of a server."""
+    """Build the host of a server from the server's network interfaces, its site and its loader."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
@@ -583,12 +595,12 @@ def make_host(server: Server, site: str | None, loader: Loader | None, *, secure
 
 
 def list_idle_macs(host: Host) -> tuple[MacAddress, ...]:
-    """Return the MAC addresses of the interfaces from which the machine may not boot."""
+    """Return the MAC addresses of the interfaces from which the machine must not boot."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 
 class FieldSources(Struct, frozen=True, kw_only=True):
-    """The documents that set the fields of a server's boot configuration, as displayed to people."""
+    """The documents that set the fields of a server's boot configuration, in the form shown to people."""
 
     stream: str | None  # the stream of the policy's profile
     # The percentage at which the rollout will reach the server. None: already reached, or no rollout.
@@ -598,10 +610,11 @@ class FieldSources(Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> list[list[Any]]:
-        """One line for each field: field, value, rule, reason, maintenance, document, location in the document.
+        """One line for each field, with the field, value, rule, reason, maintenance, document, and location in the
+        document.
 
-        The location is a line number in the server's own document, but a JSON pointer in other documents. Document and
-        location are None if a rule sets the value.
+        The location is a line number in the server's own document, and a JSON pointer in other documents. The document
+        and the location are None if a rule sets the value.
         """
         found: list[list[Any]] = json.loads(zlib.decompress(self.packed))
         return found

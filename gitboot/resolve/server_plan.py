@@ -17,7 +17,7 @@ from gitboot.resolve.server_decision import Boot, OverrideEnabled, OverrideTarge
 
 
 class InstallState(StrEnum):
-    """The state of an installation that has started but whose completion is not proven."""
+    """The state of an installation that has started and whose completion is not proven."""
 
     INSTALLING = "Installing"
     SERVED = "Served"  # the boot was served, but no completion was reported
@@ -66,7 +66,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a server is in its phase. The text appears in boot files."""
+    """The reason why a server is in its phase. The text appears in boot files."""
 
     MAINTENANCE = "the maintenance is active"
     MAINTENANCE_DONE = "the one-time boot of the maintenance was used"
@@ -107,7 +107,7 @@ UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """A published boot, and what a fetch of it proves."""
+    """A published boot, and what a fetch of the boot proves."""
 
     plan: Digest  # the digest of the plan, or the token in the URLs of fetches and reports
     server: str
@@ -135,7 +135,7 @@ class Offer(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootOverride:
-    """The BMC boot override that a plan wants."""
+    """The BMC boot override that a plan requires."""
 
     enabled: OverrideEnabled
     target: OverrideTarget
@@ -147,7 +147,7 @@ class BootOverride:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootPlan:
-    """How a server boots at a time, derived from its decision and record."""
+    """How a server boots at a given time, derived from its decision and record."""
 
     server: str
     uuid: SystemUuid
@@ -192,21 +192,29 @@ class BootPlan:
 
     @property
     def is_evidence(self) -> bool:
-        """Return whether a fetch of the boot is evidence, as for one-time boots and install boots of maintenances."""
+        """Return whether a fetch of the boot is evidence.
+
+        This is true for one-time boots and for install boots of maintenances.
+        """
         return self.boot is not None and (
             self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
         )
 
     @property
     def offer(self) -> Digest | None:
-        """The identity of the one-time boot, which is independent of the boot's content, or None without a key."""
+        """The identity of the one-time boot, or None if the plan has no key.
+
+        The identity does not depend on the boot's content.
+        """
         if self.key is None:
             return None
         return Digest(compute_digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
 
     @property
     def data_medium(self) -> Digest | None:
-        """The identity of the medium with the user data: the token, or the digest of the user data without a token."""
+        """The identity of the medium with the user data: the token, or the digest of the user data if there is no
+        token.
+        """
         if not self.reads_medium or self.user_data is None:
             return None
         return self.data if self.data is not None else self.user_data.digest

@@ -1,4 +1,4 @@
-"""Templates: render the Jinja2 templates of a fleet in a sandbox that limits their resource use."""
+"""Templates: render the Jinja2 templates of a fleet in a sandbox that limits how many resources they use."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _are_both(kind: Any, left: object, right: object) -> bool:
-    """Return whether both values are of this kind. Booleans do not count as numbers."""
+    """Return whether both values are of the type ``kind``. Booleans do not count as numbers."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
 
@@ -204,7 +204,7 @@ _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbra
 
 
 def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
-    """Insert a budget check wherever values or work can grow. Return the node, or its replacement."""
+    """Insert budget checks into a node wherever values or work can grow. Return the node or its replacement."""
     if depth > MAX_NESTING:
         raise make_limit_fault("the template is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
@@ -258,7 +258,7 @@ def _apply_hidden_filter(hidden_filter: str, node: Any, *arguments: int) -> node
 
 
 def _count_work(body: Iterable[nodes.Node]) -> int:
-    """Return the work of one loop iteration or macro call, without inner loops and macros."""
+    """Return the work of one loop iteration or macro call, excluding inner loops and macros."""
     work = 0
     for node in body:
         work += 1
@@ -376,7 +376,7 @@ def _make_loader_failure(value: LoaderValue) -> TemplateFault:
 
 
 def _get_placeholder(value: object) -> object:
-    """Replace a `LoaderValue` with its placeholder, if it has one. Return other values unchanged."""
+    """Return the placeholder of a `LoaderValue` that has a placeholder. Return all other values unchanged."""
     return value.placeholder if isinstance(value, LoaderValue) and value.placeholder is not None else value
 
 
@@ -686,7 +686,7 @@ _MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, whi
 
 
 class _LineMarkingEnvironment(_Environment):
-    """Marks each line of the output with the line of the template that produced it."""
+    """A Jinja2 environment that marks each output line with the number of the template line that produced it."""
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = ImmutableSandboxedEnvironment._parse(self, source, name, filename)
@@ -759,7 +759,7 @@ def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
 
 
 def find_line(failure: BaseException, template: Template) -> int | None:
-    """Return the line of a template that raised an exception, or None if the template did not raise it."""
+    """Return the line of a template that raised an exception, or None if the template did not raise the exception."""
     line = None
     traceback = failure.__traceback__
     while traceback:
@@ -784,7 +784,7 @@ def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str
 
 
 def _find_path(target: object, value: object, path: str = "") -> str | None:
-    """Return the path to ``target`` in the context, such as server.labels, or None if it is not there."""
+    """Return the path to ``target`` in the context, such as server.labels, or None if there is no such path."""
     if value is target:
         return path.removeprefix(".")
     items: Iterable[tuple[object, object]] = ()

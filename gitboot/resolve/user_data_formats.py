@@ -1,4 +1,4 @@
-"""User-data formats: check rendered user data, and determine how systems find it."""
+"""User data formats: check rendered user data, and determine how systems find user data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ _FIRST_BOOT: Final = ("ignition.firstboot", "flatcar.first_boot", "coreos.first_
 
 
 def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
-    """Return whether no kernel argument makes Ignition run. The last argument with a name counts."""
+    """Return whether no kernel argument makes Ignition run.
+
+    Of several arguments with the same name, only the last counts.
+    """
     if parse_family(format) is not UserDataFormat.IGNITION:
         return False
     given = {name: value if equals else name for name, equals, value in (each.partition("=") for each in arguments)}
@@ -88,7 +91,9 @@ def user_data_arguments(user_data: UserDataFiles) -> tuple[str, ...]:
 
 
 def find_volume(format: str) -> tuple[str, str] | None:
-    """Return the volume label and the folder where systems look for a format, or None if they read no volume."""
+    """Return the volume label and the folder where systems look for user data of this format, or None if systems do not
+    read a volume.
+    """
     return _VOLUMES.get(parse_family(format))
 
 
@@ -125,7 +130,10 @@ def _parse_minor(format: str) -> int:
 
 
 def check(format: str, text: str) -> None:
-    """Raise `Malformed` if rendered user data is invalid for its format. The error contains the line, if known."""
+    """Raise `Malformed` if rendered user data is invalid for its format.
+
+    The error contains the line number if known.
+    """
     if (fault := _find_fault(format, text)) is not None:
         raise Malformed(fault.code, str(fault), fault.hint, fault.at)
 
@@ -288,7 +296,7 @@ def _check_preseed(text: str) -> None:
 
 
 def _check_talos(text: str) -> None:
-    """Check each document: the machine configuration needs `version`, all others need `apiVersion` and `kind`."""
+    """Check that the machine configuration has `version`, and that all other documents have `apiVersion` and `kind`."""
     try:
         documents = [(node, _read_node(node)) for node in _compose_all(text)]
     except (yaml.YAMLError, RecursionError) as error:
