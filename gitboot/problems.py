@@ -562,7 +562,7 @@ class Code(StrEnum):
 
     ALLOWED_SECRET = (
         "GB3020",
-        "The value looks like a secret, and its author allows it",
+        "The value looks like a secret, but its author allows it",
         "The comment gitboot:allow-secret in this line lets gitboot publish the value. The message shows the reason.",
         "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )

@@ -433,7 +433,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
             if in_worktree is None:
                 raise UsageError(f"{path} has no work tree: write BASE..HEAD")
             if merge or dots == "...":
-                raise UsageError(f"{path}: the work tree cannot be merged, and has no merge base: write BASE..WORKTREE")
+                raise UsageError(f"{path}: the work tree has no merge base. Write BASE..WORKTREE instead")
             snapshot = load_worktree(root, repository, in_worktree)
         else:
             snapshot = load_commit(stored, Revision(str(new)), folder)

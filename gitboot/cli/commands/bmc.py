@@ -493,8 +493,8 @@ def power() -> None:
     """Show which machines are on; switch or reset them.
 
     A machine that starts boots what its plan specifies. A command that changes power shows the plans first. gitboot
-    does not change the power of a machine during POST, or if the BMC reports another machine than the document names.
-    These commands also work while the instance is suspended.
+    does not change the power of a machine during POST, or if the BMC belongs to a different machine than the document
+    names. These commands also work while the instance is suspended.
     """
 
 

@@ -105,7 +105,7 @@ parallel_option = click.option(
             "cards than its document"
         ),
         Exit.INVALID: "the fleet has errors",
-        Exit.PARTIAL: "a service responded, and gitboot could not read it",
+        Exit.PARTIAL: "a service responded, but gitboot could not read the response",
     },
 )
 @places_options

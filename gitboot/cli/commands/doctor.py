@@ -109,7 +109,7 @@ def command(
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
     and where gitboot may send them, the certificate for machines, and the boot loaders that machines fetch at each base
     URL. For servers with secureBoot: true, it warns about loaders, kernels and UKIs without a signature. For each
-    failed check, it prints what to do. The instance may be running or not. gitboot only reads, and does not connect to
+    failed check, it prints what to do. The instance does not have to run. gitboot only reads, and does not connect to
     BMCs. To check BMCs, use `gitboot bmc get`.
 
     With --config, gitboot reads the configuration file of `gitboot run`.

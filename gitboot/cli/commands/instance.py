@@ -587,9 +587,7 @@ class GuardType(click.ParamType[str]):
     help="A guard that holds the commit, such as maxReinstalls or maxUpdatePercent. `gitboot status` names it. "
     "Repeat the option for several guards.",
 )
-@click.option(
-    "--all-guards", is_flag=True, help="Approve for all guards that hold the commit now. You then need no --guard."
-)
+@click.option("--all-guards", is_flag=True, help="Approve for all guards that hold the commit now, without --guard.")
 @reason_option
 def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guards: bool, reason: str) -> None:
     """Approve a commit that a guard holds.

@@ -356,9 +356,9 @@ def read_access_logs_command(
     in the format that the published ops/serve/ configures, server access logs of S3, and standard logs of CloudFront.
 
     gitboot records an observation for each complete response to a GET request for a boot script or an installer's
-    report. In logs of S3 and CloudFront, only paths with a token count. `gitboot unknown-machines` shows the GET
-    requests for boot scripts that do not exist. gitboot counts all other lines and ignores them. It reads each line
-    once, also after a rotation and in later runs.
+    report. For logs of S3 and CloudFront, gitboot records only paths with a token. `gitboot unknown-machines` shows the
+    GET requests for boot scripts that do not exist. gitboot counts all other lines and ignores them. It reads each
+    line once, also after a rotation and in later runs.
 
     If a line does not show whether a machine or another client fetched a boot, gitboot counts the line as unclear. Such
     a line does not prove an installation. It does consume a one-time install boot, so that gitboot never installs a

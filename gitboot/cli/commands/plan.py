@@ -471,8 +471,8 @@ def explain_command(
 
     With SERVER, gitboot shows the fields that documents set for the boot, with the rule that set the field, the source
     location and the commit. FIELD shows one field, such as image, kernelArguments, nodeLabels or vars.console. FIELD
-    can be every field of the decision, even if it has its default. With --state, gitboot
-    explains the boot in the commit that an instance has accepted, with the records of the instance.
+    can be every field of the decision, even if it has its default. With --state, gitboot uses the accepted commit and
+    the records of an instance.
 
     With KIND (Server, BootImage, Any and so on), gitboot lists the fields of the kind with their types and
     descriptions. FIELD, such as bmc.tls, lists the fields below this field. -o json prints the JSON Schema. The schema

@@ -71,7 +71,7 @@ _MAX_NAMES: Final = 20  # maximum number of names in a command that a person typ
 def records_command() -> None:
     """Show and correct what is recorded as installed.
 
-    The commands read the state directory of an instance. The instance may be running or not.
+    The commands read the state directory of an instance. The instance does not have to run.
     """
 
 
@@ -384,8 +384,8 @@ def import_records(file: Path, state: Path, reason: str) -> None:
 def hand_over(server: str, state: Path) -> None:
     """Print the record of a server that left this site.
 
-    Pass the output to `gitboot records take-over` at the new site. SERVER is the last name of the server at this site,
-    or its UUID.
+    Pass the output to `gitboot records take-over` at the new site. SERVER is the most recent name of the server at this
+    site, or its UUID.
 
     The instance must have released the server first: it has accepted the commit that moves the server, has cleared its
     override at the BMC, and publishes no files for it. The command does not change the ledger. You can repeat it.
@@ -578,7 +578,8 @@ def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
     found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
     if not found:
         raise UsageError(
-            f"this instance has never managed a server {server}: use the last name of the server here, or its UUID"
+            f"this instance has never managed a server {server}: use the most recent name of the server here, or its "
+            "UUID"
         )
     if len(found) > 1:
         raise UsageError(
