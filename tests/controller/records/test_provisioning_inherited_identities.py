@@ -318,6 +318,28 @@ def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: 
         assert f"Moved identities: web02 gets {MAC.replace(':', '-')}, the MAC address of web01" in message
 
 
+def test_a_commit_is_held_for_an_identity_that_a_machine_lost_in_an_earlier_held_commit(
+    repository: Repository, start: Start
+) -> None:
+    """gitboot lists each commit that needs an acknowledgement, as if it had accepted the earlier held commits."""
+    db, reinstalled = (old(name="db01", provision=each) for each in (1, 2))
+    with start() as parts:
+        push(parts, repository, [[old(mac=MAC), new(), db]])
+        loses = repository.push(files([old(), new(), reinstalled]), "web01 loses the address, and db01 is reinstalled")
+        unrelated = repository.push(files([old(), new(), reinstalled]) | {"README": "more"}, "Change the README")
+        gains = repository.push(files([old(), new(mac=MAC), reinstalled]), "web02 gets the address of web01")
+        newest = repository.push({"README": "even more"}, "Change the README again")
+        reconcile_twice(parts, 60)
+        assert present(parts.reconciler.status.held).commit == newest
+        assert [(each.commit, each.says) for each in parts.reconciler.status.passed_commits] == [
+            (loses, "held by maxReinstalls"),
+            (unrelated, f"held behind {loses[:12]}"),
+            (gains, "held by maxReinstalls"),
+        ]
+        message = [each.message for each in parts.events if each.type == "Held"][-1]
+        assert f"You can also approve each merge on its own: {loses[:12]}, {gains[:12]}" in message
+
+
 def test_a_restart_between_the_commits_changes_nothing(repository: Repository, start: Start) -> None:
     with start() as parts:
         repository.push(files(TWO_COMMITS[0]))
