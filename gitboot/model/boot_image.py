@@ -100,7 +100,9 @@ class Signature:
     def _one_kind(self) -> None:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
             raise Malformed(
-                Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "set exactly one of these fields"
+                Code.COMBINATION,
+                "expected exactly one of openpgp, minisign and sigstore",
+                "set exactly one of these fields",
             )
 
 
@@ -134,7 +136,7 @@ class Checksums:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) != 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected one of signature, clearSigned, listedIn",
+                "expected exactly one of signature, clearSigned and listedIn",
                 "set exactly one of these fields",
             )
 
@@ -169,8 +171,8 @@ class Provenance:
             is_signed = self.digest is DigestOrigin.SIGNED
             raise Malformed(
                 Code.COMBINATION,
-                "digest: signed needs key" if is_signed else f"digest: {self.digest} does not allow key",
-                "add the fingerprint of the key that signed" if is_signed else "remove key, or write digest: signed",
+                "digest: signed requires a key" if is_signed else f"digest: {self.digest} does not allow a key",
+                "add the fingerprint of the signing key" if is_signed else "remove the key, or set digest: signed",
                 ("digest",) if is_signed else ("key",),
             )
 
@@ -207,7 +209,7 @@ class Artifact:
             raise Malformed(
                 Code.URL,
                 f"iPXE cannot fetch the signature {self.loader_signature}",
-                "write assets:PATH or http(s)://HOST/PATH, without a file in an archive",
+                "write assets:PATH or http(s)://HOST/PATH, without #PATH",
                 ("loaderSignature",),
             )
 
@@ -216,7 +218,7 @@ class Artifact:
         if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
             raise Malformed(
                 Code.COMBINATION,
-                f"the digest in the URL is not the sha256 of the file, {self.sha256}. It may belong to a manifest",
+                f"the digest in the URL is not the sha256 of the file, {self.sha256}, and may be that of a manifest",
                 "copy the output of `gitboot artifacts resolve` for the image",
                 ("sha256",),
             )
@@ -256,8 +258,8 @@ class Artifacts:
         if wrong is not None:
             raise Malformed(
                 Code.COMBINATION,
-                f"iPXE does not verify {wrong}, but it has a loaderSignature",
-                "remove loaderSignature; only a kernel, an initrd and a uki can have it",
+                f"the {wrong} has a loaderSignature, but iPXE does not verify this file",
+                "remove this loaderSignature; only a kernel, an initrd or a uki can have one",
                 (wrong, "loaderSignature"),
             )
         named = (((name,), getattr(self, name)) for name in ("kernel", "uki"))

@@ -184,7 +184,7 @@ class BootProfileSpec:
         if self.method is Method.DISK:
             if images:
                 raise Malformed(
-                    Code.COMBINATION, "method Disk does not boot an image", f"remove {images[0]}", (images[0],)
+                    Code.COMBINATION, "method: Disk does not boot an image", f"remove {images[0]}", (images[0],)
                 )
         elif len(images) != 1:
             found = "both" if images else "neither"
@@ -197,10 +197,12 @@ class BootProfileSpec:
         if (self.method is Method.UEFI_HTTP) != (self.http_boot is not None):
             raise Malformed(
                 Code.COMBINATION,
-                "method UefiHttp needs httpBoot" if self.http_boot is None else "httpBoot needs method UefiHttp",
+                "method: UefiHttp requires httpBoot"
+                if self.http_boot is None
+                else "httpBoot requires method: UefiHttp",
                 "set httpBoot to uki, iso or loader"
                 if self.http_boot is None
-                else "remove httpBoot, or set method to UefiHttp",
+                else "remove httpBoot, or set method: UefiHttp",
                 ("method",) if self.http_boot is None else ("httpBoot",),
             )
 
@@ -381,7 +383,9 @@ class Before:
     def _requires_something(self) -> None:
         if self.approval is None and self.drain is None:
             raise Malformed(
-                Code.COMBINATION, "before needs approval or drain", "add approval or drain, or remove before"
+                Code.COMBINATION,
+                "`before` requires `approval` or `drain`",
+                "add `approval` or `drain`, or remove `before`",
             )
 
 
@@ -453,15 +457,15 @@ class MaintenanceSpec:
         if self.window.end is None:
             raise Malformed(
                 Code.COMBINATION,
-                "before needs a window with an end, because servers wait until the window ends",
+                "`before` requires a window with an end, because servers wait at most until the window ends",
                 "set window.end",
                 ("window",),
             )
         if self.before.drain is not None and self.power not in RESETS:
             raise Malformed(
                 Code.COMBINATION,
-                f"drain needs a reset, but power is {self.power}",
-                "set power to Restart or GracefulRestart, or remove drain",
+                f"`drain` requires a reset of the server, but the maintenance has power: {self.power}",
+                "set power: Restart or power: GracefulRestart, or remove `drain`",
                 ("before", "drain"),
             )
 

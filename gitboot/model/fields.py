@@ -428,7 +428,7 @@ def _field_reader(field: DeclaredField) -> Read:
     def read_items(value: Any) -> Any:
         items = read_value(value)
         if len(items) < field.min_length:
-            raise InvalidField(Code.EMPTY, "needs at least one item", "add an item", follows_place=True)
+            raise Malformed(Code.EMPTY, "expected at least one item", "add an item")
         return items
 
     return read_items
@@ -531,9 +531,13 @@ class MatchExpression:
     def _values_fit(self) -> None:
         wants = self.operator in (Operator.IN, Operator.NOT_IN)
         if wants != bool(self.values):
-            message = "needs at least one value" if wants else "does not allow values"
-            hint = "add a value" if wants else "remove values"
-            raise Malformed(Code.SELECTOR, f"{self.operator} {message}", hint, ("operator",))
+            message = (
+                f"the operator {self.operator} requires at least one value"
+                if wants
+                else f"the operator {self.operator} does not allow values"
+            )
+            hint = "add a value" if wants else "remove `values`"
+            raise Malformed(Code.SELECTOR, message, hint, ("operator",))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         match self.operator:
@@ -574,7 +578,7 @@ class Selector:
             raise Malformed(
                 Code.SELECTOR,
                 "a selector must use labels or names, not both",
-                "remove servers, or remove matchLabels and matchExpressions",
+                "remove `servers`, or remove `matchLabels` and `matchExpressions`",
                 ("servers",),
             )
 

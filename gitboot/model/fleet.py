@@ -149,7 +149,8 @@ class Provisioning:
         if self.attempts > 1 and self.evidence is not Evidence.REPORTED:
             raise Malformed(
                 Code.COMBINATION,
-                "attempts above 1 need evidence Reported, because a fetch does not show whether an installation failed",
+                "more than 1 attempt requires evidence: Reported, because a fetch does not show whether an "
+                "installation failed",
                 "set evidence: Reported, or remove attempts",
                 ("attempts",),
             )
@@ -274,8 +275,8 @@ class FleetSpec:
         if self.provisioning.ledger is not None and named is not None:
             raise Malformed(
                 Code.COMBINATION,
-                "provisioning.ledger names one instance for all servers, but a site names another ledger",
-                "remove provisioning.ledger, or the ledgers of the sites",
+                "provisioning.ledger names one instance for all servers, but a site names its own ledger",
+                "remove provisioning.ledger, or remove `ledger` from each site",
                 ("sites", named, "ledger"),
             )
 

@@ -126,7 +126,7 @@ def parse_match_template(value: object) -> str:
         found,
         Code.SOURCE_TEMPLATE,
         "a template with {version}",
-        "write {version} once, at the place of the version",
+        "write {version} exactly once, in place of the version number",
     )
 
 
@@ -135,9 +135,9 @@ def parse_key_fingerprint(value: object) -> str:
         value,
         _KEY,
         Code.SOURCE_KEY,
-        "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a public key of minisign (RW…)",
-        "copy the full fingerprint that `gpg --show-keys FILE` prints, without spaces, or the second line of the "
-        "minisign key",
+        "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a minisign public key (RW…)",
+        "copy the second line of the minisign public key, or the full fingerprint that `gpg --show-keys FILE` prints, "
+        "without spaces",
     )
     return found if found.startswith("RW") else found.upper()
 
@@ -210,7 +210,9 @@ class SignatureTemplate:
     @check
     def _one_kind(self) -> None:
         if (self.openpgp is None) == (self.minisign is None):
-            raise Malformed(Code.COMBINATION, "expected openpgp or minisign", "set exactly one of these fields")
+            raise Malformed(
+                Code.COMBINATION, "expected exactly one of openpgp and minisign", "set exactly one of these fields"
+            )
 
 
 @structure
@@ -249,15 +251,19 @@ class ReleaseIndex:
             raise Malformed(Code.COMBINATION, "expected signature or clearSigned, found both", "remove one of the two")
         if self.format in _MATCHING and self.match is None:
             raise Malformed(
-                Code.COMBINATION, f"an index of the format {self.format} needs match", "add match: with {version}"
+                Code.COMBINATION,
+                f"an index with format: {self.format} requires `match`",
+                "add a `match` that contains {version}",
             )
         if (self.format is IndexFormat.OCI_TAGS) != self.url.startswith("oci://"):
             raise Malformed(
-                Code.COMBINATION, "only an index of the format OCITags has a URL oci://HOST/NAME", "correct the URL"
+                Code.COMBINATION,
+                "format: OCITags requires a URL oci://HOST/NAME, which other formats do not allow",
+                "correct the format or the URL",
             )
         if self.format is IndexFormat.OCI_TAGS and (self.signature is not None or self.clear_signed):
             raise Malformed(
-                Code.COMBINATION, "gitboot cannot check signatures of the tags in a registry", "remove the signature"
+                Code.COMBINATION, "gitboot cannot verify signatures of tags in a registry", "remove the signature"
             )
 
 
@@ -304,7 +310,7 @@ class SourceFile:
             raise Malformed(Code.COMBINATION, "the file has neither a url nor a name", "add url or name")
         if self.signature is not None and not self.signed:
             raise Malformed(
-                Code.COMBINATION, "the file has a signature, but also signed: false", "remove signed: false"
+                Code.COMBINATION, "the file has a signature, but sets signed: false", "remove signed: false"
             )
 
 
@@ -369,7 +375,9 @@ class ChecksumsTemplate:
     def _at_most_one_signature(self) -> None:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) > 1:
             raise Malformed(
-                Code.COMBINATION, "expected one of signature, clearSigned, listedIn", "set at most one of these fields"
+                Code.COMBINATION,
+                "expected at most one of signature, clearSigned and listedIn",
+                "set at most one of these fields",
             )
 
     @property
@@ -446,15 +454,15 @@ class ImageSourceSpec:
             if file.name is not None and not has_names:
                 raise Malformed(
                     Code.COMBINATION,
-                    f"an index of the format {self.releases.format} does not describe files",
-                    "write url instead of name, or add describedBy",
+                    f"an index with format: {self.releases.format} does not describe files",
+                    "set `url` instead of `name`, or add `describedBy`",
                     ("files", *at, "name"),
                 )
             if file.url is not None and self.releases.format is IndexFormat.OCI_TAGS:
                 raise Malformed(
                     Code.COMBINATION,
-                    "a file of an image in a registry needs a name, not a url",
-                    "write the role of the layer as its name, such as kernel",
+                    "each file of an image in a registry requires a name instead of a URL",
+                    "set `name` to the role of the layer, such as kernel",
                     ("files", *at, "url"),
                 )
         templates = list(_list_templates(self))
@@ -490,15 +498,15 @@ class ImageSourceSpec:
         if self.keys and not is_signed and self.releases.format is not IndexFormat.COREOS_STREAM:
             raise Malformed(
                 Code.COMBINATION,
-                "keys has no effect, because the source has no signature",
-                "add signature, clearSigned or listedIn to checksums or releases, or signature to the files",
+                "`keys` has no effect, because the source has no signature",
+                "add `signature` to the files, checksums or releases, or use `clearSigned` or `listedIn`",
                 ("keys",),
             )
         if is_signed and not self.keys:
             raise Malformed(
                 Code.COMBINATION,
-                "a signature needs keys",
-                "add the keys of the vendor to keys",
+                "a signature requires `keys`",
+                "add the keys of the vendor to `keys`",
             )
 
 

@@ -27,7 +27,7 @@ def parse_mac(value: object) -> MacAddress:
     found = text(value)
     if (is_mac := _MAC.fullmatch(found)) is None:
         _reject_infiniband(found)
-    require(is_mac, found, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
+    require(is_mac, found, Code.MAC, "a MAC address", "write the address in the form 52:54:00:12:34:56")
     d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
@@ -37,7 +37,7 @@ def parse_mac(value: object) -> MacAddress:
         )
     if digits == "000000000000":
         raise Malformed(
-            Code.MAC, "a MAC address of zeros cannot belong to an interface", "copy the address from the interface"
+            Code.MAC, "a MAC address of only zeros cannot belong to an interface", "copy the address from the interface"
         )
     return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
 
@@ -62,7 +62,7 @@ def _reject_infiniband(found: str) -> None:
     mac = guid[:3] + guid[5:]
     expected = f"expected a MAC address of 6 bytes, found an InfiniBand {_INFINIBAND_KINDS[str(match.lastgroup)]}"
     derived = f": {mac.hex(':')}" if any(mac) and not mac[0] & 1 else ""
-    hint = f"write the MAC address that iPXE shows for the interface as ${{net0/mac}}{derived}"
+    hint = f"write the MAC address that iPXE shows as ${{net0/mac}} for this interface{derived}"
     raise Malformed(Code.MAC, f"{expected}, {quote_value(found)}", hint)
 
 
@@ -71,7 +71,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGN
 
 def parse_uuid(value: object) -> SystemUuid:
     """Parse an SMBIOS system UUID in upper or lower case."""
-    hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
+    hint = "write the UUID as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
     found = require_match(value, _UUID, Code.UUID, "a system UUID", hint)
     lower = found.lower()
     if len(set(lower)) == 2:  # only zeros or only f: "not present" and "not set" in SMBIOS 7.2.1
@@ -148,7 +148,7 @@ def parse_local_disk(value: object) -> str:
         found,
         Code.CHOICE,
         "Exit, Sanboot, NotFound, or the path of an EFI program",
-        "use the path on the EFI system partition: /EFI/debian/shimx64.efi",
+        "for an EFI program, write its path on the EFI system partition, such as /EFI/debian/shimx64.efi",
     )
 
 
@@ -179,7 +179,7 @@ def parse_interface_address(value: object) -> str:
         found,
         Code.ADDRESS,
         "an IP address, with or without a prefix length",
-        "write it as 10.12.0.13/24 or fd00:12::13/64",
+        "write the address in the form 10.12.0.13/24 or fd00:12::13/64",
     )
     return f"{address}{slash}{prefix}"
 
@@ -201,7 +201,7 @@ def parse_network(value: object) -> str:
         raise Malformed(
             Code.ADDRESS,
             f"expected a network, found {quote_value(found)}",
-            "write it as 10.9.0.0/24, without host bits",
+            "write the network without host bits, such as 10.9.0.0/24",
         ) from error
 
 
@@ -340,15 +340,13 @@ INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def parse_integer(value: object) -> int:
-    return int(
-        require_match(value, INTEGER, Code.INTEGER, "a whole number", "use only digits, without a leading 0: 10")
-    )
+    return int(require_match(value, INTEGER, Code.INTEGER, "a whole number", "use only digits, without a leading 0"))
 
 
 def parse_positive(value: object) -> int:
     found = parse_integer(value)
     if found == 0:
-        raise Malformed(Code.COUNT, "expected a whole number from 1, found 0", "write 1 or more")
+        raise Malformed(Code.COUNT, "expected a whole number of at least 1, found 0", "write 1 or more")
     return found
 
 
@@ -370,7 +368,7 @@ _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 def parse_count_or_percent(value: object) -> str:
     """Parse a number of servers or a percentage: 1, 25%."""
     return require_match(
-        value, _COUNT_OR_PERCENT, Code.COUNT, "a number from 1 or a percentage from 1% to 100%", "write 1, or 25%"
+        value, _COUNT_OR_PERCENT, Code.COUNT, "a positive number, or a percentage from 1% to 100%", "write 1, or 25%"
     )
 
 
@@ -399,9 +397,9 @@ INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]
 def parse_instant(value: object) -> datetime:
     """Parse an RFC 3339 time with an offset and whole seconds, and return the time in UTC."""
     found = text(value)
-    hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
+    hint = "write the time with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if re.fullmatch(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)", found):
-        hint = "remove the fraction of a second"
+        hint = "remove the fractional seconds"
         raise Malformed(Code.INSTANT, f"expected a time in whole seconds, found {quote_value(found)}", hint)
     if not INSTANT.fullmatch(found):
         raise Malformed(Code.INSTANT, f"expected a time with an offset, found {quote_value(found)}", hint)
@@ -414,7 +412,7 @@ def parse_instant(value: object) -> datetime:
 def parse_duration_text(value: object) -> str:
     """Check that a text is a duration without a sign, such as 2h, 30m or 1d12h, and return the text."""
     found = text(value)
-    hint = "write a number and a unit: 3d, 12h, 1d12h"
+    hint = "write numbers with units, such as 3d, 12h or 1d12h"
     try:
         duration = parse_duration(found)
     except OverflowError:
@@ -437,7 +435,7 @@ def parse_digest(value: object) -> Digest:
 
 def parse_fingerprint(value: object) -> Digest:
     """Parse a certificate's SHA-256 fingerprint in any case, with or without colons, as openssl and BMCs print it."""
-    hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
+    hint = "copy the fingerprint that `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
     found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
 
@@ -464,13 +462,13 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     if found.startswith("assets:"):
         is_below = {"", ".", ".."}.isdisjoint(found.removeprefix("assets:").split("/"))
         return ArtifactUrl(
-            require(is_below, found, Code.URL, "a path below the asset base", "write assets:DIR/FILE, without ..")
+            require(is_below, found, Code.URL, "a path below the asset base", "write assets:DIR/FILE, without '..'")
         )
     if oci is None:
         _require_no_zone(found)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-        require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint)
-        hint = "write #PATH only after the URL of a .tar, .tar.gz, .tgz, .tar.xz, .txz or .zip file, without .. in PATH"
+        require(_is_http_url(found), found, Code.URL, "the URL of an artifact", hint)
+        hint = "use #PATH only after a .tar, .tar.gz, .tgz, .tar.xz, .txz or .zip file, without '..' in PATH"
         is_whole_file = "#" not in found
         require(is_whole_file or split_member_url(found), found, Code.URL, "the URL of a file in an archive", hint)
         return ArtifactUrl(found)
@@ -479,7 +477,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
-            f"{found} has a tag, but an artifact needs the digest of one file",
+            f"the URL of an artifact requires the digest of one file instead of a tag, found {found}",
             f"copy the output of `gitboot artifacts resolve {quote_words(image)}`",
         )
     return ArtifactUrl(found)
@@ -506,7 +504,7 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
     if not allow_zone:
         _require_no_zone(found)
     is_base = _is_http_url(found) and "?" not in found and "#" not in found
-    hint = "write http://HOST[:PORT][/PATH], without ? and #"
+    hint = "write http://HOST[:PORT][/PATH], without ? or #"
     return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
 
 
@@ -536,7 +534,7 @@ _URL_TEXT: Final = re.compile(r"[!-~]+")
 def _parse_url_text(value: object) -> str:
     found = text(value)
     is_plain = _URL_TEXT.fullmatch(found) and set("\"'<>\\^`{|}").isdisjoint(found)
-    require(is_plain, found, Code.URL, "a URL of plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
+    require(is_plain, found, Code.URL, "a URL in plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
     try:
         credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
     except ValueError:
@@ -548,8 +546,8 @@ def _parse_url_text(value: object) -> str:
     if credentials:
         raise Malformed(
             Code.URL,
-            "a URL must not contain a user or a password, because gitboot publishes it",
-            "remove the user and the password, and let the mirror allow clients by their network",
+            "a URL must not contain a user name or a password, because gitboot publishes the URL",
+            "remove the user name and the password, and let the mirror allow clients by their network",
         )
     return found
 
@@ -561,7 +559,7 @@ def _require_no_zone(url: str) -> None:
         url,
         Code.URL,
         "a host that every machine can reach",
-        "remove the IPv6 zone behind %, which names an interface of one host",
+        "remove % and the IPv6 zone after it, because a zone names an interface of one host",
     )
 
 
@@ -676,7 +674,7 @@ def parse_variable_name(value: object) -> str:
         _IDENTIFIER,
         Code.VARIABLE,
         "a variable's name",
-        "use letters, digits and _, and do not begin with a digit",
+        "use letters, digits and '_', but do not begin with a digit",
     )
 
 
@@ -694,7 +692,7 @@ def parse_file_path(value: object) -> str:
         found,
         Code.FILE_PATH,
         "a path below the fleet's root",
-        "write the path relative to the fleet's root, with / and without . or ..",
+        "write the path relative to the fleet's root, with '/' and without '.' or '..'",
     )
 
 

@@ -143,8 +143,8 @@ class Bmc:
         if self.address.lower().startswith("ipmi:") and (self.system is not None or self.tls != BmcTls()):
             raise Malformed(
                 Code.COMBINATION,
-                "system and tls are for Redfish, but the address of this BMC is for IPMI",
-                "remove system and tls, or use https://HOST if the BMC has Redfish",
+                "`system` and `tls` apply only to Redfish, but the address of this BMC is for IPMI",
+                "remove `system` and `tls`, or use https://HOST if the BMC supports Redfish",
                 ("address",),
             )
 
@@ -243,8 +243,8 @@ class ServerSpec:
         if self.uuid is None and (needing := next((name for name, value in needs.items() if value), None)):
             raise Malformed(
                 Code.UUID_NEEDED,
-                f"{needing} needs the UUID of the server, but the server has no uuid",
-                f"add the uuid that `dmidecode -s system-uuid` prints on the server, or remove {needing}",
+                f"the field `{needing}` requires a uuid, but the server has none",
+                f"add the uuid that `dmidecode -s system-uuid` prints on the server, or remove `{needing}`",
                 (needing,),
             )
 

@@ -360,7 +360,7 @@ def test_finding_p12_an_infiniband_address_is_refused_at_its_place() -> None:
         "spec.interfaces[1].mac: expected a MAC address of 6 bytes, found an InfiniBand address of 20 bytes, "
         f'"{address}"'
     )
-    assert found.hint.endswith("iPXE shows for the interface as ${net0/mac}: 7c:fe:90:29:26:52")
+    assert found.hint.endswith("iPXE shows as ${net0/mac} for this interface: 7c:fe:90:29:26:52")
 
 
 def test_finding_p12_a_uuid_that_replaces_itself_is_a_fault_of_one_document() -> None:

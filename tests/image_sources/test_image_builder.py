@@ -332,7 +332,7 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
         (_signature_left_out, UntrustedRelease, "has no signature; this source requires a signature"),
         (_cut, SourceUnavailable, "ended too early"),
         (_no_kernel, MalformedIndex, "no file that a machine can boot"),
-        (_hostile_url, MalformedIndex, "URL of plain ASCII"),
+        (_hostile_url, MalformedIndex, "URL in plain ASCII"),
         (_hostile_argument, MalformedIndex, "one kernel argument on one line"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),

@@ -147,7 +147,7 @@ def test_an_index_with_too_many_releases_is_rejected() -> None:
     ("location", "says"),
     [
         ("ftp://vendor.test/kernel", "a URL that gitboot does not use"),
-        ("https://user:password@vendor.test/kernel", "must not contain a user or a password"),
+        ("https://user:password@vendor.test/kernel", "must not contain a user name or a password"),
         ("https://vendor.test/kernel#member", "a URL that gitboot does not use"),
         ("http://vendor.test/kernel", "the index has an https URL, but the URL of the file"),
         ("https://vendor.test/a b", "a URL that gitboot does not use"),

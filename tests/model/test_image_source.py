@@ -48,7 +48,7 @@ def test_a_declaration(spec: str) -> None:
             SMALL.replace("{version}", "{verison}"),
             'GB1049 spec.files.kernel.url: this template cannot use the placeholder "{verison}"; did you mean version?',
         ),
-        (f"{SMALL}, keys: [{KEY}]", "GB1044 spec: keys has no effect, because the source has no signature"),
+        (f"{SMALL}, keys: [{KEY}]", "GB1044 spec: `keys` has no effect, because the source has no signature"),
         (
             SMALL.replace("/versions", "/{version}"),
             'GB1049 spec.releases.url: this template cannot use the placeholder "{version}"; use {channel}, {arch}, '
@@ -60,7 +60,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("https://a.test/v", "https://a.test/ v"),
-            "GB1037 spec.releases.url: expected a URL of plain",
+            "GB1037 spec.releases.url: expected a URL in plain",
         ),
         (
             SMALL.replace("'https://a.test/versions'", "'https://a.test/versions', match: 'v{arch}'"),
@@ -68,11 +68,11 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("JSONList", "DirectoryListing"),
-            "GB1044 spec.releases: an index of the format DirectoryListing needs match; add match: with {version}",
+            "GB1044 spec.releases: an index with format: DirectoryListing requires `match`; add a `match` that contains {version}",
         ),
         (
             SMALL.replace("JSONList", "OCITags"),
-            "GB1044 spec.releases: only an index of the format OCITags has a URL oci:",
+            "GB1044 spec.releases: format: OCITags requires a URL oci:",
         ),
         (
             SMALL.replace("'https://a.test/versions'", "'https://a.test/v', clearSigned: true, signature: '{url}.gpg'"),
@@ -80,11 +80,11 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("'https://a.test/versions'", "'https://a.test/v', signature: '{url}.gpg'"),
-            "GB1044 spec: a signature needs keys; add the keys of the vendor to keys",
+            "GB1044 spec: a signature requires `keys`; add the keys of the vendor to `keys`",
         ),
         (
             SMALL.replace(FILES, "files: {kernel: {name: vmlinuz}}"),
-            "GB1044 spec: an index of the format JSONList does not",
+            "GB1044 spec: an index with format: JSONList does not",
         ),
         (
             SMALL.replace(FILES, "files: {kernel: {member: a}}"),
@@ -108,11 +108,11 @@ def test_a_declaration(spec: str) -> None:
         (f"{SMALL}, keys: [0593B34A]", "GB1050 spec.keys[0]: expected the fingerprint of an OpenPGP key"),
         (
             f"{SMALL}, checksums: {{url: 'https://a.test/S', clearSigned: true}}",
-            "GB1044 spec: a signature needs keys",
+            "GB1044 spec: a signature requires `keys`",
         ),
         (
             f"{SMALL}, checksums: {{url: 'https://e.test/S', clearSigned: true, listedIn: {{url: 'https://e.test/I'}}}}",
-            "GB1044 spec.checksums: expected one of signature, clearSigned, listedIn",
+            "GB1044 spec.checksums: expected at most one of signature, clearSigned and listedIn",
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['a={{arch}}']}}",
@@ -124,9 +124,9 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("vmlinuz'", "vmlinuz', signed: false, signature: {openpgp: '{url}.sig'}"),
-            "GB1044 spec.files.kernel: the file has a signature, but also signed: false; remove signed: false",
+            "GB1044 spec.files.kernel: the file has a signature, but sets signed: false; remove signed: false",
         ),
-        (SMALL.replace("{x86_64: amd64}", "{}"), "GB1042 spec.architectures needs at least one item"),
+        (SMALL.replace("{x86_64: amd64}", "{}"), "GB1042 spec.architectures: expected at least one item"),
     ],
 )
 def test_each_fault_of_a_declaration_has_its_place_and_a_hint(spec: str, fault: str) -> None:

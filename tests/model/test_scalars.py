@@ -141,7 +141,7 @@ def test_a_value_is_normalized(parse: Callable[[object], Any], found: str, expec
 
 
 GUID = "7c:fe:90:03:00:29:26:52"
-FOR_INFINIBAND = "write the MAC address that iPXE shows for the interface as ${net0/mac}"
+FOR_INFINIBAND = "write the MAC address that iPXE shows as ${net0/mac} for this interface"
 
 
 @for_each(
@@ -291,7 +291,7 @@ def test_a_time_with_a_fraction_of_a_second_is_rejected_with_that_reason(found: 
     with pytest.raises(Malformed) as refused:
         parse_instant(found)
     assert refused.value.message == f'expected a time in whole seconds, found "{found}"'
-    assert refused.value.hint == "remove the fraction of a second"
+    assert refused.value.hint == "remove the fractional seconds"
 
 
 PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, key=lambda parse: parse.__name__)

@@ -634,8 +634,11 @@ def test_a_signature_changes_the_digest_of_the_plan() -> None:
         (signed("kernel, initrd", without="initrd"), "only some of the files have a loaderSignature"),
         (signed("kernel, initrd", without="kernel"), "only some of the files have a loaderSignature"),
         (signed("kernel, initrd, uki", without="uki"), "only some of the files have a loaderSignature"),
-        (signed("kernel, rootfs", without="kernel"), "iPXE does not verify rootfs"),
-        (signed("iso"), "iPXE does not verify iso"),
+        (
+            signed("kernel, rootfs", without="kernel"),
+            "the rootfs has a loaderSignature, but iPXE does not verify this file",
+        ),
+        (signed("iso"), "the iso has a loaderSignature, but iPXE does not verify this file"),
         (signed("uki").replace("assets:flatcar-1/uki.sig", f"oci://r.test/a@sha256:{SHA}"), "iPXE cannot fetch"),
         (signed("uki").replace("assets:flatcar-1/uki.sig", "https://r.test/a.tar.gz#b"), "iPXE cannot fetch"),
     ],
