@@ -75,7 +75,7 @@ class Code(StrEnum):
         "GB1007",
         "The document uses an alias (*name)",
         "A reviewer must see each value where it is used, and chains of aliases can exhaust the memory of a parser.",
-        "Repeat the value, or use inherits, variables or templates.",
+        "Repeat the value, or use `inherits`, variables or templates.",
     )
     ANCHOR = (
         "GB1008",
@@ -98,12 +98,12 @@ class Code(StrEnum):
     DUPLICATE_KEY = (
         "GB1011",
         "The same key appears twice in a mapping",
-        "YAML parsers disagree about which of the two values to use.",
+        "YAML parsers disagree on which of the two values to use.",
         "Remove one of the two keys.",
     )
     INVALID_KEY = (
         "GB1012",
-        "A key is empty, a list or a mapping",
+        "A key is empty, or is a list or a mapping",
         "A key is the name of a field, so it must be text.",
         "Correct the colons and the indentation, and put a value that begins with {{ in quotes.",
     )
@@ -128,7 +128,7 @@ class Code(StrEnum):
     API_VERSION = (
         "GB1020",
         "The apiVersion is not supported",
-        "The apiVersion of a document states the version of its format. This version of gitboot supports only one.",
+        "The apiVersion states the version of the document format. This version of gitboot supports only one format.",
         "Write apiVersion: gitboot.dev/v1alpha1.",
     )
     KIND = (
@@ -140,7 +140,7 @@ class Code(StrEnum):
     )
     UNKNOWN_FIELD = (
         "GB1022",
-        "The kind does not have this field",
+        "Documents of this kind do not have this field",
         "If gitboot ignored unknown fields, a setting with a spelling mistake would silently have no effect.",
         "Correct the spelling or the indentation. Run `gitboot explain KIND` to list the fields.",
     )
@@ -184,14 +184,14 @@ class Code(StrEnum):
     CHOICE = (
         "GB1032",
         "The field does not allow this value",
-        "The field allows only certain values, and upper and lower case matter.",
+        "The field allows only certain values, which are case-sensitive.",
         "Use one of the values in the message.",
     )
     MAC = (
         "GB1033",
         "The value is not the MAC address of an interface",
-        "A boot loader finds its script by a MAC address. An interface cannot have a multicast address, or "
-        "an address of only zeros.",
+        "A boot loader finds its script by the MAC address of an interface. An interface cannot have a multicast "
+        "address, or an address of only zeros.",
         "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
         "InfiniBand interface, write the MAC address of six bytes that iPXE shows as ${net0/mac}.",
     )
@@ -199,14 +199,15 @@ class Code(StrEnum):
         "GB1034",
         "The value is not the UUID of a system or a ledger",
         "A system UUID (SMBIOS) identifies the record of a server, and the UUID of a ledger identifies an instance. A "
-        "UUID of only zeros or only F means that the firmware has no UUID.",
-        "Copy the UUID from `dmidecode -s system-uuid` or the BMC. If the firmware has no UUID, set one. Copy the "
-        "UUID of a ledger from `gitboot status`.",
+        "UUID of only zeros or only Fs means that the firmware has no UUID.",
+        "Copy the UUID of a system from `dmidecode -s system-uuid` or the BMC. If the firmware has no UUID, set a UUID "
+        "in the firmware. Copy the UUID of a ledger from `gitboot status`.",
     )
     ADDRESS = (
         "GB1035",
         "The value is not an IP address or a network",
-        "An IP address identifies a machine without a MAC address. A network defines the clients that count.",
+        "An IP address identifies a machine if a request has no MAC address. A network describes a group of clients, "
+        "such as the machines whose fetches count as evidence.",
         "Write an address as 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64, and a network as 10.12.0.0/24.",
     )
     DIGEST = (
@@ -244,7 +245,7 @@ class Code(StrEnum):
     FILE_PATH = (
         "GB1041",
         "The path is not valid",
-        "Templates, certificates and secrets must be files of the same commit, below the root of the fleet.",
+        "Templates, certificates and secrets must be files in the same commit, below the root of the fleet.",
         "Write the path relative to the root of the fleet, with '/' and without '.' or '..'.",
     )
     EMPTY = (
@@ -255,8 +256,8 @@ class Code(StrEnum):
     )
     ARGUMENT = (
         "GB1043",
-        "The item is not one kernel argument",
-        "Each item of the list is one argument on one line.",
+        "The item is not a single kernel argument",
+        "Each item of the list must be one argument on one line.",
         "Write one argument in each item: name, name=value, or -name to remove an argument.",
     )
     COMBINATION = (
@@ -275,7 +276,7 @@ class Code(StrEnum):
         "GB1046",
         "The name of the variable is not valid",
         "Templates read a variable as vars.NAME, so its name must be a valid Jinja2 identifier.",
-        "Use letters, digits and '_', and do not begin with a digit.",
+        "Use letters, digits and '_', but do not begin with a digit.",
     )
     OCI_TAG = (
         "GB1047",
@@ -292,7 +293,7 @@ class Code(StrEnum):
     SOURCE_TEMPLATE = (
         "GB1049",
         "The template of an image source is not valid",
-        "Templates describe URLs and names with placeholders such as {version}. Each field allows only some of them.",
+        "Templates of URLs and names use placeholders such as {version}. Each field allows only some placeholders.",
         "Use one of the placeholders in the message.",
     )
     SOURCE_KEY = (
@@ -313,27 +314,27 @@ class Code(StrEnum):
     DUPLICATE_NAME = (
         "GB2002",
         "Two documents have the same name",
-        "Names are unique for each kind. Otherwise a reference could mean either of the two documents.",
+        "Documents of one kind must have different names. Otherwise, a reference could mean either document.",
         "Rename or remove one of the two documents.",
     )
     DUPLICATE_IDENTITY = (
         "GB2003",
         "Two servers have the same identity",
-        "A UUID, MAC address, serial number, IP address or BMC system belongs to one machine. With a shared identity, "
-        "a machine could get the boot of another server. Only the interfaces of one server may share an IP address.",
+        "A UUID, MAC address, serial number, IP address or BMC system belongs to one machine. If two servers share an "
+        "identity, a machine could get the wrong boot. Only the interfaces of one server may share an IP address.",
         "Correct the wrong value, or remove the document of a machine that no longer exists.",
     )
     UNKNOWN_REFERENCE = (
         "GB2004",
         "The document or file does not exist",
-        "A document can refer only to documents and files of the same commit.",
+        "A document can refer only to documents and files in the same commit.",
         "Correct the spelling, or add the missing document or file.",
     )
     CYCLE = (
         "GB2005",
         "A policy inherits from itself",
         "The policy inherits from itself, directly or through other policies, so gitboot cannot determine its fields.",
-        "Remove inherits from one of the policies.",
+        "Remove `inherits` from one of the policies.",
     )
     NOT_INHERITED = (
         "GB2006",
@@ -345,20 +346,21 @@ class Code(StrEnum):
         "GB2010",
         "No policy selects the server",
         "Without a policy, the server has no boot (rule R3).",
-        "Let a policy select the server, set its policy, park it, or set requirePolicy: false in the Fleet.",
+        "Let a policy select the server, set `policy` in the Server, set lifecycle: Parked, or set requirePolicy: "
+        "false in the Fleet.",
     )
     POLICY_TIE = (
         "GB2011",
         "Several policies with the same priority select the server",
-        "The policy with the highest priority wins (rule R3). If two policies have it, gitboot cannot choose.",
+        "The policy with the highest priority wins (rule R3). If several share it, gitboot cannot choose one.",
         "Raise the priority of one policy, let one inherit from the other, or narrow a selector.",
     )
     MAINTENANCE_TIE = (
         "GB2012",
         "Two maintenances with the same priority overlap",
         "The active maintenance with the highest priority wins (rule R2). If two maintenances have the same priority, "
-        "gitboot cannot choose. This problem ends when the overlap is over.",
-        "Raise the priority of one maintenance, or move its window.",
+        "gitboot cannot choose one. This problem disappears when the overlap ends.",
+        "Raise the priority of one maintenance, or move one of the windows.",
     )
     SKEW = (
         "GB2013",
@@ -368,7 +370,7 @@ class Code(StrEnum):
     )
     OVERRIDE_MODE = (
         "GB2014",
-        "The override of a direct boot is Continuous",
+        "A direct boot has override: Continuous",
         "A uki or iso that the BMC boots directly has no boot script that could end the override. The machine would "
         "install again and again.",
         "Use override: Once, or boot through a boot loader.",
@@ -388,13 +390,13 @@ class Code(StrEnum):
     NOT_YET = (
         "GB2017",
         "This version of gitboot does not support the setting",
-        "This version cannot apply a setting of the format. Without the setting, the servers would boot differently.",
+        "This version cannot apply the setting. Without the setting, the servers would boot differently.",
         "Remove the setting, or use a version of gitboot that supports it.",
     )
     EVERY_BOOT = (
         "GB2018",
         "Each boot would install the server again",
-        "With networkBoot: Always, the default of a maintenance, the machine boots the installer at each restart.",
+        "With networkBoot: Always, the default for a maintenance, the machine boots the installer at each restart.",
         "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
         "reinstall: EveryBoot.",
     )
@@ -406,7 +408,7 @@ class Code(StrEnum):
     )
     NO_IPV6_CLIENTS = (
         "GB2020",
-        "Machines fetch over IPv6, but the clients have no IPv6 network",
+        "Machines fetch over IPv6, but provisioning.clients has no IPv6 network",
         "A URL for machines has an IPv6 address, but all networks in provisioning.clients are IPv4. An endpoint would "
         "withhold one-time boots from machines that fetch over IPv6.",
         "Add the IPv6 networks of the machines to provisioning.clients.",
@@ -426,7 +428,7 @@ class Code(StrEnum):
     )
     NO_SUCH_SITE = (
         "GB2023",
-        "The Fleet does not have the site of this instance",
+        "The site of this instance is not in the Fleet",
         "The name of the site may be misspelled, so a new instance rejects the commit. An instance that has accepted "
         "a commit becomes a standby instead.",
         "Correct the name in `gitboot run --site`, or add the site to the Fleet.",
@@ -434,15 +436,15 @@ class Code(StrEnum):
     PLACEHOLDER_IDENTITY = (
         "GB2024",
         "Many machines have this identity",
-        "Firmware shows this value if its UUID, serial number or MAC address is not set. Another machine with the "
+        "Firmware shows this value if the UUID, serial number or MAC address is not set. Another machine with the "
         "value could get the boot of this server, so gitboot does not identify machines by this value.",
         "Set a unique value in the firmware of the machine and write it here, or remove the field.",
     )
     NO_ENDPOINT = (
         "GB2025",
         "One-time boots need an endpoint, but the Fleet does not set one",
-        "Only an endpoint records a fetch before it serves a boot. OUTPUT behind nginx, a mirror, a bucket and TFTP "
-        "cannot do this, so they serve a local-disk boot instead of a one-time install boot.",
+        "Only an endpoint records a fetch before it serves a boot. OUTPUT behind nginx, a mirror, a bucket and a TFTP "
+        "server cannot do this, so they serve a local-disk boot instead of a one-time install boot.",
         "Set spec.endpoint to the URL of `gitboot run --listen` or `gitboot serve`. If you accept that every client "
         "can fetch the boot until gitboot reads the access logs, set spec.serving.oneTimeBoots: Copies.",
     )
@@ -452,29 +454,29 @@ class Code(StrEnum):
         "A boot script in a copy asks the endpoint whether the maintenance has ended. A loader that cannot do this "
         "ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
         "Set spec.endpoint to an http URL, set serving.ipxeHttps: true if every iPXE supports https, or set "
-        "serving.lateEnds: Accept. To end windows at a mirror, use the program of `gitboot verify-mirror "
-        "--write-program`.",
+        "serving.lateEnds: Accept. To end windows at a mirror, run the program that `gitboot verify-mirror "
+        "--write-program` writes.",
     )
     EXPIRED_AUTHORITY = (
         "GB2027",
         "The certificate authority for BMCs has expired",
-        "With the file in spec.bmc.tls.ca, gitboot verifies the certificate of the BMC. If every certificate in the "
-        "file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
+        "To verify the certificate of the BMC, gitboot uses the file in spec.bmc.tls.ca. If every certificate in the "
+        "file has expired, gitboot rejects the certificate of the BMC and does not set the boot of the server.",
         "Add the new certificate of the authority to the file.",
     )
     KUBELET_LABEL = (
         "GB2028",
         "The kubelet rejects the node label",
-        "In the namespaces kubernetes.io and k8s.io, kubelet accepts labels of kubelet.kubernetes.io and "
-        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. With another label in "
-        "--node-labels, kubelet does not start.",
+        "In the namespaces kubernetes.io and k8s.io, kubelet accepts only labels of kubelet.kubernetes.io and "
+        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. If --node-labels contains another "
+        "label of these namespaces, kubelet does not start.",
         "Use a label in your own domain, or let a controller set the label after the node is registered.",
     )
     PLACEHOLDER_DIGEST = (
         "GB2029",
         "The digest is a placeholder",
-        "The real file has another digest, so a client that verifies the file rejects it. The command `gitboot init` "
-        "writes such placeholders.",
+        "The real file has a different digest, so a client that verifies the file rejects it. The command `gitboot "
+        "init` writes such placeholders.",
         "Replace each placeholder with the digest that `sha256sum` prints for the file.",
     )
     SELECTS_NO_SERVER = (
@@ -487,13 +489,13 @@ class Code(StrEnum):
         "GB2031",
         "The server cannot boot under Secure Boot as planned",
         "The document states secureBoot: true. The firmware then starts only programs with a trusted signature.",
-        "Let DHCP name Shim, and boot an image with a signed kernel or a signed uki (docs/how-to/secure-boot.md).",
+        "Configure DHCP to name Shim, and boot an image with a signed kernel or uki (docs/how-to/secure-boot.md).",
     )
     LOADER_SIGNATURE = (
         "GB2032",
         "The program that boots the image ignores loaderSignature",
-        "Only iPXE verifies loaderSignature, and only in the boot script of gitboot. GRUB, PXELINUX, firmware and the "
-        "script of a template boot the files without this check.",
+        "Only iPXE verifies loaderSignature, and only in the boot script of gitboot. GRUB, PXELINUX, firmware and "
+        "scripts from templates boot the files without this check.",
         "Let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image.",
     )
     TEMPLATE_SYNTAX = (
@@ -511,7 +513,7 @@ class Code(StrEnum):
     TEMPLATE_BOUNDS = (
         "GB2103",
         "The template exceeds a limit",
-        "A boot file never needs as much output or as many loop steps.",
+        "A boot file never needs so much output or so many loop steps.",
         "Reduce the template to at most 1 MiB of output and 100,000 loop steps.",
     )
 
@@ -520,26 +522,26 @@ class Code(StrEnum):
     UNQUOTABLE = (
         "GB3001",
         "A boot loader or the kernel cannot read the value",
-        "Some values cannot be quoted for iPXE, GRUB or the kernel command line, and could begin another command.",
+        "Some values cannot be quoted for iPXE, GRUB or the kernel command line, and could start another command.",
         "Move the value to user data, or use another value.",
     )
     SECRET = (
         "GB3002",
         "The value looks like a secret",
         "Every client that can reach the published files can read the value, and Git keeps it in its history.",
-        "Remove the secret, replace it if it was valid, and let the machine fetch it (docs/how-to/secrets.md). If the "
-        "value is not a secret, add the comment gitboot:allow-secret REASON to its line.",
+        "Remove the secret, and let the machine fetch it (docs/how-to/secrets.md). If the secret was valid, replace "
+        "it. If the value is not a secret, add the comment gitboot:allow-secret REASON to its line.",
     )
     RESERVED_ARGUMENT = (
         "GB3003",
         "The kernel argument is reserved for boot loaders",
-        "The kernel loads the file that initrd= names, so another name breaks the boot. Boot loaders set the "
-        "argument BOOT_IMAGE=.",
+        "The kernel loads the file that initrd= names, so a different name breaks the boot. Boot loaders set the "
+        "argument BOOT_IMAGE= themselves.",
         "Remove the argument. Name the initrds in the BootImage.",
     )
     LOST_ARGUMENT = (
         "GB3004",
-        "The item removes no kernel argument",
+        "The item does not remove any kernel argument",
         "An item such as -c removes earlier arguments with the name c. There is no earlier argument with this name, so "
         "the item is probably meant for the init process, and the machine would boot without the item.",
         "Write '--' before arguments for the init process, or remove the item.",
@@ -547,23 +549,23 @@ class Code(StrEnum):
 
     NOT_SEALED = (
         "GB3011",
-        "The file of the secret is not encrypted correctly",
+        "The secret file is not encrypted correctly",
         "Endpoints cannot decrypt the file, so the installation would fail. If the file is not encrypted, everybody "
         "who reads the repository can read the secret.",
-        "Encrypt the file with `gitboot secret encrypt`, or with age to a key that begins with age1. If the "
+        "Encrypt the file with `gitboot secret encrypt`, or use age with a public key that begins with age1. If the "
         "unencrypted secret was in Git, change the secret too.",
     )
     SECRET_KEPT_OPEN = (
         "GB3012",
-        "The boot with the secret has no end",
+        "The boot that uses the secret has no end",
         "An endpoint serves a secret only during an installation. A boot without an end would expose the secret.",
         "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
 
     ALLOWED_SECRET = (
         "GB3020",
-        "The value looks like a secret, but its author allows it",
-        "The comment gitboot:allow-secret in this line lets gitboot publish the value. The message shows the reason.",
+        "The value looks like a secret, but a comment allows it",
+        "The comment gitboot:allow-secret on this line lets gitboot publish the value. The message shows the reason.",
         "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )
 
@@ -579,14 +581,14 @@ class Code(StrEnum):
         "GB4002",
         "The firmware of the server does not support the boot method",
         "The method UefiHttp and unified kernel images need UEFI, but the firmware of the server is BIOS.",
-        "Give servers with BIOS a profile with method Pxe and an image with a kernel.",
+        "Give BIOS servers a profile with method: Pxe and an image with a kernel.",
     )
     NO_WAY_IN = (
         "GB4003",
         "Kernel arguments or user data cannot reach the system",
         "If firmware boots a uki, iso or virtual medium directly, the system gets no kernel arguments or user data.",
         "Build the settings into the image, or boot through a boot loader. For user data, you can also use Ignition "
-        "with configFrom: SystemUUID, or method VirtualMedia with configFrom: Medium.",
+        "with configFrom: SystemUUID, or method: VirtualMedia with configFrom: Medium.",
     )
     USER_DATA_FORMAT = (
         "GB4004",
@@ -618,14 +620,14 @@ class Code(StrEnum):
         "GB4008",
         "The rendered user data is not a Talos configuration",
         "A machine that boots with this user data stays in maintenance mode, or stops.",
-        "Commit the output of `talosctl gen config`, with version and machine.type.",
+        "Commit the output of `talosctl gen config`, including the fields version and machine.type.",
     )
     AUTOYAST_DOCUMENT = (
         "GB4009",
         "The rendered user data is not an AutoYaST profile",
         "The installer would stop and wait for input.",
-        "Correct the template, so that it renders well-formed XML with an AutoYaST profile as its root and without "
-        "entity declarations.",
+        "Correct the template. The rendered text must be well-formed XML, have an AutoYaST profile as its root, and "
+        "contain no entity declarations.",
     )
     COMBUSTION_SCRIPT = (
         "GB4010",
@@ -643,16 +645,16 @@ class Code(StrEnum):
     NO_FIRST_BOOT = (
         "GB4012",
         "No kernel argument starts Ignition",
-        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Otherwise nothing is set up.",
+        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Otherwise, it does nothing.",
         "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
-        "CoreOS and openSUSE MicroOS, flatcar.first_boot=1 for Flatcar.",
+        "CoreOS and openSUSE MicroOS, or flatcar.first_boot=1 for Flatcar.",
     )
 
     FALSE_PROVENANCE = (
         "GB4013",
         "The provenance of a file is wrong",
         "The image claims that a vendor signed the file, and reviewers rely on this claim.",
-        "Write the key that `gitboot artifacts signatures` shows, or state digest: published or digest: firstSeen.",
+        "Write the key that `gitboot artifacts signatures` shows, or set provenance.digest to published or firstSeen.",
     )
 
     # GB5…: the source
@@ -684,20 +686,20 @@ class Code(StrEnum):
     UNBOUNDED = (
         "GB5005",
         "The commit has too many files",
-        "A small Git object can describe endless nested folders, so gitboot limits the files of a commit.",
+        "A small Git object can describe endlessly nested folders, so gitboot limits the number of files in a commit.",
         "Remove the extra files. Commit at most 1,500,000 files and folders, in paths of at most 4,096 characters.",
     )
     MALFORMED = (
         "GB5006",
-        "Git cannot read a folder of the commit",
-        "The tree object of the folder is damaged, or Git did not write it. If a name appears twice, contains a "
+        "Git cannot read a folder in the commit",
+        "The tree object of the folder is damaged, or was not written by Git. If a name appears twice, contains a "
         "slash, or is .git, a checkout does not have the same files as the commit.",
         "Commit the folder again from a clone in which `git fsck` reports no errors.",
     )
     IGNORE_PATTERN = (
         "GB5007",
-        "A line of .gitbootignore is not a pattern",
-        "Git would ignore the line without a message, and gitboot would read the files that the line should exclude.",
+        "A line of .gitbootignore is not a valid pattern",
+        "Git would silently ignore the line, and gitboot would read the files that the line should exclude.",
         "Write the pattern as in .gitignore, with closed character classes, ascending ranges, and no \\ at the end.",
     )
     MERGE_CONFLICT = (
@@ -709,14 +711,15 @@ class Code(StrEnum):
     LIMITS = (
         "GB5009",
         "The evaluation of the commit exceeds a limit",
-        "A commit that needs too much time or memory would block all others. The last accepted commit stays in effect.",
+        "A commit that needs too much time or memory would block all other commits. The last accepted commit stays in "
+        "effect.",
         "Remove very large files and templates from the commit. If the commit is correct, raise commit-seconds or "
-        "commit-memory, as options of the command or in the configuration of `gitboot run`.",
+        "commit-memory, with an option of the command or in the configuration of `gitboot run`.",
     )
     UNTRUSTED = (
         "GB5020",
         "No trusted key signed the commit",
-        "This instance accepts only commits or tags that are signed with the keys in its own settings. The last "
+        "This instance accepts only commits or tags that are signed with a key from its own settings. The last "
         "accepted commit stays in effect.",
         "Run `git log --show-signature`. Then sign the commit again, or add the key to the settings of the instance.",
     )
@@ -732,19 +735,19 @@ class Code(StrEnum):
     DANGEROUS = (
         "GB6002",
         "The change is dangerous",
-        "Machines may write their disks or lose their boot, or many machines get other kernel arguments.",
+        "Machines may write their disks or lose their boot, or many machines get different kernel arguments.",
         "Run `gitboot diff`, and check the group of servers that the message names.",
     )
     UNHEEDED = (
         "GB6003",
         "The acknowledgement is not valid",
-        "The line is malformed, does not name a guard, or acknowledges other changes.",
+        "The line is malformed, does not name a guard, or acknowledges different changes.",
         "Copy the line from the output of `gitboot diff` into the message of the last commit.",
     )
     UNVERIFIED_PROVENANCE = (
         "GB6004",
         "The provenance of an image is not verified",
-        "A new image states where its digests come from. The statement is a claim until gitboot has verified it "
+        "A new image states where its digests come from. The statement is only a claim until gitboot has verified it "
         "with a trusted key.",
         "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",
     )

@@ -68,7 +68,8 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("JSONList", "DirectoryListing"),
-            "GB1044 spec.releases: an index with format: DirectoryListing requires `match`; add a `match` that contains {version}",
+            "GB1044 spec.releases: an index with format: DirectoryListing requires `match`; "
+            "add a `match` that contains {version}",
         ),
         (
             SMALL.replace("JSONList", "OCITags"),
