@@ -270,7 +270,7 @@ class Code(StrEnum):
         "GB1045",
         "The window ends before it starts",
         "A window includes its start and excludes its end, so its end must be after its start.",
-        "Set end to a time after start.",
+        "Set `end` to a time after `start`.",
     )
     VARIABLE = (
         "GB1046",
@@ -424,7 +424,7 @@ class Code(StrEnum):
         "GB2022",
         "The server does not belong to exactly one site",
         "If a site names a ledger, each site has its own instance, and each server needs exactly one instance.",
-        "Let exactly one site select the server. If one instance serves all sites, remove the ledgers of the sites.",
+        "Let exactly one site select the server. If one instance serves all sites, remove `ledger` from the sites.",
     )
     NO_SUCH_SITE = (
         "GB2023",
@@ -469,7 +469,7 @@ class Code(StrEnum):
         "The kubelet rejects the node label",
         "In the namespaces kubernetes.io and k8s.io, kubelet accepts only labels of kubelet.kubernetes.io and "
         "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. If --node-labels contains another "
-        "label of these namespaces, kubelet does not start.",
+        "such label, kubelet does not start.",
         "Use a label in your own domain, or let a controller set the label after the node is registered.",
     )
     PLACEHOLDER_DIGEST = (

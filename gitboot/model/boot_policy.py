@@ -322,8 +322,8 @@ class Window:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
                 Code.WINDOW,
-                "the end of the window is not after its start",
-                "set end to a time after start",
+                "the window does not end after it starts",
+                "set `end` to a time after `start`",
                 ("end",),
             )
 

@@ -462,7 +462,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     if found.startswith("assets:"):
         is_below = {"", ".", ".."}.isdisjoint(found.removeprefix("assets:").split("/"))
         return ArtifactUrl(
-            require(is_below, found, Code.URL, "a path below the asset base", "write assets:DIR/FILE, without '..'")
+            require(is_below, found, Code.URL, "a path below the base URL", "write assets:DIR/FILE, without '..'")
         )
     if oci is None:
         _require_no_zone(found)
