@@ -471,7 +471,7 @@ def test_e37_locks_that_do_not_exclude_a_second_process_are_rejected(
     monkeypatch.setattr("gitboot.files._LOCK_PROBE", script)
     monkeypatch.setattr("gitboot.files._LOCKABLE_DEVICES", set())
     for check in (check_state_directory, check_fetch_log_folder, partial(check_output_directory, state=tmp_path)):
-        with pytest.raises(UsageError, match="can ignore the lock of another process"):
+        with pytest.raises(UsageError, match="file locks between processes do not work"):
             check(tmp_path, ("tmpfs", "overlay"), print)
 
 
@@ -658,7 +658,7 @@ def test_private_files_are_rejected_inside_the_output_tree(tmp_path: Path, optio
     assert done.code == Exit.USAGE
     where = "is" if not below else "is in"
     assert done.err == (
-        f"gitboot: {option} {places[option]} {where} --out {output}, which every client can read:"
+        f"gitboot: {option} {places[option]} {where} --out {output}, which every client can read;"
         " choose another directory\n"
     )
     assert [each.name for each in tmp_path.iterdir()] == ["beside"]

@@ -36,7 +36,7 @@ try:
     from psycopg.pq import TransactionStatus
 
 except ImportError:
-    raise UsageError("a PostgreSQL ledger needs psycopg; install it: pip install 'gitboot[postgresql]'") from None
+    raise UsageError("a PostgreSQL ledger needs psycopg; run: pip install 'gitboot[postgresql]'") from None
 
 
 _CONNECT_S: Final = 5
@@ -331,7 +331,7 @@ def _read_password(file: Path) -> str:
     except OSError as error:
         raise LedgerError(f"{file}: the ledger's password cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise LedgerError(f"{file}: the ledger's password is not text in UTF-8") from None
+        raise LedgerError(f"{file}: the ledger's password is not valid UTF-8") from None
     if not password or len(password.splitlines()) > 1 or "\0" in password:
         raise LedgerError(f"{file}: expected one line with the ledger's password")
     return password
