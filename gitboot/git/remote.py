@@ -260,7 +260,7 @@ _FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # the message of the error th
 def _build_too_large_error(remote: Remote) -> SourceTooLarge:
     mebibytes = (remote.max_bytes or 0) >> 20
     return SourceTooLarge(
-        f"{remote.url}: the clone would need more than the limit of {mebibytes} MiB on disk; increase fetch-disk in "
+        f"{remote.url}: the clone would exceed the limit of {mebibytes} MiB on disk; increase fetch-disk in "
         "the --config file, or remove large files from the history"
     )
 

@@ -610,7 +610,7 @@ def _format_documents(review: Review) -> Iterator[str]:
         if bmcs := review.changes.moved_bmcs:
             yield _wrap_lines(f"BMC: the address or the trust of the BMC changes: {format_names(bmcs)}", "")
         if moved := phrases.list_credentials(review.changes.bmcs):
-            yield "Credentials go to new places. An instance sends them only to BMCs that its operator allows:"
+            yield "Credentials go to new destinations. An instance sends them only to BMCs that its operator allows:"
             yield from (_wrap_lines(line) for line in moved[:_MAX_LIMITS])
             if left := format_rest(len(moved) - _MAX_LIMITS, "BMC"):
                 yield f"  {left}"
