@@ -310,7 +310,7 @@ def _read_newest(connection: sqlite3.Connection) -> int:
     """
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
-        raise sqlite3.DatabaseError("the file has an entry with a future insertion number")
+        raise sqlite3.DatabaseError("the file has an entry whose insertion number is in the future")
     return found
 
 

@@ -197,15 +197,15 @@ _FAULTS: Final = _compile_faults(
 _KERNEL_NAME_FAULTS: Final = _compile_faults(
     (r"\A\Z", "an argument cannot begin with ="),
     (r" ", "the argument has a space before the first =; write each argument as a separate item"),
-    (r'"', "double quotes are only allowed around a value"),
+    (r'"', "double quotes are allowed only around a value"),
 )
 _KERNEL_VALUE_FAULTS: Final = _compile_faults((r'"', "the kernel has no syntax for a double quote in a value"))
 _IPXE_FAULTS: Final = _FAULTS + _compile_faults(
-    (r" ", "a space ends the word"),
+    (r" ", "a space would end the word"),
     (r"\$\{", "iPXE would expand ${...}, and has no escape for this"),
-    (r"\A#", "a # at the start of a word starts a comment"),
+    (r"\A#", "a # at the start of a word would start a comment"),
     (r"\A(?:\|\||&&|;)\Z", "the words ||, && and ; end a command"),
-    (r"\\\Z", "a backslash at the end of a line joins that line with the next line"),
+    (r"\\\Z", "a backslash at the end of a line would join that line with the next line"),
 )
 _IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "iPXE merges consecutive spaces into one"))
 _IPXE_HARMFUL: Final = re.compile(

@@ -68,7 +68,7 @@ _REASON_TEXTS: Final = {
     DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",
     DenialReason.NO_KEY: "an endpoint has no key for a secret",
     DenialReason.NOT_COUNTED: "the client is not a boot loader",
-    DenialReason.STOPPED: "boots that write disks are stopped",
+    DenialReason.STOPPED: "an operator has stopped boots that write disks",
     DenialReason.SERVED_BEFORE: "an endpoint has already served the boot",
 }
 

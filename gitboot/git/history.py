@@ -411,7 +411,9 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     base, is_range, head = text.partition(dots)
     base = base or accepted or ""
     if not base or base == WORKTREE or ".." in head:
-        raise UsageError(f"{text!r} is not a range: write BASE..HEAD, BASE...HEAD, or BASE to compare the work tree")
+        raise UsageError(
+            f"{text!r} is not a range: write BASE..HEAD, BASE...HEAD, or only BASE to compare the work tree"
+        )
     head = (head or "HEAD") if is_range else WORKTREE
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:

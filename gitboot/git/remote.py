@@ -348,7 +348,7 @@ def _check_private_key(file: Path) -> None:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{file}: the private key cannot be read: {error.strerror}") from error
+        raise UsageError(f"{file}: the private key cannot be read ({error.strerror})") from error
     if b"PRIVATE KEY-----" not in content:  # this text is part of the formats in RFC 7468 and in OpenSSH's PROTOCOL.key
         raise UsageError(f"{file} contains no private key in PEM or OpenSSH format; create a key with ssh-keygen")
 

@@ -333,7 +333,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
     """Split a signed commit into its content and its signature, or return None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
-        raise AmbiguousSignature("the object has a signature for another kind of repository")
+        raise AmbiguousSignature("the object has a signature for a different kind of repository")
     if len(signatures) > 1:
         raise AmbiguousSignature("the object has more than one signature")
     return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None

@@ -235,8 +235,9 @@ class PostgresDatabase(Database):
         self.lease.extend(sent_s)
 
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        remedy = "" if isinstance(error, psycopg.OperationalError) else "; restore it from a backup"
-        return LedgerError(f"{self.name}: the ledger cannot be read ({format_error(error)}){remedy}")
+        message = f"{self.name}: the ledger cannot be read ({format_error(error)})"
+        is_operational = isinstance(error, psycopg.OperationalError)
+        return LedgerError(message if is_operational else f"{message}; restore it from a backup")
 
     def _get_connection(self) -> LimitedConnection:
         if self._connection.closed or self._connection.broken:

@@ -200,7 +200,7 @@ class RecordedFetches:
 
     def _transaction(self) -> AbstractContextManager[_Run]:
         return self._transactions.begin(
-            lambda error: LedgerError(f"{self.name}: the fetches of endpoints cannot be read ({format_error(error)})")
+            lambda error: LedgerError(f"{self.name}: the recorded fetches cannot be read ({format_error(error)})")
         )
 
 

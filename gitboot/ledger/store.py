@@ -111,7 +111,7 @@ def read_address(path: Path) -> PostgresAddress | None:
             return PostgresAddress(url=url, password=Path(password))
         case {"url": str(url)}:
             return PostgresAddress(url=url)
-    raise UsageError(f"{file} does not contain the address of a ledger; add a url, and a password-file if required")
+    raise UsageError(f"{file} does not contain the address of a ledger; add `url`, and `password-file` if required")
 
 
 def write_address(path: Path, address: PostgresAddress) -> None:
@@ -391,7 +391,7 @@ class Store:
         except OSError as error:
             self.is_suspect = True  # the ledger contains the change, but the caller gets an error
             raise LedgerError(
-                f"{mark_path(self.path)}: the ledger's mark cannot be written ({error.strerror})"
+                f"{mark_path(self.path)}: the mark file of the ledger cannot be written ({error.strerror})"
             ) from error
 
 

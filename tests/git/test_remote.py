@@ -361,7 +361,7 @@ def test_finding_p1_a_rotated_ssh_key_and_host_key_count_at_the_next_fetch(
     with pytest.raises(SourceRefused, match="refuses the credentials"):
         source.fetch()
     key.unlink()
-    with pytest.raises(UsageError, match=f"{key}: the private key cannot be read: No such file"):
+    with pytest.raises(UsageError, match=rf"{key}: the private key cannot be read \(No such file"):
         source.fetch()
 
 

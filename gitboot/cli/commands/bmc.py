@@ -185,7 +185,7 @@ def diff(
     context_settings=VARIABLES,
     example="gitboot bmc apply web01 --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "the instance started the work",
+        Exit.FINE: "the instance started to contact the BMCs",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "no instance runs with this state directory, or a server does not exist",
     },
@@ -220,7 +220,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     context_settings=VARIABLES,
     example="gitboot bmc access-files --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the files",
+        Exit.FINE: "gitboot printed the access files",
     },
 )
 @state_option
@@ -556,7 +556,7 @@ def power_get(
     example="gitboot bmc power on web01 --reason 'repair done' --state /var/lib/gitboot",
     exit_codes={
         Exit.FINE: "each machine is on, or its BMC accepted the request",
-        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
@@ -583,7 +583,7 @@ def power_on(servers: tuple[str, ...], **options: Any) -> None:
     example="gitboot bmc power off web01 --reason 'repair' --state /var/lib/gitboot",
     exit_codes={
         Exit.FINE: "each machine is off, or its BMC accepted the request",
-        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
@@ -611,7 +611,7 @@ def power_off(servers: tuple[str, ...], **options: Any) -> None:
     example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "each BMC accepted the request",
-        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
         Exit.INTERRUPTED: "you did not confirm",
     },
 )

@@ -690,7 +690,7 @@ def _build_documents(
             continue
         chosen = lines[each.address].name if each.address in lines and each.is_only_system else None
         if chosen is not None and chosen in used_names:
-            raise UsageError(f"Server/{chosen} already exists: give {each.address} another name")
+            raise UsageError(f"Server/{chosen} already exists: give {each.address} a different name")
         name = chosen or choose_name(each, names)
         names.add(name)
         documents[each] = f"servers/{name}.yaml", render(each, name)
