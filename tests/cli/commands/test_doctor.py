@@ -139,7 +139,7 @@ def test_an_unsynchronised_clock_and_a_library_without_ssh_are_failures(tmp_path
     assert [each.health for each in of_the_clock(ClockState.UNKNOWN)] == [Health.DOUBTFUL]
     assert [each.health for each in of_the_clock(ClockState.UNKEPT)] == [Health.DOUBTFUL]
     (lacks,) = of_git({"https": True, "ssh": False}, "1.9")
-    assert (lacks.health, lacks.message) == (Health.WRONG, "libgit2 1.9 is built without ssh")
+    assert (lacks.health, lacks.message) == (Health.WRONG, "libgit2 1.9 was built without ssh")
     (absent,) = of_state(tmp_path / "none")
     assert absent.hint == f"install -d -m 0700 {tmp_path}/none  # for gitboot's user"
     (tmp_path / "ops").mkdir()
