@@ -78,7 +78,7 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
     accepted = f"{rack.state}/repository.git --rev refs/gitboot/accepted"
     assert loaders["hint"] == f"gitboot artifacts loaders --out {rack.output}/boot --path {accepted}"
     assert "2 servers (web01, web02)" in credentials["message"]
-    assert credentials["hint"].startswith(f"{tmp_path}/rack/username")
+    assert credentials["hint"].startswith(f"create {tmp_path}/rack/username")
     (rack.output / "boot/boot.ipxe").rename(tmp_path / "boot.ipxe")
     said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
     (tmp_path / "boot.ipxe").rename(rack.output / "boot/boot.ipxe")
@@ -156,7 +156,7 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         rack.push()
         rack.once()
         said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
-        assert "failed   ledger       the Fleet names no ledger, so gitboot sets no boot override of 1 server" in said
+        assert "failed   ledger       the Fleet names no ledger, so gitboot sets no boot overrides for 1 server" in said
         assert f"provisioning: {{ledger: {rack.ledger()}}}  # make sure that no other instance" in said
         rack.settings += f", provisioning: {{ledger: {uuid_of('another')}}}"
         rack.push()
