@@ -345,7 +345,7 @@ class Child:
 def describe_exit(status: int) -> str:
     """Return a description of a child's unexpected exit."""
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-    return f"{how}. This is a bug in gitboot. The log of gitboot has the details"
+    return f"{how}. This is a bug in gitboot. See the log of gitboot for details"
 
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:

@@ -211,7 +211,7 @@ class DiskCache:
                 return self._connection
             self._warn_once("is rebuilt", fault)
             self._remove()
-        raise OSError(errno.EPERM, "gitboot cannot replace it")
+        raise OSError(errno.EPERM, "gitboot cannot replace the file")
 
     def _read_only_connection(self, path: Path) -> sqlite3.Connection | None:
         try:
@@ -241,7 +241,7 @@ class DiskCache:
         if not stat.S_ISREG(here.st_mode):
             raise OSError(errno.EPERM, "the path is not a regular file; remove it")
         if not os.path.samestat(there, here):
-            return "another file is in its place"
+            return "another file has replaced it"
         if here.st_uid != os.geteuid() or here.st_mode & 0o077:
             return "the file belongs to another user, or other users may read or write the file"
         # with one of these, SQLite uses WAL
@@ -292,7 +292,7 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
                     connection.execute(statement)
             connection.execute("COMMIT")
         if _read_statements(connection) != [each.encode() for each in _SCHEMA]:
-            raise sqlite3.DatabaseError("the file has another schema")
+            raise sqlite3.DatabaseError("the file has a different schema")
     except BaseException:
         connection.close()
         raise
@@ -310,7 +310,7 @@ def _read_newest(connection: sqlite3.Connection) -> int:
     """
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
-        raise sqlite3.DatabaseError("the file has an entry with a future insertion number")
+        raise sqlite3.DatabaseError("the file has an entry whose insertion number is in the future")
     return found
 
 
@@ -326,7 +326,7 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
     asked = frozenset(ids)
     for entry, checksum, used, value in _read_rows(connection, "id, checksum, used, value", ids):
         if entry not in asked:
-            raise sqlite3.DatabaseError("its index leads to another entry")
+            raise sqlite3.DatabaseError("the index of the file points to a different entry")
         if not isinstance(value, bytes) or checksum != _checksum(entry, value):
             damaged.append(entry)
             continue

@@ -380,7 +380,7 @@ class _Walk:
             position = "" if self._requested.absolute() == symlink else f" on the way to {self._requested}"
             raise UsageError(
                 f"{symlink}{position} is a symlink to {target!r}; gitboot does not follow symlinks below the current "
-                "directory or in a Git work tree, because a commit can contain them: use the target of the symlink, "
+                "directory or in a Git work tree, because a commit can contain them. Use the target of the symlink, "
                 "or remove the symlink"
             )
         self._symlinks += 1
@@ -434,12 +434,11 @@ def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
         return None
     if stat.S_ISLNK(found.st_mode):
         raise UsageError(
-            f"{path} is a symlink, and gitboot does not write to the target of a symlink: give the path of the target, "
-            f"or remove the symlink"
+            f"{path} is a symlink, which gitboot does not follow; give the path of the target, or remove the symlink"
         )
     if not stat.S_ISREG(found.st_mode):
-        kind = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "no file")
-        raise UsageError(f"{path} is {kind}: give the path of a regular file, or of a file that does not exist yet")
+        kind = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "not a file")
+        raise UsageError(f"{path} is {kind}: give the path of a regular file or of a new file")
     return found
 
 
@@ -461,7 +460,7 @@ def _find_caller_descriptor(path: Path) -> int | None:
         is_of_caller = False
     if not is_of_caller:
         raise UsageError(
-            f"{path}: gitboot was started without this file descriptor: open the descriptor, or give the path of a file"
+            f"{path}: gitboot was started without this file descriptor; open the descriptor, or give the path of a file"
         )
     return descriptor
 
@@ -517,15 +516,15 @@ def check_state_directory(directory: Path, accepted_types: Collection[str], warn
     _check_locks(directory, filesystem)
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         raise UsageError(
-            f"{directory} is on {filesystem}: a ledger needs a local disk. Choose a directory on a local disk for "
-            f"--state, or accept with {_OPTION} {filesystem} that the ledger may be lost or damaged"
+            f"{directory} is on {filesystem}, but a ledger needs a local disk. Choose a directory on a local disk for "
+            f"--state, or add {_OPTION} {filesystem} to accept that the ledger may be lost or damaged"
         )
     if _NETWORK.fullmatch(filesystem):
-        warn(f"{directory} is on {filesystem}: the ledger may be lost or damaged there")
+        warn(f"{directory} is on {filesystem}, where the ledger may be lost or damaged")
     elif filesystem in _VOLATILE and filesystem not in accepted_types:
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart: after a restart, you must state again "
-            f"which servers are installed"
+            f"{directory} is on {filesystem}, which loses its data at a restart. After a restart, you must record "
+            "again which servers are installed"
         )
 
 
@@ -542,12 +541,14 @@ def check_fetch_log_folder(
     goes_with_state = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
     if filesystem in _VOLATILE and filesystem not in accepted_types and not goes_with_state:
         raise UsageError(
-            f"{folder} is on {filesystem}, which loses its data at a restart: after a restart, gitboot would serve "
-            f"recorded one-time boots again. Choose a folder on a disk for --spool, or accept this "
-            f"with {_OPTION} {filesystem}"
+            f"{folder} is on {filesystem}, which loses its data at a restart. After a restart, gitboot would serve "
+            f"recorded one-time boots again. Choose a folder on a disk for --spool, or add "
+            f"{_OPTION} {filesystem} to accept this risk"
         )
     if _NETWORK.fullmatch(filesystem):
-        warn(f"{folder} is on {filesystem}: gitboot relies on the file server to store each recorded fetch on a disk")
+        warn(
+            f"{folder} is on {filesystem}, so gitboot relies on the file server to store each recorded fetch on a disk"
+        )
 
 
 def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
@@ -560,13 +561,15 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
     # The publication reports a directory that is not writable.
     _check_locks(directory, filesystem, must_be_writable=False)
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
-        warn(f"{directory} is on {filesystem}: an endpoint on another machine may read older boot files from its cache")
+        warn(
+            f"{directory} is on {filesystem}, so an endpoint on another machine may read old boot files from its cache"
+        )
     elif (
         filesystem in _VOLATILE and filesystem not in accepted_types and state.stat().st_dev != directory.stat().st_dev
     ):
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart: the ledger is then unverified until "
-            "you confirm it with gitboot records begin as-recorded"
+            f"{directory} is on {filesystem}, which loses its data at a restart. The ledger is then unverified until "
+            "you confirm it with `gitboot records begin as-recorded`"
         )
 
 
@@ -581,14 +584,14 @@ def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> 
     """
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):
-        raise UsageError(f"--out {directory} is a Git work tree: choose a directory only for published files")
+        raise UsageError(f"--out {directory} is a Git work tree; choose a separate directory for published files")
     if all(os.path.exists(tree / each) for each in _BARE):
-        raise UsageError(f"--out {directory} is a Git repository: choose a directory only for published files")
+        raise UsageError(f"--out {directory} is a Git repository; choose a separate directory for published files")
     for option, path in private.items():
         if path is not None and path.resolve().is_relative_to(tree):
             relation = "is" if path.resolve() == tree else "is in"
             raise UsageError(
-                f"{option} {path} {relation} --out {directory}, which every client can read: choose another directory"
+                f"{option} {path} {relation} --out {directory}, which every client can read; choose another directory"
             )
 
 
@@ -637,8 +640,8 @@ def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = T
                 command = [sys.executable, "-I", "-S", "-c", _LOCK_PROBE, str(probe)]
                 if subprocess.run(command, check=False, capture_output=True).returncode != 0:
                     raise UsageError(
-                        f"{directory} is on {filesystem or 'a file system'}, where a process can ignore the lock of "
-                        "another process: choose a directory on another file system"
+                        f"{directory} is on {filesystem or 'a file system'}, where file locks between processes do "
+                        "not work; choose a directory on another file system"
                     )
                 _LOCKABLE_DEVICES.add(device)
     except OSError as error:

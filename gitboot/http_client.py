@@ -135,8 +135,9 @@ class RequestLimits:
         """Count received bytes and the time spent waiting for them. Raises OSError if a limit is exceeded."""
         self._allowance -= size_bytes
         if self._allowance < 0:
-            what = "bytes for the framing of its body" if self._is_body else "headers"
-            raise _AnswerTooLarge(f"the host sends too many {what}")
+            raise _AnswerTooLarge(
+                "the host sends too many bytes of HTTP framing" if self._is_body else "the host sends too many headers"
+            )
         self._waited_s += waited_s
         self._arrived += size_bytes
         if self._rate is not None and self._arrived >= self._rate.size_bytes:
@@ -280,7 +281,7 @@ def split_url(url: str) -> SplitResult:
     except ValueError:
         is_web = False
     if not is_web:
-        raise UsageError(f"{url!r} is not the URL of a web server: expected https:// or http:// and a host")
+        raise UsageError(f"{url!r} is not the URL of a web server: expected https:// or http:// followed by a host")
     if parts.username is not None or parts.password is not None:
         raise UsageError(f"the URL of {parts.hostname} must not contain a user name or a password")
     return parts
@@ -540,7 +541,9 @@ class HttpClient:
             try:
                 trusted.load_verify_locations(cafile=self._ca_bundle)
             except OSError as error:
-                raise UsageError(f"{self._ca_bundle} cannot be read as certificates: {error.strerror}") from error
+                raise UsageError(
+                    f"gitboot cannot read certificates from {self._ca_bundle}: {error.strerror}"
+                ) from error
         return trusted
 
     def _pool_for(self, url: str) -> urllib3.PoolManager:
@@ -552,7 +555,7 @@ class HttpClient:
             proxy = proxy if "://" in proxy else f"http://{proxy}"
             if not proxy.startswith("http://"):
                 raise UsageError(
-                    f"the proxy in the environment has the scheme {urlsplit(proxy).scheme}: gitboot supports only http://"
+                    f"the environment names a proxy with {urlsplit(proxy).scheme}://, but gitboot supports only http://"
                 )
         with self._making_pool:
             if proxy not in self._pools:

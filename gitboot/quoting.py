@@ -192,20 +192,20 @@ _FAULTS: Final = _compile_faults(
     (r"\A\Z", "the value is empty"),
     (r"[\x00-\x1f\x7f]", "the value contains a control character"),
     # Linux reads 0xA0 as a space (lib/ctype.c), and 0xA0 is the second byte of "à" in UTF-8.
-    (r"[^\x00-\x7f]", "firmware, loaders and the kernel agree only on ASCII characters"),
+    (r"[^\x00-\x7f]", "firmware, boot loaders and the kernel treat only ASCII characters the same way"),
 )
 _KERNEL_NAME_FAULTS: Final = _compile_faults(
     (r"\A\Z", "an argument cannot begin with ="),
     (r" ", "the argument has a space before the first =; write each argument as a separate item"),
-    (r'"', "double quotes are only allowed around a value"),
+    (r'"', "double quotes are allowed only around a value"),
 )
 _KERNEL_VALUE_FAULTS: Final = _compile_faults((r'"', "the kernel has no syntax for a double quote in a value"))
 _IPXE_FAULTS: Final = _FAULTS + _compile_faults(
-    (r" ", "a space ends the word"),
+    (r" ", "a space would end the word"),
     (r"\$\{", "iPXE would expand ${...}, and has no escape for this"),
-    (r"\A#", "a # at the start of a word starts a comment"),
+    (r"\A#", "a # at the start of a word would start a comment"),
     (r"\A(?:\|\||&&|;)\Z", "the words ||, && and ; end a command"),
-    (r"\\\Z", "a backslash at the end of a line joins the next line to it"),
+    (r"\\\Z", "a backslash at the end of a line would join that line with the next line"),
 )
 _IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "iPXE merges consecutive spaces into one"))
 _IPXE_HARMFUL: Final = re.compile(

@@ -442,7 +442,7 @@ def test_e37_a_volatile_output_tree_is_only_a_warning(volatile: tuple[str, Path]
     )  # a fetch log that is lost together with the ledger does no harm
     assert warned == []
     check_output_directory(folder, (), warned.append, state=tmp_path)
-    assert f"is on {kind}, which loses its data at a restart: the ledger is then unverified" in warned[0]
+    assert f"is on {kind}, which loses its data at a restart. The ledger is then unverified" in warned[0]
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])
@@ -453,7 +453,7 @@ def test_e37_a_ledger_on_a_network_file_system_is_rejected_and_a_fetch_log_is_a_
     mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:21 / {tmp_path} rw - {kind} server:/ rw\n")
     monkeypatch.setattr("gitboot.files._MOUNTS", mounts)
     warned: list[str] = []
-    with pytest.raises(UsageError, match=rf"is on {kind}: a ledger needs a local disk.*--accept-filesystem {kind}"):
+    with pytest.raises(UsageError, match=rf"is on {kind}, but a ledger needs a local disk.*--accept-filesystem {kind}"):
         check_state_directory(tmp_path, (), warned.append)
     assert warned == []
     check_state_directory(tmp_path, (kind,), warned.append)
@@ -471,7 +471,7 @@ def test_e37_locks_that_do_not_exclude_a_second_process_are_rejected(
     monkeypatch.setattr("gitboot.files._LOCK_PROBE", script)
     monkeypatch.setattr("gitboot.files._LOCKABLE_DEVICES", set())
     for check in (check_state_directory, check_fetch_log_folder, partial(check_output_directory, state=tmp_path)):
-        with pytest.raises(UsageError, match="can ignore the lock of another process"):
+        with pytest.raises(UsageError, match="file locks between processes do not work"):
             check(tmp_path, ("tmpfs", "overlay"), print)
 
 
@@ -658,7 +658,7 @@ def test_private_files_are_rejected_inside_the_output_tree(tmp_path: Path, optio
     assert done.code == Exit.USAGE
     where = "is" if not below else "is in"
     assert done.err == (
-        f"gitboot: {option} {places[option]} {where} --out {output}, which every client can read:"
+        f"gitboot: {option} {places[option]} {where} --out {output}, which every client can read;"
         " choose another directory\n"
     )
     assert [each.name for each in tmp_path.iterdir()] == ["beside"]
@@ -678,5 +678,5 @@ def test_a_repository_is_rejected_as_the_output_directory(tmp_path: Path) -> Non
         before = sorted(each.name for each in fleet.iterdir())
         done = typed("run", fleet, "--state", tmp_path / "state", "--out", fleet, "--once")
         assert done.code == Exit.USAGE
-        assert done.err == f"gitboot: --out {fleet} is a Git {what}: choose a directory only for published files\n"
+        assert done.err == f"gitboot: --out {fleet} is a Git {what}; choose a separate directory for published files\n"
         assert sorted(each.name for each in fleet.iterdir()) == before

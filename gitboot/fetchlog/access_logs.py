@@ -429,7 +429,7 @@ class LogFile:
         with ExitStack() as stack:
             try:
                 stack.enter_context(
-                    hold_lock(self._lock, f"another process reads {self._path} into {self._memory.parent}")
+                    hold_lock(self._lock, f"another process is already reading {self._path} into {self._memory.parent}")
                 )
             except OSError as error:
                 raise UsageError(f"{self._lock}: {error.strerror}") from error
@@ -514,7 +514,7 @@ class LogFile:
                 document = json.loads(self._memory.read_bytes())
             except ValueError as error:
                 raise UsageError(
-                    f"{self._memory}: {error}. If you delete this file, gitboot reads the log again from its start"
+                    f"{self._memory}: {error}. If you delete this file, gitboot reads the log again from the start"
                 ) from error
             self._since_ns = document["since"]
             self._positions = [_Position(offset, mark) for offset, mark in document["places"]]

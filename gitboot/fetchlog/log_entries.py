@@ -60,16 +60,16 @@ class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
 
 
 _REASON_TEXTS: Final = {
-    DenialReason.CLOCK: "the clocks of an endpoint and of the instance differ",
-    DenialReason.ANOTHER_MACHINE: "the client is another machine than the one in the document",
+    DenialReason.CLOCK: "the clocks of an endpoint and the instance differ",
+    DenialReason.ANOTHER_MACHINE: "the client is not the machine in the document",
     DenialReason.MISSING: "a file that the boot fetches next is missing",
     DenialReason.ANOTHER_SPOOL: "the instance does not read the spool of the endpoint",
-    DenialReason.OLDER_TREE: "an endpoint has an older copy of the tree",
+    DenialReason.OLDER_TREE: "an endpoint has an older copy of the output tree",
     DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",
     DenialReason.NO_KEY: "an endpoint has no key for a secret",
     DenialReason.NOT_COUNTED: "the client is not a boot loader",
-    DenialReason.STOPPED: "boots that write disks are stopped",
-    DenialReason.SERVED_BEFORE: "an endpoint served the boot before",
+    DenialReason.STOPPED: "an operator has stopped boots that write disks",
+    DenialReason.SERVED_BEFORE: "an endpoint has already served the boot",
 }
 
 
@@ -124,10 +124,10 @@ def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
 def build_unnamed_proxy_message(proxies: Iterable[UnnamedProxy]) -> str:
     named = list_proxies_to_name(proxies)
     return (
-        f"requests with X-Forwarded-For or Forwarded come from {', '.join(named)}, which is not in trusted-proxies. "
+        f"trusted-proxies does not list {', '.join(named)}, which sent requests with X-Forwarded-For or Forwarded. "
         "gitboot ignores these headers, so all clients of the proxy count as one client with the proxy's address. "
-        f"If it is your proxy, add trusted-proxies = {json.dumps(named)} to the file of --config. "
-        "If it is not your proxy, the client pretends to have another address"
+        f"If this is your proxy, add trusted-proxies = {json.dumps(named)} to the --config file. "
+        "Otherwise, the client pretends to have a different address"
     )
 
 
@@ -168,7 +168,7 @@ def parse_instant(text: str) -> datetime:
     """
     at = datetime.fromisoformat(text)
     if at.tzinfo is None or not 1970 <= at.year < 9999:
-        raise ValueError("this is not a possible time of a request")
+        raise ValueError("the time of the request has no UTC offset, or is out of range")
     return at.astimezone(UTC)
 
 
@@ -215,7 +215,7 @@ class Observation:
         if self.modified is not None and not 0 <= self.modified < _FAR_AHEAD_S:
             raise ValueError("the date of the file is out of range")
         if self.outcome is not None and self.intent is None:
-            raise ValueError("an observation with an outcome must name the intent")
+            raise ValueError("an observation with an outcome must name its intent")
         for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):
             text.encode()  # JSON can contain half of a surrogate pair, which Python cannot encode
 

@@ -94,7 +94,7 @@ class SpoolFile:
         assert self._fd is not None  # noqa: S101
         try:
             if os.write(self._fd, lines) < len(lines):
-                raise OSError("the disk accepted only a part of the lines")
+                raise OSError("the disk accepted only part of the lines")
             os.fdatasync(self._fd)
         except OSError:
             # Remove incomplete lines and close the file, because the content of a file is uncertain after a failed

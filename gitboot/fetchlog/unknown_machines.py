@@ -354,7 +354,7 @@ def parse_inventory(data: bytes) -> Mapping[str, Any]:
     return found
 
 
-_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]} and further fields'
+_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}; other fields are optional'
 
 
 def _parse_interfaces(items: object) -> Iterator[FoundInterface]:

@@ -195,7 +195,7 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         if repository is None:
-            raise UsageError(f"{path} is not in a Git repository, so gitboot cannot make branches")
+            raise UsageError(f"{path} is not in a Git repository, so gitboot cannot create branches")
         names = [*(f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes), f"refs/heads/{branch}"]
         name = next((each for each in names if each in repository.references), None)
         if name is None:
@@ -205,7 +205,7 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
             place = str(PurePosixPath(get_fleet_folder(repository, root), file))
             adding = _find_adding_commit(repository, commit, place)
             if adding is None:
-                raise UsageError(f"the branch {branch} already exists without {file}: delete the branch")
+                raise UsageError(f"the branch {branch} already exists, but does not contain {file}; delete the branch")
             commit = adding
         return Proposal(
             commit=commit.revision,

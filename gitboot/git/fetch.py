@@ -494,7 +494,7 @@ class FetchProcess(Fetching):
     def _build_exit_error(self, url: str, status: int) -> SourceError | SourceTooLarge:
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):
             return SourceTooLarge(
-                f"{url}: the fetch needs more memory than the limit of {self._memory >> 20} MiB; increase fetch-memory "
+                f"{url}: the fetch would exceed the memory limit of {self._memory >> 20} MiB; increase fetch-memory "
                 "in the --config file, or remove the large file from the history"
             )
         if status in (-signal.SIGKILL, -signal.SIGTERM):

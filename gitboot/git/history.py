@@ -70,7 +70,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
     """Return the history of the Git revision ``rev`` for the fleet at ``path``. The default revision is HEAD."""
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
-        raise UsageError("WORKTREE has no history; name a revision, or leave it out for HEAD")
+        raise UsageError("WORKTREE has no history; name a revision, or omit --rev to use HEAD")
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
             raise UsageError(f"{path} is not in a Git repository, so it has no history")
@@ -411,7 +411,9 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     base, is_range, head = text.partition(dots)
     base = base or accepted or ""
     if not base or base == WORKTREE or ".." in head:
-        raise UsageError(f"{text!r} is not a range: write BASE..HEAD, BASE...HEAD, or BASE to compare the work tree")
+        raise UsageError(
+            f"{text!r} is not a range: write BASE..HEAD, BASE...HEAD, or only BASE to compare the work tree"
+        )
     head = (head or "HEAD") if is_range else WORKTREE
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
@@ -480,7 +482,7 @@ def _require_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pyg
     found = find_merge_base(repository, old, new)
     if found is None:
         hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
-        raise UsageError(f"{path}: the two commits have no common ancestor here; {hint}")
+        raise UsageError(f"{path} contains no common ancestor of the two commits; {hint}")
     return found
 
 
@@ -537,6 +539,4 @@ def _list_conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], p
     for sides in conflicts:
         path = str(next(side.path for side in sides if side is not None))
         if path.startswith(prefix):
-            yield Code.MERGE_CONFLICT.build_problem(
-                "the two branches have a merge conflict here", path.removeprefix(prefix)
-            )
+            yield Code.MERGE_CONFLICT.build_problem("the two branches conflict in this file", path.removeprefix(prefix))

@@ -82,7 +82,7 @@ class Remote(Struct, frozen=True, kw_only=True):
                 raise UsageError(f"{self._redacted_url}: unknown scheme {scheme}; use https, http, ssh, git or file")
         if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
             raise UsageError(
-                f"{self._redacted_url}: remove the credentials from the URL, because gitboot shows and logs it"
+                f"{self._redacted_url}: remove the credentials from the URL, because gitboot shows and logs the URL"
             )
         if self.reference is not None and is_range(self.reference):
             parse_range(self.reference)
@@ -158,18 +158,18 @@ def find_reference(remote: Remote, heads: Heads) -> str:
     if reference_name is None:
         if not heads:
             raise SourceError(f"{remote.url} has no commit yet")
-        raise BranchMissing(f"{remote.url} has {_explain_missing_reference(reference, heads)}")
+        raise BranchMissing(_explain_missing_reference(remote.url, reference, heads))
     return reference_name
 
 
-def _explain_missing_reference(reference: str | None, heads: Heads) -> str:
+def _explain_missing_reference(url: str, reference: str | None, heads: Heads) -> str:
     if reference in (None, HEAD):
-        return "no commit at HEAD; name the branch to follow with --rev"
+        return f"{url} has no commit at HEAD; name the branch to follow with --rev"
     if is_range(reference):
-        return f"no tag with a version in the range {reference}"
+        return f"{url} has no tag with a version in the range {reference}"
     branches = sorted(name.removeprefix("refs/heads/") for name in heads if name.startswith("refs/heads/"))
-    others = f"its branches are {', '.join(branches[:10])}" if branches else "it has no branch"
-    return f"no branch or tag {reference}; {others}. Name the branch to follow with --rev"
+    others = f"the branches are {', '.join(branches[:10])}" if branches else "the repository has no branches"
+    return f"{url} has no branch or tag {reference}; {others}. Name the branch to follow with --rev"
 
 
 class RemoteConnection:
@@ -260,7 +260,7 @@ _FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # the message of the error th
 def _build_too_large_error(remote: Remote) -> SourceTooLarge:
     mebibytes = (remote.max_bytes or 0) >> 20
     return SourceTooLarge(
-        f"{remote.url}: the clone would need more than the limit of {mebibytes} MiB on disk; increase fetch-disk in "
+        f"{remote.url}: the clone would exceed the limit of {mebibytes} MiB on disk; increase fetch-disk in "
         "the --config file, or remove large files from the history"
     )
 
@@ -314,7 +314,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
         if origin(url) != origin(self._remote.url):  # the remote has redirected libgit2 to another server
             raise SourceRefused(
                 f"{self._remote.url} redirects to {one_line(url)}, but gitboot does not send the credentials "
-                "there; if that is right, use that URL as the repository"
+                "there; if this redirect is right, use the new URL as the repository"
             )
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:
@@ -329,7 +329,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
                 return pygit2.UserPass(user, password)
             case None:
                 raise SourceRefused(f"{self._remote.url} requires credentials; configure them for this repository")
-        raise SourceRefused(f"{self._remote.url} requires another kind of credentials")
+        raise SourceRefused(f"{self._remote.url} requires a different kind of credentials")
 
     def certificate_check(self, _certificate: None, valid: bool, host: bytes) -> bool:
         if valid:
@@ -339,7 +339,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             known = self._remote.credentials.known_hosts
             raise SourceRefused(f"{name} uses a host key that is not in {known}")
         raise SourceRefused(
-            f"{name} has a certificate that is not trusted, or is not valid at the time of this machine's clock"
+            f"the certificate of {name} is not trusted, or is not valid at the time on this machine's clock"
         )
 
 
@@ -348,9 +348,9 @@ def _check_private_key(file: Path) -> None:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{file}: the private key cannot be read: {error.strerror}") from error
+        raise UsageError(f"{file}: the private key cannot be read ({error.strerror})") from error
     if b"PRIVATE KEY-----" not in content:  # this text is part of the formats in RFC 7468 and in OpenSSH's PROTOCOL.key
-        raise UsageError(f"{file} has no private key in PEM or OpenSSH format; create one with ssh-keygen")
+        raise UsageError(f"{file} contains no private key in PEM or OpenSSH format; create a key with ssh-keygen")
 
 
 def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
@@ -361,7 +361,7 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
     except OSError as error:
         raise UsageError(f"{known_hosts}: {error.strerror}") from error
     if not (keys := found.trusted):
-        raise SourceRefused(f"{known_hosts} {found.explain_missing_key(host, port)}")
+        raise SourceRefused(found.explain_missing_key(known_hosts, host, port))
     with _host_keys_lock:
         _host_keys[host, port] = keys
         file = home / ".ssh" / "known_hosts"
@@ -442,7 +442,9 @@ def parse_range(text: str) -> Range:
         while position < len(alternative) or not position:
             match = _TERM.match(alternative, position)
             if match is None:
-                raise UsageError(f"{text!r} is not a version range; write >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*")
+                raise UsageError(
+                    f"{text!r} is not a version range; write, for example, >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*"
+                )
             terms.append(_parse_term(match))
             position = match.end()
         found.append(tuple(terms))
@@ -503,20 +505,17 @@ class HostKeys(NamedTuple):
     revoked: tuple[str, ...]
     authorities: tuple[str, ...]  # the keys that sign host certificates; libssh2 does not support host certificates
 
-    def explain_missing_key(self, host: str, port: int) -> str:
-        """Return why a known_hosts file has no trusted key for a host, and what to do.
-
-        The text completes a sentence that begins with the file name.
-        """
+    def explain_missing_key(self, file: Path, host: str, port: int) -> str:
+        """Return why the known_hosts file ``file`` has no trusted key for a host, and what to do."""
         remedy = "get the current key from the operator of the host"
         if self.revoked:
-            return f"revokes every host key for {host} port {port} (@revoked); {remedy}"
+            return f"{file} revokes every host key for {host} port {port} (@revoked); {remedy}"
         if self.authorities:
             return (
-                f"has only a certificate authority for {host} port {port} (@cert-authority), and gitboot does not "
-                f"support host certificates; {remedy}"
+                f"{file} has only a certificate authority for {host} port {port} (@cert-authority), and gitboot does "
+                f"not support host certificates; {remedy}"
             )
-        return f"does not contain a host key for {host} port {port}; {remedy}"
+        return f"{file} does not contain a host key for {host} port {port}; {remedy}"
 
 
 def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:

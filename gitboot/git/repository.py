@@ -64,13 +64,13 @@ def format_error(error: BaseException) -> str:
     if "object format 'sha256" in message:
         return (
             "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
-            "use a repository with SHA-1 object ids, which `git init` creates by default"
+            "use a repository with SHA-1 object ids (`git init` creates such a repository by default)"
         )
     # libgit2 supports few of the extensions in gitrepository-layout(5). For example, it cannot read a reftable.
     if extension := re.search(r"unsupported extension name extensions\.(\w+)", message):
         return (
             f"the repository uses the Git extension {extension[1]}, which gitboot does not support; follow a copy "
-            "without this extension, which `git clone` creates by default"
+            "without this extension (`git clone` creates such a copy by default)"
         )
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
@@ -141,8 +141,8 @@ def _check_not_committed(files: Path) -> None:
             with suppress(pygit2.GitError), open_repository(folder) as around:
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
-                        f"{files} is a Git repository that is committed into the repository {folder}, which gitboot "
-                        "does not read: remove its files from the commit"
+                        f"the files of the Git repository {files} are committed into the repository {folder}, and "
+                        "gitboot does not read nested repositories; remove these files from the commit"
                     )
 
 
@@ -203,7 +203,7 @@ def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
     """Return the entries of a tree. This is several times faster than with pygit2. Raises `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
     if size > MAX_TREE_BYTES:  # a few bytes in a pack can expand to gigabytes
-        raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
+        raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, but the limit is {MAX_TREE_BYTES:,}")
     data = objects.read(pygit2.Oid(raw=tree))[1]
     found: list[Entry] = _ENTRY.findall(data)
     if sum(len(mode) + len(name) + 22 for mode, name, _ in found) != len(data):
@@ -372,7 +372,7 @@ def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
         return None
     found = _TAG.match(raw)
     if found is None:
-        raise pygit2.GitError(f"tag {id} has no object")
+        raise pygit2.GitError(f"tag {id} does not name an object")
     return TagObject(pygit2.Oid(hex=found[1].decode()), found[2] or b"")
 
 
@@ -402,7 +402,7 @@ def parse_subpath(text: str) -> str:
     folder = text.strip("/")
     parts = folder.split("/")
     if text.startswith("/") or not all(parts) or not text.isprintable():
-        raise UsageError(f"--subpath {text!r}: expected a folder of the repository, for example infra/boot")
+        raise UsageError(f"--subpath {text!r}: expected a folder in the repository, for example infra/boot")
     if hidden := next((part for part in parts if part.startswith(".")), None):
         raise UsageError(f"--subpath {text!r}: {hidden!r} begins with a dot, and gitboot ignores such folders")
     return folder
@@ -419,7 +419,7 @@ def check_subpath(path: Path, folder: str) -> None:
         place = path.joinpath(*parts[: number + 1])
         if place.is_symlink():
             raise UsageError(
-                f"--subpath {folder}: {place} is a symlink, but gitboot does not follow symlinks in a repository: "
+                f"--subpath {folder}: {place} is a symlink, but gitboot does not follow symlinks in a repository; "
                 "commit a folder, or name the target of the symlink"
             )
     inner = path / folder
@@ -576,7 +576,7 @@ def get_step_reporter() -> StepReporter:
     return _steps.get() or StepReporter(lambda _: None)
 
 
-_steps: ContextVar[StepReporter | None] = ContextVar("steps of the fetch that this thread makes", default=None)
+_steps: ContextVar[StepReporter | None] = ContextVar("fetch steps of this thread", default=None)
 
 
 def report_work() -> None:
@@ -680,7 +680,7 @@ def list_reachable(
         found.add(oid)
         kind, size = repository.odb.read_header(oid)
         if size > MAX_TREE_BYTES:
-            raise pygit2.GitError(f"object {oid} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
+            raise pygit2.GitError(f"object {oid} has {size:,} bytes, but the limit is {MAX_TREE_BYTES:,}")
         match kind:
             case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
                 pending.append(tag.target)

@@ -89,17 +89,17 @@ class SignatureChecker:
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
-            what = f"the commit is more than {MAX_STEPS} commits after the accepted commit"
+            what = f"more than {MAX_STEPS} commits after the accepted commit"
             return dict.fromkeys(
-                revisions, Code.UNTRUSTED.build_problem(f"{newest[:12]}: {what}; start once with --verify head")
+                revisions,
+                Code.UNTRUSTED.build_problem(f"commit {newest[:12]} is {what}; start gitboot once with --verify head"),
             )
         failed = next(
             ((at, fault) for at, each in enumerate(line) if (fault := self._find_fault(each)) is not None), None
         )
         if failed is None and is_cut:
             raise UsageError(
-                f"this clone is shallow, and does not contain the commits before {newest[:12]}: fetch more of its "
-                "history"
+                f"this shallow clone does not contain the commits before {newest[:12]}; fetch more of its history"
             )
         if failed is None:
             return {}
@@ -244,7 +244,7 @@ class SignatureKeys:
             except UnlistedKey:
                 continue
             if not is_merge:
-                raise UntrustedSignature(f"signed by the forge {name}, whose key counts only for merges")
+                raise UntrustedSignature(f"signed by the forge {name}, whose key is trusted only for merge commits")
             return Signer(name, found.key, is_forge=True)
         raise unlisted
 
@@ -274,7 +274,7 @@ def _list_key_files(path: Path) -> list[Path]:
         return [path]
     found = sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())
     if not found:
-        raise UsageError(f"{path}: this directory does not contain a file with a public key")
+        raise UsageError(f"the directory {path} does not contain a public key file")
     return found
 
 
@@ -291,7 +291,7 @@ class _AllowedSigners:
             whole = self._run_ssh_keygen("check-novalidate", "-n", "git", "-s", signature, stdin=signed.payload)
             key = _FINGERPRINT.search(whole.output)
             if whole.status != 0 or key is None:
-                raise UntrustedSignature("not valid: it was changed after it was signed")
+                raise UntrustedSignature("not valid: the content changed after it was signed")
             known = self._run_ssh_keygen("find-principals", "-f", self._path, "-s", signature)
             for principal in known.output.splitlines():
                 arguments = ("-n", "git", "-f", self._path, "-I", principal, "-s", signature)
@@ -333,7 +333,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
     """Split a signed commit into its content and its signature, or return None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
-        raise AmbiguousSignature("the object has a signature for another kind of repository")
+        raise AmbiguousSignature("the object has a signature for a different kind of repository")
     if len(signatures) > 1:
         raise AmbiguousSignature("the object has more than one signature")
     return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
@@ -368,7 +368,7 @@ class Keyring:
         keyring = cls(home)
         for path in files:
             if "IMPORT_OK" not in keyring._run_gpg("--import", str(path.absolute())).output:
-                raise UsageError(f"{path} has no OpenPGP public key that gpg can read")
+                raise UsageError(f"{path} contains no OpenPGP public key that gpg can read")
         return keyring
 
     def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
@@ -418,7 +418,7 @@ def split_openpgp_signatures(data: bytes) -> list[bytes]:
     packets = list(_read_packets(_remove_armour(data)))
     if not {tag for tag, _ in packets} <= {_SIGNATURE, _MARKER}:
         raise UntrustedSignature(
-            "signed in a way that gitboot does not support: the signature is incomplete, or has other OpenPGP packets"
+            "signed in a way that gitboot does not support: the signature is incomplete or has other OpenPGP packets"
         )
     return [packet for tag, packet in packets if tag == _SIGNATURE]
 
@@ -495,7 +495,7 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     status_lines = [line.removeprefix("[GNUPG:] ").split(" ") for line in result.output.splitlines()]
     verdicts = [words for words in status_lines if words[0] in _VERDICTS]
     if len(verdicts) != 1:
-        raise UntrustedSignature("signed in a way that gpg cannot read")
+        raise UntrustedSignature("signed in a format that gpg cannot read")
     (verdict,) = verdicts
     key = verdict[1] if len(verdict) > 1 else "?"
     if verdict[0] == "ERRSIG" and verdict[6:7] == ["9"]:
@@ -506,7 +506,9 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     if result.status != 0 or len(valid) != 1:
         raise UntrustedSignature("signed in a way that gpg does not accept")
     if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
-        raise UntrustedSignature("signed in text mode, which also covers other content: sign without gpg's textmode")
+        raise UntrustedSignature(
+            "signed in text mode, so the signature also fits other content; sign without gpg's --textmode"
+        )
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 
@@ -517,7 +519,7 @@ _VERDICTS: Final = {
     "EXPSIG": "signed by the key {key}, and the signature has expired",
     "EXPKEYSIG": "signed by the key {key}, which has expired",
     "REVKEYSIG": "signed by the key {key}, which was revoked",
-    "BADSIG": "not valid: it was changed after it was signed",
+    "BADSIG": "not valid: the content changed after it was signed",
     "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
 }
 

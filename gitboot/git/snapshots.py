@@ -376,7 +376,7 @@ def read_worktree_file(root: Path, path: str) -> bytes:
         with open(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
             if not S_ISREG(found.st_mode):
-                raise OSError("is no longer a regular file")
+                raise OSError("the path is no longer a regular file")
             if found.st_size > MAX_FILE_BYTES:
                 raise Oversized(found.st_size)
             return file.readall()
@@ -452,7 +452,7 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
     way = _way_to(repository, commit, folder)
     for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
-            f"{path}: {symlink} is a symlink in commit {commit[:12]}, but gitboot does not follow symlinks in commits: "
+            f"{path}: {symlink} is a symlink in commit {commit[:12]}, but gitboot does not follow symlinks in commits; "
             "commit a folder, or name the target of the symlink"
         )
 
@@ -465,7 +465,7 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
         if lacks_memory(error):
             raise MemoryError from error
         subject = "this repository" if repository_name == "." else repository_name
-        raise UsageError(f"{subject} has {_explain_missing_commit(repository, rev, error)}") from error
+        raise UsageError(_explain_missing_commit(repository, subject, rev, error)) from error
 
 
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
@@ -507,17 +507,17 @@ _SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
 _ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 
 
-def _explain_missing_commit(repository: pygit2.Repository, rev: str, error: Exception) -> str:
+def _explain_missing_commit(repository: pygit2.Repository, subject: str, rev: str, error: Exception) -> str:
     if ACCEPTED in repository.references:
         return (
-            f"no commit {rev}: the repository of an instance has no branches, so use a commit ID or {ACCEPTED}~1, or "
-            "name another repository with --path"
+            f"{subject} has no commit {rev}: the repository of an instance has no branches, so use a commit ID or "
+            f"{ACCEPTED}~1, or name another repository with --path"
         )
     branches = sorted(repository.branches)
     if repository.head_is_unborn and not branches:
-        return "no commit yet"
+        return f"{subject} has no commit yet"
     if repository.head_is_unborn and rev == "HEAD":
-        return f"no commit at HEAD; name a branch: {', '.join(branches[:10])}"
+        return f"{subject} has no commit at HEAD; name a branch: {', '.join(branches[:10])}"
     reason = format_error(error)  # the reason often only repeats the name
-    shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
-    return f"no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}{shallow}"
+    message = f"{subject} has no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}"
+    return f"{message}, and this clone is shallow; fetch more of its history" if repository.is_shallow else message

@@ -104,14 +104,16 @@ class HeldLease(Struct):
 
     def mark_lost(self) -> LeaseLost:
         self.is_lost = True
-        return LeaseLost(self.moved_message or f"{self.name}: another instance is active with this ledger now")
+        return LeaseLost(self.moved_message or f"{self.name}: another instance is active with this ledger")
 
     def check(self) -> None:
         if self.is_lost:
             raise self.mark_lost()
         if now_s() >= self.until_s:
-            late = f"the lease could not be renewed for {self.seconds:g} s"
-            raise LeaseLost(f"{self.name}: another instance may be active with this ledger: {late}")
+            raise LeaseLost(
+                f"{self.name}: another instance may be active with this ledger, because the lease could not be renewed "
+                f"for {self.seconds:g} s"
+            )
 
 
 class LeaseKeeper:

@@ -36,7 +36,7 @@ try:
     from psycopg.pq import TransactionStatus
 
 except ImportError:
-    raise UsageError("a PostgreSQL ledger needs psycopg; install it: pip install 'gitboot[postgresql]'") from None
+    raise UsageError("a PostgreSQL ledger needs psycopg; run: pip install 'gitboot[postgresql]'") from None
 
 
 _CONNECT_S: Final = 5
@@ -235,8 +235,9 @@ class PostgresDatabase(Database):
         self.lease.extend(sent_s)
 
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        remedy = "" if isinstance(error, psycopg.OperationalError) else "; restore it from a backup"
-        return LedgerError(f"{self.name}: the ledger cannot be read ({format_error(error)}){remedy}")
+        message = f"{self.name}: the ledger cannot be read ({format_error(error)})"
+        is_operational = isinstance(error, psycopg.OperationalError)
+        return LedgerError(message if is_operational else f"{message}; restore it from a backup")
 
     def _get_connection(self) -> LimitedConnection:
         if self._connection.closed or self._connection.broken:
@@ -331,7 +332,7 @@ def _read_password(file: Path) -> str:
     except OSError as error:
         raise LedgerError(f"{file}: the ledger's password cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise LedgerError(f"{file}: the ledger's password is not text in UTF-8") from None
+        raise LedgerError(f"{file}: the ledger's password is not valid UTF-8") from None
     if not password or len(password.splitlines()) > 1 or "\0" in password:
         raise LedgerError(f"{file}: expected one line with the ledger's password")
     return password

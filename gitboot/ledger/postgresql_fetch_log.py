@@ -49,7 +49,8 @@ class SharedFetchLog:
         self._queried_s = -math.inf
         self.serving_identity: str | None = None  # the lease at the last query; None: no instance had taken it by then
         self.deletion_count = 0  # number of deletions at the last query
-        self.failure: str | None = "there was no query yet"  # why the last query failed; None: it succeeded
+        # why the last query failed; None: it succeeded
+        self.failure: str | None = "gitboot has not queried the database yet"
 
     def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
         return find_served_boot(self._read_fetches(server, offer), offer, report)
@@ -199,7 +200,7 @@ class RecordedFetches:
 
     def _transaction(self) -> AbstractContextManager[_Run]:
         return self._transactions.begin(
-            lambda error: LedgerError(f"{self.name}: the fetches of endpoints cannot be read ({format_error(error)})")
+            lambda error: LedgerError(f"{self.name}: the recorded fetches cannot be read ({format_error(error)})")
         )
 
 

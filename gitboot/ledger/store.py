@@ -111,7 +111,7 @@ def read_address(path: Path) -> PostgresAddress | None:
             return PostgresAddress(url=url, password=Path(password))
         case {"url": str(url)}:
             return PostgresAddress(url=url)
-    raise UsageError(f"{file} does not contain the address of a ledger; add a url, and a password-file if required")
+    raise UsageError(f"{file} does not contain the address of a ledger; add `url`, and `password-file` if required")
 
 
 def write_address(path: Path, address: PostgresAddress) -> None:
@@ -391,7 +391,7 @@ class Store:
         except OSError as error:
             self.is_suspect = True  # the ledger contains the change, but the caller gets an error
             raise LedgerError(
-                f"{mark_path(self.path)}: the ledger's mark cannot be written ({error.strerror})"
+                f"{mark_path(self.path)}: the mark file of the ledger cannot be written ({error.strerror})"
             ) from error
 
 
@@ -431,8 +431,8 @@ def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str,
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
         raise LedgerError(
             f"{name}: the disk lost synced changes (only {found[1]} of {synced[1]} are left), or a backup replaced the "
-            "ledger; stop gitboot, restore the newest copy on a disk that keeps its data, and start again: gitboot "
-            "then asks you to confirm what is installed"
+            "ledger; stop gitboot, restore the newest copy on a disk that keeps its data, and start gitboot again. "
+            "gitboot then asks you to confirm what is installed"
         )
 
 

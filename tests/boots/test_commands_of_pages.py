@@ -127,7 +127,7 @@ def test_signed_loaders_are_placed_and_doctor_accepts_them(packages: Packages, t
     assets = inline_code(LOADERS, "--assets OUTPUT/boot/assets").replace("OUTPUT", str(output)).split()
     with running(repository.bare, tmp_path, "--listen", f"{HOST}:8080", *assets, records="fresh"):
         shown = captured(*words(code_block(SECURE_BOOT, "gitboot doctor"), {"STATE": tmp_path / "state"})).stdout
-    assert "ok       Secure Boot  3 programs for servers with Secure Boot have signatures" in shown
+    assert "ok       Secure Boot  signatures found in 3 programs for servers with Secure Boot" in shown
     assert (output / "ops/dhcp/dnsmasq.conf").read_text().count("set:gitboot_loader_shim") == 1
 
 

@@ -302,10 +302,12 @@ def test_a_shallow_clone_that_lacks_commits_of_a_range_verifies_no_range(
     people["ada"].commit(repo, TWO)
     newest = people["ada"].commit(repo, THREE)
     clone = shallow(repo, tmp_path / "clone", depth, base)
-    with pytest.raises(UsageError, match=f"shallow, and does not contain the commits before {newest[:12]}: fetch more"):
+    with pytest.raises(
+        UsageError, match=f"this shallow clone does not contain the commits before {newest[:12]}; fetch more"
+    ):
         review(clone, signers, f"{base}..HEAD")
     assert faults(review(clone, signers, f"{base}..HEAD", Verify.HEAD)) == []
-    with pytest.raises(UsageError, match="no common ancestor here; fetch more of the history"):
+    with pytest.raises(UsageError, match="no common ancestor of the two commits; fetch more of the history"):
         review(clone, signers, f"{base}..HEAD", merge=True)
 
 

@@ -1064,7 +1064,7 @@ def test_the_work_tree_is_shown_with_the_records_of_the_instance(
             assert done.code == Exit.FINE and done.json == named.json, done
             assert f"with the records of the instance of {followed.folder / 'state'}" in " ".join(done.err.split())
     assert gitboot("history", "web01", "--rev", "WORKTREE").err == (
-        "gitboot: WORKTREE has no history; name a revision, or leave it out for HEAD\n"
+        "gitboot: WORKTREE has no history; name a revision, or omit --rev to use HEAD\n"
     )
 
 

@@ -202,7 +202,7 @@ def test_a_merge_commit_of_the_forge_is_accepted_and_a_squash_is_not(
         people["forge"].commit(work, {"x": "squashed"})
         reconcile_once(parts, 2)
         assert applied(parts) == merged
-        assert "signed by the forge GitHub, whose key counts only for merges" in refusal(parts)
+        assert "signed by the forge GitHub, whose key is trusted only for merge commits" in refusal(parts)
 
 
 def test_a_commit_counts_as_soon_as_its_key_is_listed(work: Work, people: dict[str, Person], signers: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_damaged_state_file_is_an_error(log: Path, tmp_path: Path) -> None:
     once(log)
     (memory,) = (tmp_path / "memory").glob("*.json")
     memory.write_text("{")
-    with pytest.raises(UsageError, match="reads the log again from its start"):
+    with pytest.raises(UsageError, match="reads the log again from the start"):
         once(log)
 
 

@@ -149,7 +149,7 @@ def test_a_pack_whose_commits_lack_parents_is_completed(work: Work, state: Path)
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        pytest.param("nope", "has no branch or tag nope; its branches are main, old", id="branch"),
+        pytest.param("nope", "has no branch or tag nope; the branches are main, old", id="branch"),
         pytest.param(">=3", "has no tag with a version in the range >=3", id="range"),
         pytest.param(NOWHERE, f"object {NOWHERE} is missing", id="commit"),
         pytest.param("refs/tags/tree", "refs/tags/tree is not a commit", id="tag of a tree"),

@@ -109,7 +109,7 @@ def test_t4_the_pack_of_a_remote_is_unpacked_in_another_process_and_within_limit
             before = peak_mib(instance.process.pid)
             hostile = push_differences(repository.bare, MEBIBYTES)
             (failed,) = eventually(lambda: [each for each in instance.events if each["type"] == "FetchFailed"])
-            assert f"more memory than the limit of {MEBIBYTES} MiB" in failed["message"]
+            assert f"would exceed the memory limit of {MEBIBYTES} MiB" in failed["message"]
             found = until_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
             assert "fetch-memory = MIB" in found["remedy"]
             assert (instance.get("/readyz").status_code, instance.status()["applied"]["commit"]) == (200, first)
@@ -501,7 +501,7 @@ def test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected(
             source(1).fetch()
         work.write({"noise": os.urandom(3 << 20).hex()})  # 6 MiB, which zlib packs into 3
         large = work.commit({})
-        with pytest.raises(SourceTooLarge, match="more than the limit of 1 MiB on disk; increase fetch-disk in "):
+        with pytest.raises(SourceTooLarge, match="would exceed the limit of 1 MiB on disk; increase fetch-disk in "):
             source(1).fetch()
         assert sum(file.stat().st_size for file in state.rglob("*") if file.is_file()) < 1 << 20
         assert (source(8).fetch(), source(8).fetch()) == (large, large)

@@ -341,7 +341,7 @@ def test_the_key_of_a_forge_counts_for_merges_only(
     assert find_fault(signatures, merged) == RIGHT
     found = signatures.find_signer(merged)
     assert found is not None and found == Signer("GitHub", found.key, is_forge=True)
-    assert "signed by the forge GitHub, whose key counts only for merges" in find_fault(signatures, edited)
+    assert "signed by the forge GitHub, whose key is trusted only for merge commits" in find_fault(signatures, edited)
 
 
 def test_a_key_counts_as_long_as_its_line_exists(work: Work, ssh: dict[str, Person], signers: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_range_that_is_too_long_is_not_verified(work: Work, ssh: dict[str, Per
     work.git("fast-import", "--quiet", "--force", text=commits)
     newest = ssh["ada"].commit(work)
     signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
-    assert "start once with --verify head" in signatures.find_faults(accepted, [newest])[newest].message
+    assert "start gitboot once with --verify head" in signatures.find_faults(accepted, [newest])[newest].message
     assert find_fault(looking(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
 
 

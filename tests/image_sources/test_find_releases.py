@@ -619,7 +619,7 @@ REJECTED: list[Case] = [
         None,
         lambda site, _: tampered(site),
         UntrustedIndex,
-        "the index is not valid: it was changed after it was signed; try again later",
+        "the index is not valid: the content changed after it was signed; try again later",
     ),
     (
         "ubuntu",

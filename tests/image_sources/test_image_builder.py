@@ -326,7 +326,7 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
         (_too_large_without_a_length, IncompleteRelease, "more than 5 bytes"),
         (_other_sha256, UntrustedRelease, "the sha256 digest of the file is"),
         (_other_sha512, UntrustedRelease, "the sha512 digest of the file is"),
-        (_changed_after_signing, UntrustedRelease, r"x86_64\.iso: the file is not valid: it was changed"),
+        (_changed_after_signing, UntrustedRelease, r"x86_64\.iso: the file is not valid: the content changed"),
         (_by_a_stranger, UntrustedRelease, "which is not allowed to sign it"),
         (_signature_gone, UntrustedRelease, "unavailable"),
         (_signature_left_out, UntrustedRelease, "has no signature; this source requires a signature"),

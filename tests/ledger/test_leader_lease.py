@@ -509,7 +509,7 @@ def test_without_its_server_no_fetch_is_recorded_and_none_is_lost(tmp_path: Path
             fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
         with (
             closing(RecordedFetches(nowhere)) as read,
-            pytest.raises(LedgerError, match="the fetches of endpoints cannot be read"),
+            pytest.raises(LedgerError, match="the recorded fetches cannot be read"),
         ):
             read.read({})
         fetches.ping()

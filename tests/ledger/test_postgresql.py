@@ -263,7 +263,7 @@ def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
             (None, r"the ledger's password cannot be read \(No such file"),
             (b"", "expected one line with the ledger's password"),
             (b"one\ntwo\n", "expected one line with the ledger's password"),
-            (b"\xff\xfe", "the ledger's password is not text in UTF-8"),
+            (b"\xff\xfe", "the ledger's password is not valid UTF-8"),
         ):
             file.unlink(missing_ok=True)
             if content is not None:

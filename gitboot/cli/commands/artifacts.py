@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -70,10 +70,10 @@ def command() -> None:
 @command.command(
     example="gitboot artifacts download fleet --out /srv/gitboot/boot",
     exit_codes={
-        Exit.FINE: "the output tree has all files",
+        Exit.FINE: "the output tree contains all required files",
         Exit.INVALID: "the fleet has errors",
-        Exit.PARTIAL: "a download failed, or a file does not have the digest in its image",
-        Exit.USAGE: "the Fleet does not list mirror in its outputs, or an option is wrong",
+        Exit.PARTIAL: "a download failed, or a file does not match its digest in the BootImage document",
+        Exit.USAGE: "`mirror` is missing from the `outputs` of the Fleet, or an option is wrong",
     },
 )
 @fleet_argument
@@ -140,7 +140,8 @@ def download(
     decisions, found = load_artifacts(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
         raise UsageError(
-            "the Fleet does not list mirror in its outputs, so machines fetch artifacts from their sources: add mirror"
+            "`mirror` is missing from the `outputs` of the Fleet, so machines fetch artifacts from their sources; "
+            "add `mirror`"
         )
     files = {mirror_path(each.file): each.file for each in found if each.file.source is not None}
     fetchers = build_fetchers(
@@ -184,6 +185,9 @@ def download(
         context.exit(Exit.PARTIAL)
 
 
+_UNSIGNED: Final = "the file has no signature"
+
+
 def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
@@ -198,8 +202,8 @@ def find_unsigned_files(
                 if each.by is not None:
                     found.add(each.sha256)
                 else:
-                    faults[each.sha256] = f"it is {each.fault}" if each.fault is not None else "it has no signature"
-    return {digest: faults.get(digest, "it has no signature") for digest in digests if digest not in found}
+                    faults[each.sha256] = f"the file is {each.fault}" if each.fault is not None else _UNSIGNED
+    return {digest: faults.get(digest, _UNSIGNED) for digest in digests if digest not in found}
 
 
 def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
@@ -212,7 +216,7 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
     for site in only:
         if site not in decisions.sites:
             raise UsageError(
-                f"there is no site {site!r}; {did_you_mean(site, decisions.sites, 'the Fleet names the sites')}"
+                f"there is no site {site!r}; {did_you_mean(site, decisions.sites, 'check the sites in the Fleet')}"
             )
     named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
@@ -233,8 +237,8 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
 @command.command(
     example="gitboot artifacts signatures fleet --image-keys /etc/gitboot/image-keys",
     exit_codes={
-        Exit.FINE: "gitboot found no wrong signature or provenance",
-        Exit.INVALID: "a signature or a provenance is wrong, a required signature is missing, or the fleet has errors",
+        Exit.FINE: "gitboot found no invalid signature or provenance",
+        Exit.INVALID: "a signature or provenance is invalid, a required signature is missing, or the fleet has errors",
     },
 )
 @fleet_argument
@@ -453,7 +457,7 @@ def loaders(
     "resolve",
     example=("gitboot artifacts resolve oci://ghcr.io/gardenlinux/gardenlinux:1877.0 \\\n    --registries ghcr.io"),
     exit_codes={
-        Exit.FINE: "gitboot printed the spec",
+        Exit.FINE: "gitboot printed the `spec` of the image",
         Exit.SOURCE: "the registry did not respond, or rejected the request",
     },
 )
@@ -513,7 +517,7 @@ def resolve_image(
         Exit.FINE: "all artifacts are available",
         Exit.INVALID: "the fleet has errors",
         Exit.SOURCE: "gitboot could not check an artifact",
-        Exit.PARTIAL: "an artifact is missing, is wrong, or cannot boot",
+        Exit.PARTIAL: "an artifact is missing, has the wrong content, or cannot boot",
     },
 )
 @fleet_argument

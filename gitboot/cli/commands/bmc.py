@@ -185,7 +185,7 @@ def diff(
     context_settings=VARIABLES,
     example="gitboot bmc apply web01 --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "the instance started the work",
+        Exit.FINE: "the instance started to contact the BMCs",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "no instance runs with this state directory, or a server does not exist",
     },
@@ -220,7 +220,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     context_settings=VARIABLES,
     example="gitboot bmc access-files --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the files",
+        Exit.FINE: "gitboot printed the access files",
     },
 )
 @state_option
@@ -245,7 +245,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
         new = [each.name for each in its if each.bmc is not None and credential_use(each.bmc) not in known]
         click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(its), 'BMC')}")
         if new:
-            click.echo(f"# New BMCs, check their addresses first: {format_names(new)}")
+            click.echo(f"# Check the addresses of these new BMCs first: {format_names(new)}")
         trust = read_trust(credentials, name) if credentials is not None else None
         click.echo(render_access_file((each.bmc for each in its if each.bmc is not None), trust))
 
@@ -307,7 +307,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     """
     if word is None and certificate is None:
         raise click.UsageError(
-            "Missing option '--consumed', '--not-set', '--same', '--replace', '--back' or '--certificate'."
+            "Missing option: pass '--consumed', '--not-set', '--same', '--replace', '--back' or '--certificate'."
         )
     fingerprint = None
     if certificate is not None:
@@ -315,7 +315,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             fingerprint = parse_fingerprint(certificate)
         except Malformed:
             raise click.UsageError(
-                "--certificate: expected a SHA-256 of 64 hexadecimal digits, as gitboot bmc get prints it"
+                "--certificate: expected a SHA-256 of 64 hexadecimal digits, as in the output of `gitboot bmc get`"
             ) from None
     at = current_time()
     asked: list[tuple[str, dict[str, object]]] = []
@@ -328,7 +328,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             asked = [each for each in meant if each is not None]
         is_named = instance.commit.ledger is not None
     if not asked:
-        raise UsageError(f"gitboot has not read the BMC of {server} yet: run gitboot bmc apply {quote_words(server)}")
+        raise UsageError(f"gitboot has not read the BMC of {server} yet; run `gitboot bmc apply {quote_words(server)}`")
     for kind, details in asked:
         echo_wrapped(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
@@ -337,7 +337,10 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
 
 def _warn_without_hostname(is_named: bool) -> None:
     if not is_named:
-        click.echo("gitboot does not set boot overrides until the Fleet names a ledger: run gitboot status", err=True)
+        click.echo(
+            "gitboot sets no boot overrides until the Fleet names a ledger; `gitboot status` shows the line to add",
+            err=True,
+        )
 
 
 def _build_resolution(
@@ -397,7 +400,7 @@ def _inspect(
         found = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
         asked = [subject for subject in found if names is None or subject.server in names]
         if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
-            raise UsageError(f"{', '.join(without)}: has no BMC; add spec.bmc to the Server document")
+            raise UsageError(f"no BMC is configured for {format_names(without)}; add `spec.bmc` to the Server document")
         with show_progress("BMCs", len(asked)) as advance:
             return inspect_bmcs(asked, kept, at, on_read=advance, find_fault=find_fault)
 
@@ -433,9 +436,9 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
     lines = [format_table(header, rows, optional=5, shrinkable=(4,)), *_explain_inspections(inspections, state), ""]
     for one in inspections if in_full else ():
         if one.observed is not None:
-            secure = {None: "is not shown", True: "is on", False: "is off"}[one.observed.secure_boot]
-            order = ", ".join(one.observed.boot_order) or "is not shown"
-            lines.append(wrap_text(f"{one.subject.server}: Secure Boot {secure}; boot order: {order}"))
+            secure = {None: "not shown", True: "on", False: "off"}[one.observed.secure_boot]
+            order = ", ".join(one.observed.boot_order) or "not shown"
+            lines.append(wrap_text(f"{one.subject.server}: Secure Boot: {secure}; boot order: {order}"))
     summary = ", ".join(
         f"{number} {what if number == 1 else _PLURALS.get(what, what)}"
         for what in _STATE_ORDER
@@ -553,7 +556,7 @@ def power_get(
     example="gitboot bmc power on web01 --reason 'repair done' --state /var/lib/gitboot",
     exit_codes={
         Exit.FINE: "each machine is on, or its BMC accepted the request",
-        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
@@ -580,7 +583,7 @@ def power_on(servers: tuple[str, ...], **options: Any) -> None:
     example="gitboot bmc power off web01 --reason 'repair' --state /var/lib/gitboot",
     exit_codes={
         Exit.FINE: "each machine is off, or its BMC accepted the request",
-        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
@@ -608,7 +611,7 @@ def power_off(servers: tuple[str, ...], **options: Any) -> None:
     example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "each BMC accepted the request",
-        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
@@ -657,9 +660,7 @@ def _change_power(
             if len(subjects) > 1 or selector is not None:
                 click.echo(_format_subjects(results), err=True)
                 installs = sum(each.plan is not None and each.plan.writes_disk for each in targets)
-                installing = (
-                    f", and {installs} of them would boot an install boot" if installs and what != "off" else ""
-                )
+                installing = f" ({installs} of them would run an install boot)" if installs and what != "off" else ""
                 click.echo(f"{what} for {format_count(len(targets), 'server')}{installing}: {reason}", err=True)
                 confirm_or_abort(yes=yes)
             request_change(
@@ -687,7 +688,7 @@ def _select_subjects(servers: tuple[str, ...], selector: str | None, state: Path
         meant = select_servers(instance, servers, selector)
         found = [each for each in described if each.server in meant]
     if without := sorted(meant.keys() - {each.server for each in found}):
-        raise UsageError(f"{format_names(without)}: no BMC; add spec.bmc to the Server document")
+        raise UsageError(f"no BMC is configured for {format_names(without)}; add `spec.bmc` to the Server document")
     return found
 
 
@@ -699,7 +700,7 @@ def _format_power(results: list[Inspection]) -> str:
         if seen is None:
             rows.append((one.subject.server, style(one.next_action, fg="red"), one.why))
         else:
-            at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
+            at = "in POST" if seen.in_post else "operating system is running" if seen.runs_os else "-"
             rows.append((one.subject.server, seen.power or "not shown", at))
         counts[seen.power or "not shown" if seen is not None else "not read"] += 1
     numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))

@@ -101,8 +101,8 @@ parallel_option = click.option(
     exit_codes={
         Exit.FINE: "gitboot compared all services that responded",
         Exit.CHANGES: (
-            "with --detailed-exitcode: a machine is swapped, moved, missing or unknown, or has other network "
-            "cards than its document"
+            "with --detailed-exitcode: a machine is swapped, moved, missing or unknown, or its network cards differ "
+            "from its document"
         ),
         Exit.INVALID: "the fleet has errors",
         Exit.PARTIAL: "a service responded, but gitboot could not read the response",
@@ -199,7 +199,7 @@ def read_places(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def require_credentials(directory: Path | None) -> Path:
     if directory is None:
-        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+        raise UsageError("missing --credentials: pass the directory that contains NAME/username and NAME/password")
     return directory
 
 
@@ -383,7 +383,7 @@ def enroll(
     ]
     report.say(_format_contacts(contacts, entrusted.trust, name, refused))
     if not asked:
-        report.say("gitboot sent no credentials, and there is no BMC to enrol")
+        report.say("there is no BMC to enrol, so gitboot sent no credentials")
         report.end(Exit.PARTIAL)
     if dry_run:
         report.end(Exit.PARTIAL if refused else Exit.FINE)
@@ -424,7 +424,7 @@ def enroll(
         and all(map(_is_read, probes))
     )
     if not steps:
-        report.say("nothing is missing: gitboot wrote nothing")
+        report.say("there is nothing to add, so gitboot wrote nothing")
         report.end(Exit.FINE if is_complete else Exit.PARTIAL)
     report.say("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
     report.ask("Write this?", yes=yes)
@@ -533,18 +533,18 @@ def _expand(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
     for line in lines:
         addresses = list_addresses([line.place], ports, schemes=_SCHEMES)
         if len(addresses) > 1 and (line.name is not None or line.macs):
-            raise UsageError(f"{line.place} has {len(addresses)} addresses: write a name only after a single address")
+            raise UsageError(f"{line.place} has {len(addresses)} addresses; a name or MAC address needs exactly one")
         found |= dict.fromkeys(addresses, line)
     list_addresses(list(found), ports, schemes=_SCHEMES)  # raises if there are too many
     names = [line.name for line in found.values() if line.name is not None]
     if twice := sorted({each for each in names if names.count(each) > 1}):
-        raise UsageError(f"two BMCs have the name {twice[0]}: give each server another name")
+        raise UsageError(f"two BMCs have the name {twice[0]}; give each server its own name")
     return found
 
 
 _WEAK: Final = {
-    "http": "no certificate, and the password is not encrypted",
-    "ipmi": "no certificate, and any client can get a hash of the password",
+    "http": "HTTP has no certificate, and does not encrypt the password",
+    "ipmi": "IPMI has no certificate, and any client can get a hash of the password",
 }
 
 
@@ -579,15 +579,15 @@ def _refuse(
         if wanted == contact.certificate:
             return None
         return contact.address, (
-            f"the file of --fingerprints has {wanted}" if wanted is not None else "not in the file of --fingerprints"
+            f"the --fingerprints file has {wanted}" if wanted is not None else "--fingerprints does not list this BMC"
         )
     pinned = trust.find_certificate(_build_access(contact.address, name))
     if pinned in (None, contact.certificate):
         return None
     return contact.address, (
-        f"the certificate changed: {trust.file} has {pinned}. gitboot sends no requests to this BMC. If the BMC has a "
-        "new certificate, compare its SHA-256 with the BMC's own, write it after the address into FILE, and add "
-        "--fingerprints FILE"
+        f"the certificate changed: {trust.file} has {pinned}. gitboot sends no requests to this BMC. If the BMC "
+        "has a new certificate, compare this SHA-256 with the one that the BMC itself shows. If they match, write the "
+        "address and the SHA-256 into FILE, and add --fingerprints FILE"
     )
 
 
@@ -690,7 +690,7 @@ def _build_documents(
             continue
         chosen = lines[each.address].name if each.address in lines and each.is_only_system else None
         if chosen is not None and chosen in used_names:
-            raise UsageError(f"Server/{chosen} already exists: give {each.address} another name")
+            raise UsageError(f"Server/{chosen} already exists: give {each.address} a different name")
         name = chosen or choose_name(each, names)
         names.add(name)
         documents[each] = f"servers/{name}.yaml", render(each, name)
@@ -714,7 +714,7 @@ def _format_found(
     ]
     lines = [format_table(("ADDRESS", "SERVER", "MODEL", "UUID"), rows, shrinkable=(2,))] if rows else []
     lines += [
-        wrap_text(f"{each.address}: {each.missing_identity}{_HINT}")
+        wrap_text(f"{each.address}: {each.missing_identity}. {_HINT}")
         for each in found
         if each not in compared.servers and each.missing_identity is not None
     ]
@@ -727,8 +727,8 @@ def _format_found(
 
 
 _HINT: Final = (
-    ", so gitboot cannot write a document. If the MAC address is missing, write it after the address in FILE: "
-    "10.112.0.13 web01 52:54:00:12:34:56"
+    "gitboot cannot write a document for this machine. If the MAC address is missing, write it after the address in "
+    "FILE, for example: 10.112.0.13 web01 52:54:00:12:34:56"
 )
 
 
@@ -751,12 +751,12 @@ def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan
     if named is not None:
         if identity != spec.provisioning.ledger:
             click.echo(
-                f"the Fleet names the ledger {named} already, so gitboot does not change this line or {state}", err=True
+                f"the Fleet already names the ledger {named}, so gitboot changes neither it nor {state}", err=True
             )
         return None
     file = path / _find_fleet_file(fleet)
     _name_ledger(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
-    new_ledger = (state, "a new ledger, with `records begin adopt` for the first commit")
+    new_ledger = (state, "a new ledger, and a request to run `gitboot records begin adopt` with the first commit")
     steps = (*((new_ledger,) if identity is None else ()), (file, "the line provisioning.ledger"))
     return _LedgerPlan(identity=identity, steps=steps)
 
@@ -778,8 +778,8 @@ def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
         with suppress(KeyError):
             return insert_field(data, index, ("spec", name), "provisioning", {"ledger": identity})
     raise UsageError(
-        f"gitboot cannot add a line to {file}. Repeat the command without --state and the variable GITBOOT_STATE. "
-        "After the first gitboot run, add the line provisioning.ledger that gitboot status prints"
+        f"gitboot cannot add a line to {file}. Repeat the command without --state, and unset GITBOOT_STATE. After the "
+        "first `gitboot run`, add the `provisioning.ledger` line that `gitboot status` prints"
     )
 
 
@@ -788,7 +788,7 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
     if identity is None:
         with make_private(state), lock(state):
             if has_ledger(state):
-                raise UsageError(f"an instance has used {state} meanwhile: repeat the command")
+                raise UsageError(f"an instance started to use {state} in the meantime; repeat the command")
             with open_ledger(state / LEDGER) as store:
                 # An instance carries out this request with the first commit that it accepts.
                 instance_tables.add_request(

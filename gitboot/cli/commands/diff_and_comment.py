@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     example="gitboot diff origin/main...HEAD -o markdown=review.md",
     exit_codes={
         Exit.FINE: "the fleet is valid, and the guards allow the change",
-        Exit.CHANGES: "with --detailed-exitcode: the guards allow the change, and a boot changes",
+        Exit.CHANGES: "with --detailed-exitcode: the guards allow the change, and at least one boot changes",
         Exit.INVALID: "HEAD has errors",
         Exit.HELD: "a guard holds the change, and no Gitboot-Ack line acknowledges it",
         Exit.SOURCE: "gitboot could not read the repository or the instance",
@@ -290,7 +290,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
                 raise OSError(f"the file has more than {_MAX_REVIEW_BYTES:,} bytes")
         text = content.decode()
     except FileNotFoundError:
-        raise UsageError(f"{file} does not exist: the review failed; see the log of its job") from None
+        raise UsageError(f"{file} does not exist because the review failed; see the log of the review job") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not a review: {error}") from None
     lines = text.split("\n", 2)
@@ -565,7 +565,9 @@ def _format_group(group: Group) -> list[str]:
     lines += (_wrap_lines(f"{what}: {why}") for what, why in phrases.list_reasons(group))
     lines += (_wrap_lines(phrases.format_change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
-        lines.append(_wrap_lines(f"the diff differs from that of {outlier.than}, which has the same causes:"))
+        lines.append(
+            _wrap_lines(f"the diff differs from the diff of {outlier.than}, although both have the same causes:")
+        )
         lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
         lines.append("  no diff: too many lines")
@@ -608,7 +610,7 @@ def _format_documents(review: Review) -> Iterator[str]:
         if bmcs := review.changes.moved_bmcs:
             yield _wrap_lines(f"BMC: the address or the trust of the BMC changes: {format_names(bmcs)}", "")
         if moved := phrases.list_credentials(review.changes.bmcs):
-            yield "Credentials go to new places. An instance sends them only to BMCs that its operator allows:"
+            yield "Credentials go to new destinations. An instance sends them only to BMCs that its operator allows:"
             yield from (_wrap_lines(line) for line in moved[:_MAX_LIMITS])
             if left := format_rest(len(moved) - _MAX_LIMITS, "BMC"):
                 yield f"  {left}"

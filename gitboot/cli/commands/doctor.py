@@ -155,7 +155,7 @@ def _run_checks(
     if (lease := read_own_lease(state)) is not None:
         yield fine(
             "lease",
-            f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}",
+            f"the instance on this host is active, and renews its lease {lease.number} (valid until {lease.until})",
         )
     with open_offline(state, current_time()) as look:
         places = {"STATE": str(state)}
@@ -222,12 +222,12 @@ _CLOCK: Final = {
     ),
     ClockState.UNSYNCHRONISED: (
         Health.WRONG,
-        "no time service has set the clock since the boot, so gitboot does not change BMCs",
+        "no time service has set the clock since this machine booted, so gitboot does not change BMCs",
         "timedatectl set-ntp true",
     ),
     ClockState.UNKEPT: (
         Health.DOUBTFUL,
-        "no time service synchronizes the clock; if a time service did so earlier, gitboot no longer changes BMCs",
+        "no time service synchronizes the clock; if one did so before, gitboot has stopped changing BMCs",
         "timedatectl set-ntp true",
     ),
 }
@@ -239,8 +239,8 @@ def of_git(features: Mapping[str, bool], version: str) -> Examination:
     if lacking:
         yield _wrong(
             "git",
-            f"libgit2 {version} is built without {', '.join(lacking)}",
-            "install gitboot from its wheel or package: their libgit2 has these features",
+            f"libgit2 {version} was built without {', '.join(lacking)}",
+            "install gitboot from its wheel or package, which contains a libgit2 with these features",
         )
     else:
         yield fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
@@ -270,7 +270,7 @@ def of_state(state: Path) -> Examination:
 def of_the_ledger(look: OfflineInstance, process: int | None) -> Examination:
     """Check whether the ledger is verified."""
     facts = look.knowledge.facts
-    runs = f"process {process} uses it" if process is not None else "no gitboot process uses it"
+    runs = f"process {process} uses the ledger" if process is not None else "no gitboot process uses the ledger"
     if facts.doubt is not None:
         hint = "gitboot status --state STATE  # see the remedy of the condition RecordsVerified"
         yield _wrong("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
@@ -288,12 +288,12 @@ def of_who_sets(look: OfflineInstance) -> Examination:
             "gitboot status --state STATE  # only if this instance must become active: see the remedy of the condition "
             "LedgerNamed"
         )
-        message = f"the Fleet names another ledger than {identity}, so this instance is a standby"
+        message = f"the Fleet names a different ledger from {identity}, so this instance is a standby"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
         yield _wrong(
             "ledger",
-            f"the Fleet names no ledger, so gitboot sets no boot override of {format_count(bmcs, 'server')}",
+            f"the Fleet names no ledger, so gitboot sets no boot overrides for {format_count(bmcs, 'server')}",
             find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}),
         )
 
@@ -312,7 +312,7 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
         stamp = parse_head((output / MANIFEST).read_bytes()).stamp
         yield fine(
             "output",
-            f"{output} has the boot files of commit {stamp.commit[:12]}, published by the ledger {stamp.ledger}",
+            f"{output} contains the boot files of commit {stamp.commit[:12]}, published with the ledger {stamp.ledger}",
         )
     except FileNotFoundError:
         yield _doubtful("output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}")
@@ -323,7 +323,7 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
     if is_readable_by_others(output):
         yield _doubtful(
             "output",
-            f"every user of this host can read {output}, including the tokens of installations",
+            f"every user of this host can read {output}, including installation tokens",
             find_remedy("OutputPrivate", "ReadableByAll"),
         )
     yield from _of_room(output, files=_FILES * servers)
@@ -344,7 +344,7 @@ def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examinati
             yield _wrong(
                 "credentials",
                 f"{error}: {_format_servers(servers)}",
-                f"{credentials or 'DIR'}/{name}/username and …/password, mode 0600",
+                f"create {credentials or 'DIR'}/{name}/username and …/password with mode 0600",
             )
             continue
         refused = []
@@ -380,7 +380,7 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
             yield _wrong("certificate", f"machines reject {certificate}: {problem}", _CERTIFICATE_HINTS.get(problem))
             return
         if decisions is None:
-            yield fine("certificate", f"machines can use {certificate}, if it has the host of the base URL")
+            yield fine("certificate", f"machines can use {certificate} if it is valid for the host of the base URL")
             return
         hosts = sorted({host for url in _list_https_urls(decisions) if (host := urlsplit(url).hostname) is not None})
         problems = {host: check(host=host) for host in hosts}
@@ -394,7 +394,7 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
         kind = "IP" if _is_address(hosts[0]) else "DNS"
         yield _wrong(
             "certificate",
-            f"{certificate} is not valid for {format_names(hosts, 3)}, the host of the base URL",
+            f"{certificate} is not valid for {format_names(hosts, 3)} (from the base URL)",
             f"get a certificate with subjectAltName={kind}:{hosts[0]}",
         )
     else:
@@ -406,7 +406,7 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
     if usable and tls.authority is None:
         yield _doubtful(
             "certificate",
-            "the chain was not compared with the authority that machines trust",
+            "gitboot did not check the certificate chain against the authority that machines trust",
             "gitboot doctor … --machines-ca CA.pem",
         )
 
@@ -414,8 +414,8 @@ def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Exami
 _CERTIFICATE_HINTS: Final = {
     "certificate has expired": "renew the certificate; gitboot reads the new file without a restart",
     "certificate is not yet valid": "timedatectl  # compare the clock with the certificate",
-    "unable to get local issuer certificate": "append the intermediate certificates to the file, or pass the authority "
-    "that issued them as --machines-ca",
+    "unable to get local issuer certificate": "append the intermediate certificates to the file, or pass the issuing "
+    "authority with --machines-ca",
 }
 
 
@@ -445,8 +445,8 @@ def of_firmware_suites(url: str) -> Examination:
     if not found:
         yield _doubtful(
             "certificate",
-            f"{url} has no cipher suite of firmware, so UEFI HTTPS boot fails on many machines",
-            "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate: docs/how-to/https-for-machines.md",
+            f"{url} offers no cipher suite that common UEFI firmware supports, so HTTPS boot fails on many machines",
+            "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate; see docs/how-to/https-for-machines.md",
         )
 
 
@@ -495,7 +495,7 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
         if missing:
             yield _wrong(
                 "loaders",
-                f"{mirror.base_url}/assets/ does not contain boot loaders that DHCP uses: {format_names(missing, 3)}",
+                f"boot loaders that DHCP uses are missing from {mirror.base_url}/assets/: {format_names(missing, 3)}",
                 _LOADERS,
             )
         elif not faults:
@@ -531,10 +531,9 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
         try:
             fault = _find_fault(fetcher, url)
         except GitbootError as error:
-            needs = "needs" if len(servers) == 1 else "need"
             yield _doubtful(
                 "Secure Boot",
-                f"{url} cannot be read: {error}; {of_servers} with Secure Boot {needs} it",
+                f"{url} cannot be read: {error}; required by {of_servers} with Secure Boot",
                 f"curl -I {quote_words(url)}",
             )
             faults += 1
@@ -543,7 +542,9 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
         faults += fault is not None
         if fault == _NO_HTTP:
             hint = f"{_LOADERS} --system DIR --system /  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
-            yield _doubtful("Secure Boot", f"{url} {fault}, so it cannot boot {of_servers}", hint)
+            yield _doubtful(
+                "Secure Boot", f"the GRUB at {url} has no HTTP module, so it cannot boot {of_servers}", hint
+            )
         elif fault is not None:
             yield _doubtful(
                 "Secure Boot",
@@ -551,7 +552,7 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
                 f"{fetch}{quote_words(url)} && sbverify --list program.efi",
             )
     if signed and not faults:
-        yield fine("Secure Boot", f"{format_count(signed, 'program')} for servers with Secure Boot have signatures")
+        yield fine("Secure Boot", f"signatures found in {format_count(signed, 'program')} for servers with Secure Boot")
     for base_url, servers in sorted(base_urls.items()):
         yield from _of_signed_grub_script(fetcher, base_url, servers)
 
@@ -570,12 +571,14 @@ def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]
     except GitbootError as error:
         if isinstance(error, ArtifactMissing) and urlsplit(base_url).path.strip("/"):
             loads = "loads" if len(servers) == 1 else "load"
-            message = f"{url} is missing; copy it if {_format_servers(servers)} {loads} shim by HTTP instead of TFTP"
+            message = (
+                f"{url} is missing; add the file if {_format_servers(servers)} {loads} shim over HTTP instead of TFTP"
+            )
             hint = f"curl -fsSO {quote_words(f'{base_url}/{path}')}  # then put the file at {url}"
             yield Examined(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
             return
         message = (
-            f"{url} cannot be read: {error}; GRUB needs this file if machines load shim by HTTP "
+            f"{url} cannot be read: {error}; GRUB needs this file if machines load shim over HTTP "
             f"({_format_servers(servers)})"
         )
         yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
@@ -585,7 +588,7 @@ def _format_servers(names: Collection[str]) -> str:
     return f"{format_count(len(names), 'server')} ({format_names(sorted(names), 3)})"
 
 
-_NO_HTTP: Final = "has no module for HTTP"
+_NO_HTTP: Final = "the GRUB has no HTTP module"
 
 
 def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
@@ -637,8 +640,8 @@ def _of_room(place: Path, *, files: int) -> Examination:
     if found.f_files and files > found.f_favail:
         yield _wrong(
             "disk",
-            f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet has about {files:,}",
-            "use a file system with more inodes, for example made with mkfs.ext4 -N",
+            f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet needs about {files:,}",
+            "use a file system with more inodes, for example one created with mkfs.ext4 -N",
         )
     elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
         yield _doubtful(

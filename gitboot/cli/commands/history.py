@@ -108,10 +108,11 @@ def command(
     commits that changed this document, with its changed fields. The rest of a commit may be invalid.
     """
     if state is not None and not is_path_named(context := click.get_current_context()):
-        commit = "the commit that it has accepted" if rev is None else f"revision {rev}"
+        commit = "the accepted commit" if rev is None else f"revision {rev}"
         path, rev = state / CLONE, ACCEPTED if rev is None else rev
         if how := describe_state_variable(context):
-            click.echo(wrap_text(f"{commit}, in the repository of the instance of {state}{how}"), err=True)
+            place = f"the instance with the state directory {state}{how}"
+            click.echo(wrap_text(f"the history ends at {commit} of {place}"), err=True)
     history = open_history(path, rev)
     if "/" in subject:
         _show_document(_parse_document(subject), history, rev, number, outputs)
@@ -125,7 +126,7 @@ def _parse_document(subject: str) -> Id:
     kind, _, name = subject.partition("/")
     if kind not in KINDS or not name:
         known = ", ".join(sorted(KINDS))
-        raise UsageError(f"{subject!r} names no document; use KIND/NAME with one of the kinds {known}")
+        raise UsageError(f"{subject!r} does not name a document; use KIND/NAME, where KIND is one of {known}")
     return Id(kind, name)
 
 
@@ -141,7 +142,7 @@ def _show_document(
     if not any(isinstance(each, DocumentChange) for each in entries):
         names = [str(each) for each in _list_documents(history) if each.kind == document.kind]
         hint = did_you_mean(document, names, "check the kind and the name")
-        raise UsageError(f"no commit on the path to {_name_revision(rev)} has a document {document}; {hint}")
+        raise UsageError(f"no commit in the history of {_name_revision(rev)} contains {document}; {hint}")
     listed = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
     write_outputs(outputs, json=listed, text=partial(_format_text, entries, "may hide the document"))
 
@@ -192,7 +193,7 @@ def _show_server(
     if not entries:
         servers = [each.name for each in _list_documents(history) if each.kind == "Server"]
         hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
-        raise UsageError(f"the history of {_name_revision(rev)} does not contain a server {server!r}; {hint}")
+        raise UsageError(f"no commit in the history of {_name_revision(rev)} contains a server {server!r}; {hint}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
     if records is not None or state is not None:
@@ -270,7 +271,7 @@ def _format_server(
             f"{each.at:%Y-%m-%dT%H:%M:%SZ}" if each.at is not None else "-",
             each.image or (f"version {each.version}" if each.version else "-"),
             each.evidence or "-",
-            f"{each.overwritten_by} wrote the disks later" if each.overwritten_by else "",
+            f"{each.overwritten_by} later overwrote the disks" if each.overwritten_by else "",
         )
         for each in installations
     ]

@@ -407,7 +407,10 @@ def _render_documents(review: Review) -> Iterator[str]:
             number = format_count(len(bmcs), "server")
             yield f"\n**BMC**: the address or the trust of the BMC changes for {number}: {shown}"
         if moved := phrases.list_credentials(review.changes.bmcs):
-            yield "\n**Credentials** go to new places. An instance sends them only to BMCs that its operator allows:\n"
+            yield (
+                "\n**Credentials** go to new destinations. "
+                "An instance sends them only to BMCs that its operator allows:\n"
+            )
             yield from _limit_lines([f"- {format_code(line)}" for line in moved], "BMC")
 
 

@@ -116,7 +116,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         assert done == (
             0,
             "gitboot contacts 1 BMC now\n",
-            "gitboot does not set boot overrides until the Fleet names a ledger: run gitboot status\n",
+            "gitboot sets no boot overrides until the Fleet names a ledger; `gitboot status` shows the line to add\n",
         )
         web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
         (item,) = get(rack, "-o", "json").json["items"]
@@ -187,7 +187,7 @@ def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(night: Rack)
     order = "boot order: Boot0001, Boot0002"
     command = inline_code("docs/how-to/secure-boot.md", "gitboot bmc get SERVER").replace("SERVER", "db00").split()[1:]
     shown = night.typed(*command, "--credentials", night.credentials).out
-    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as planned\n" in shown
+    assert f"\n\ndb00: Secure Boot: off; {order}\n1 BMC: 1 as planned\n" in shown
     (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
     assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
     assert "Secure Boot" not in get(night).out
@@ -286,7 +286,7 @@ def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
 
 def test_an_account_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:
     night.blades["db01"].machine.secure_boot = None
-    assert "db01: Secure Boot is not shown; " in get(night, "db01").out
+    assert "db01: Secure Boot: not shown; " in get(night, "db01").out
 
 
 def test_get_and_diff_write_nothing(night: Rack) -> None:
@@ -432,7 +432,7 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
         ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; `gitboot plan` lists the servers"),
         ("bmc diff wbe01", "did you mean web01?"),
         ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
-        ("bmc resolve web01 --reason x", "Missing option '--consumed'"),
+        ("bmc resolve web01 --reason x", "Missing option: pass '--consumed'"),
         ("bmc resolve web01 --consumed", "Missing option '--reason'"),
         ("bmc apply", "no instance runs with the state directory"),
         (
@@ -579,7 +579,7 @@ def test_machines_are_reset_and_switched_on_once_by_hand_and_several_need_yes_wi
     done = power(pair, *command)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert "add --yes to confirm" in done.err
-    assert "reset for 2 servers, and 1 of them would boot an install boot: kernel" in done.err
+    assert "reset for 2 servers (1 of them would run an install boot): kernel" in done.err
     assert resets(pair) == before
     dry = power(pair, *command, "--dry-run", "-o", "json")
     assert (dry.code, [item["sent"] for item in dry.json["items"]]) == (0, [False, False])

@@ -204,7 +204,7 @@ def test_the_json_of_enroll_has_what_gitboot_read_and_wrote(site: Site, tmp_path
     options = ("--fingerprints", checked, "--yes", "--state", site.state)
     done = site.enroll(site.list, *options, "-o", "json")
     assert done.code == Exit.PARTIAL and "gitboot would write:" in done.err
-    assert [each["refused"] for each in done.json["contacts"]] == [None, None, "not in the file of --fingerprints"]
+    assert [each["refused"] for each in done.json["contacts"]] == [None, None, "--fingerprints does not list this BMC"]
     documents = [str(site.work / "servers" / f"{name}.yaml") for name in NAMES[:2]]
     assert [(each["server"], each["document"], each["address"]) for each in done.json["items"]] == [
         *zip(NAMES, documents, urls, strict=False)
@@ -226,8 +226,8 @@ def test_a_bmc_whose_certificate_is_not_in_the_file_of_fingerprints_is_not_read(
     )
     done = site.enroll(site.list, "--fingerprints", checked, "--yes")
     assert done.code == Exit.PARTIAL
-    assert f"refused: the file of --fingerprints has {'0' * 64}" in done.out
-    assert "refused: not in the file of --fingerprints" in done.out
+    assert f"refused: the --fingerprints file has {'0' * 64}" in done.out
+    assert "refused: --fingerprints does not list this BMC" in done.out
     assert [len(site.bmcs[name].service.requests) > 0 for name in NAMES] == [True, False, False]
     assert [each.name for each in (site.work / "servers").iterdir()] == ["web01.yaml"]
 
@@ -250,7 +250,7 @@ def test_a_silent_bmc_stops_no_other_and_a_changed_certificate_is_refused_until_
     assert before not in site.access and site.fingerprints["web02"] in site.access
     assert len(tomllib.loads(site.access)["certificates"]) == 3
     again = site.enroll(site.list, "--yes")
-    assert (again.code, again.out.splitlines()[-1]) == (Exit.FINE, "nothing is missing: gitboot wrote nothing")
+    assert (again.code, again.out.splitlines()[-1]) == (Exit.FINE, "there is nothing to add, so gitboot wrote nothing")
 
 
 def test_an_instance_sends_nothing_to_a_bmc_with_another_certificate_and_states_how_to_accept_it(site: Site) -> None:
@@ -286,7 +286,7 @@ def test_unencrypted_bmcs_need_an_option_of_their_own(site: Site, tmp_path: Path
         assert bmc.connections == 0
         unconfirmed = site.enroll(bmc.url, "--allow-http")
         assert (unconfirmed.code, bmc.connections) == (Exit.USAGE, 0)
-        assert f"# {bmc.url}: no certificate, and the password is not encrypted" in unconfirmed.out
+        assert f"# {bmc.url}: HTTP has no certificate, and does not encrypt the password" in unconfirmed.out
         done = site.enroll(bmc.url, "--allow-http", "--yes")
         assert done.code == Exit.FINE
         assert tomllib.loads(site.access) == {"http": True, "networks": ["127.0.0.1/32"]}
@@ -407,7 +407,7 @@ def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
     (site.work / "fleet.yaml").write_text(naming(uuid_of("ledger"), fleet("baseURL: 'http://boot.test'")))
     before = (site.work / "fleet.yaml").read_text()
     done = site.enroll(site.list, "--yes", "--state", site.state)
-    assert done.code == Exit.FINE and "the Fleet names the ledger" in done.err
+    assert done.code == Exit.FINE and "the Fleet already names the ledger" in done.err
     assert (site.work / "fleet.yaml").read_text() == before and not site.state.exists()
 
 

@@ -238,7 +238,7 @@ def test_a_shallow_clone_gets_a_hint_to_fetch_more(work: Work, tmp_path: Path) -
     url = f"file://{work.path}"
     subprocess.run(["git", "clone", "-q", "--depth=1", "-b", "topic", url, str(clone)], check=True)
     done = diff("HEAD^..HEAD", clone)
-    assert (done.code, "shallow: fetch more" in done.err) == (64, True), done
+    assert (done.code, "shallow; fetch more" in done.err) == (64, True), done
 
 
 # Exit codes and acknowledgements

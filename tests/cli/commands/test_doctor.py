@@ -63,7 +63,7 @@ def test_every_check_runs_with_the_settings_of_run(rack: Rack) -> None:
     wrong = {name: each for name, them in items.items() for each in them if each["health"] == "failed"}
     assert (code, wrong) == (Exit.FINE, {})
     assert items.keys() >= {"git", "clock", "state", "disk", "ledger", "output", "credentials", "DHCP", "loaders"}
-    assert "has 2 machines; no gitboot process uses it" in items["ledger"][0]["message"]
+    assert "has 2 machines; no gitboot process uses the ledger" in items["ledger"][0]["message"]
     assert items["credentials"][0]["message"] == "rack, for 2 BMCs"
 
 
@@ -73,13 +73,12 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
     shutil.move(moved, rack.output / "boot/assets/loaders")
     (loaders,), (credentials,) = items["loaders"], items["credentials"]
     assert code == Exit.PARTIAL
-    assert loaders["message"].endswith(
-        "/assets/ does not contain boot loaders that DHCP uses: loaders/snponly-x86_64.efi"
-    )
+    assert loaders["message"].startswith("boot loaders that DHCP uses are missing from ")
+    assert loaders["message"].endswith("/assets/: loaders/snponly-x86_64.efi")
     accepted = f"{rack.state}/repository.git --rev refs/gitboot/accepted"
     assert loaders["hint"] == f"gitboot artifacts loaders --out {rack.output}/boot --path {accepted}"
     assert "2 servers (web01, web02)" in credentials["message"]
-    assert credentials["hint"].startswith(f"{tmp_path}/rack/username")
+    assert credentials["hint"].startswith(f"create {tmp_path}/rack/username")
     (rack.output / "boot/boot.ipxe").rename(tmp_path / "boot.ipxe")
     said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
     (tmp_path / "boot.ipxe").rename(rack.output / "boot/boot.ipxe")
@@ -140,7 +139,7 @@ def test_an_unsynchronised_clock_and_a_library_without_ssh_are_failures(tmp_path
     assert [each.health for each in of_the_clock(ClockState.UNKNOWN)] == [Health.DOUBTFUL]
     assert [each.health for each in of_the_clock(ClockState.UNKEPT)] == [Health.DOUBTFUL]
     (lacks,) = of_git({"https": True, "ssh": False}, "1.9")
-    assert (lacks.health, lacks.message) == (Health.WRONG, "libgit2 1.9 is built without ssh")
+    assert (lacks.health, lacks.message) == (Health.WRONG, "libgit2 1.9 was built without ssh")
     (absent,) = of_state(tmp_path / "none")
     assert absent.hint == f"install -d -m 0700 {tmp_path}/none  # for gitboot's user"
     (tmp_path / "ops").mkdir()
@@ -148,7 +147,7 @@ def test_an_unsynchronised_clock_and_a_library_without_ssh_are_failures(tmp_path
     found = [each.message for each in of_output(tmp_path, tmp_path, servers=10**15) if each.health is Health.WRONG]
     unreadable, small = found
     assert "cannot be read" in unreadable
-    assert small.endswith("but the output tree of the fleet has about 6,000,000,000,000,000")
+    assert small.endswith("but the output tree of the fleet needs about 6,000,000,000,000,000")
 
 
 def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
@@ -157,13 +156,13 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         rack.push()
         rack.once()
         said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
-        assert "failed   ledger       the Fleet names no ledger, so gitboot sets no boot override of 1 server" in said
+        assert "failed   ledger       the Fleet names no ledger, so gitboot sets no boot overrides for 1 server" in said
         assert f"provisioning: {{ledger: {rack.ledger()}}}  # make sure that no other instance" in said
         rack.settings += f", provisioning: {{ledger: {uuid_of('another')}}}"
         rack.push()
         assert rack.once("--allow-takeover").code == Exit.PARTIAL
         said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
-        assert f"the Fleet names another ledger than {rack.ledger()}, so this instance is a standby" in said
+        assert f"the Fleet names a different ledger from {rack.ledger()}, so this instance is a standby" in said
         assert f" gitboot status --state {rack.state} # only if this instance must become active" in said
 
 
@@ -209,12 +208,12 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
     assert (
         found
         == {
-            "signed": {"3 programs for servers with Secure Boot have signatures": "ok"},
+            "signed": {"signatures found in 3 programs for servers with Secure Boot": "ok"},
             "unsigned": {f"{kernel_url} has no signature, so {of_server}": "warning"},
             "compressed": {f"{kernel_url} is not an EFI program, so {of_server}": "warning"},
             "missing": {
-                f"{kernel_url} {absent}1 server (web01) with Secure Boot needs it": "warning",
-                f"URL/grub/grub.cfg {absent}GRUB needs this file if machines load shim by HTTP (1 server "
+                f"{kernel_url} {absent}required by 1 server (web01) with Secure Boot": "warning",
+                f"URL/grub/grub.cfg {absent}GRUB needs this file if machines load shim over HTTP (1 server "
                 "(web01))": "warning",
             },
         }[kernel]
@@ -250,8 +249,9 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
     (web / "boot").symlink_to(tmp_path / "output/boot")
     with file_server(web) as url, Rack(tmp_path, settings=_SECURE.format(f"{url}/boot")) as rack:
         publish_signed_boot(rack)
-        signed = ("ok", "3 programs for servers with Secure Boot have signatures")
-        missing = f"{url}/grub/grub.cfg is missing; copy it if 1 server (web01) loads shim by HTTP instead of TFTP"
+        signed = ("ok", "signatures found in 3 programs for servers with Secure Boot")
+        reason = "add the file if 1 server (web01) loads shim over HTTP instead of TFTP"
+        missing = f"{url}/grub/grub.cfg is missing; {reason}"
         assert find_secure_boot(rack) == [signed, ("ok", missing)]
         shutil.copytree(rack.output / "boot/grub", web / "grub")
         assert find_secure_boot(rack) == [signed]
@@ -299,14 +299,14 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
     assert script["health"] == "warning"
     loader, missing = [each["message"] for each in items["loaders"]]
     assert loader.startswith(f"{url}{path}/assets/loaders/snponly-x86_64.efi cannot be read: {cause}")
-    assert "does not contain boot loaders that DHCP uses: " in missing
+    assert "boot loaders that DHCP uses are missing from " in missing
     assert "snponly-x86_64" not in missing
 
 
 def test_a_signed_grub_without_http_is_a_warning(tmp_path: Path) -> None:
     with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         publish_signed_boot(rack, request=b"tftp")
-        message = f"{url}/assets/loaders/grubx64.efi has no module for HTTP, so it cannot boot 1 server (web01)"
+        message = f"the GRUB at {url}/assets/loaders/grubx64.efi has no HTTP module, so it cannot boot 1 server (web01)"
         assert find_secure_boot(rack) == [("warning", message)]
 
 
@@ -388,7 +388,7 @@ def test_a_server_without_suites_of_firmware_is_a_warning_with_uefi_http_boot(
     with serve_https(tmp_path, authority, pool) as https:
         https.context.set_ciphers(Suites.MACHINES)
         [(health, message)] = find_certificates(*https.options)
-    assert (health, "has no cipher suite of firmware, so UEFI HTTPS boot fails" in message) == ("warning", True)
+    assert (health, "offers no cipher suite that common UEFI firmware supports" in message) == ("warning", True)
 
 
 @pytest.mark.parametrize("dhcp", ["dhcp-dnsmasq", "dhcp-kea", "dhcp-proxy"])
@@ -400,13 +400,13 @@ def test_a_server_without_suites_of_firmware_is_a_warning_if_dhcp_sends_its_load
         [(health, message)] = find_certificates(*https.options)
         https.context.set_ciphers(Suites.FIRMWARE)
         assert find_certificates(*https.options) == []
-    assert (health, "has no cipher suite of firmware, so UEFI HTTPS boot fails" in message) == ("warning", True)
+    assert (health, "offers no cipher suite that common UEFI firmware supports" in message) == ("warning", True)
 
 
 def test_without_the_authority_of_machines_the_chain_is_not_verified(https: Https, authority: Authority) -> None:
     found = find_certificates(*https.options[:-2], *serving(authority.issue(rsa_bits=2048)))
     assert [health for health, _ in found] == ["ok", "warning"]
-    assert "the chain was not compared" in found[1][1]
+    assert "gitboot did not check the certificate chain" in found[1][1]
 
 
 def test_a_fleet_without_https_does_not_use_the_certificate(rack: Rack, authority: Authority) -> None:
@@ -423,8 +423,8 @@ def test_a_fleet_without_https_does_not_use_the_certificate(rack: Rack, authorit
         ("expired", ": certificate has expired"),
         ("another authority", ": unable to get local issuer certificate"),
         ("no intermediate", ": unable to get local issuer certificate"),
-        ("another address", "is not valid for 127.0.0.1, the host of the base URL"),
-        ("a name for an address", "is not valid for 127.0.0.1, the host of the base URL"),
+        ("another address", "is not valid for 127.0.0.1 (from the base URL)"),
+        ("a name for an address", "is not valid for 127.0.0.1 (from the base URL)"),
     ],
 )
 def test_a_certificate_that_firmware_cannot_use_fails_the_check(
@@ -460,7 +460,7 @@ def test_a_chain_with_its_intermediate_is_accepted(https: Https, authority: Auth
 
 def test_without_an_instance_the_certificate_itself_is_checked(authority: Authority, tmp_path: Path) -> None:
     [(health, message)] = find_certificates(*serving(authority.issue(rsa_bits=2048)))
-    assert (health, message.endswith("if it has the host of the base URL")) == ("ok", True)
+    assert (health, message.endswith("if it is valid for the host of the base URL")) == ("ok", True)
     [(health, message)] = find_certificates(*serving(authority.issue(rsa_bits=2048, days=-1)))
     assert (health, "certificate has expired" in message) == ("failed", True)
     done = typed("doctor", *serving(authority.issue(rsa_bits=2048)), "--machines-ca", tmp_path / "none.pem")

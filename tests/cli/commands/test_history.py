@@ -213,11 +213,11 @@ def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work
 @pytest.mark.parametrize(
     ("subject", "expected"),
     [
-        ("ImageStream/flatcar", "no commit on the path to HEAD has a document ImageStream/flatcar; check"),
-        ("BootPolicy/wev", "has a document BootPolicy/wev; did you mean BootPolicy/web?"),
-        ("Stream/flatcar", "'Stream/flatcar' names no document; use KIND/NAME with one of the kinds BootImage,"),
-        ("Server/", "'Server/' names no document"),
-        ("web09", "the history of HEAD does not contain a server 'web09'; did you mean web01?"),
+        ("ImageStream/flatcar", "no commit in the history of HEAD contains ImageStream/flatcar; check"),
+        ("BootPolicy/wev", "contains BootPolicy/wev; did you mean BootPolicy/web?"),
+        ("Stream/flatcar", "'Stream/flatcar' does not name a document; use KIND/NAME, where KIND is one of BootImage,"),
+        ("Server/", "'Server/' does not name a document"),
+        ("web09", "no commit in the history of HEAD contains a server 'web09'; did you mean web01?"),
     ],
 )
 def test_a_subject_that_does_not_exist_is_a_usage_error(
@@ -322,7 +322,7 @@ def test_with_no_cache_everything_is_computed_again_and_nothing_is_stored(
     with DiskCache(cache, pytest.fail) as other:
         key = encode(work.git("rev-parse", "HEAD^{tree}"))
         other.insert_many("history-problem", {key: encode("a problem of the cache")})
-    assert "the history of HEAD does not contain a server" in gitboot("history", "web01", "--path", work.path)[2]
+    assert "no commit in the history of HEAD contains a server" in gitboot("history", "web01", "--path", work.path)[2]
     assert gitboot("history", "web01", "--path", work.path, "--no-cache") == expected
 
 
@@ -373,7 +373,7 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("history web02 --path {work}", "the history of HEAD does not contain a server 'web02'"),
+        ("history web02 --path {work}", "no commit in the history of HEAD contains a server 'web02'"),
         ("history web01 --path {work} --rev WORKTREE", "WORKTREE has no history"),
         ("history web01 --path {work} --rev nonsense", "has no commit nonsense"),
         ("history web01 --rev HEAD~99", "gitboot: this repository has no commit HEAD~99"),

@@ -260,7 +260,9 @@ def test_a_branch_that_other_people_changed_is_left_alone(site: Site) -> None:
     site.git("branch", "--force", BRANCH, "main")
     done = site.update()
     assert (done.code, site.git("rev-parse", BRANCH)) == (Exit.USAGE, site.git("rev-parse", "main"))
-    assert "already exists without images/someos-1.1.0.yaml: delete the branch" in " ".join(done.out.split())
+    assert "already exists, but does not contain images/someos-1.1.0.yaml; delete the branch" in " ".join(
+        done.out.split()
+    )
 
 
 def _unreachable(site: Site) -> None:
@@ -313,7 +315,7 @@ def _endless_index(site: Site) -> None:
             Exit.SOURCE,
             "the newest release is 1.1.0, but BootImage/someos-1.2.0 of the fleet has the newer version",
         ),
-        (_tampered, Exit.SOURCE, "x86_64.initrds.0: the file is not valid: it was changed after it was signed"),
+        (_tampered, Exit.SOURCE, "x86_64.initrds.0: the file is not valid: the content changed after it was signed"),
         (_by_a_stranger, Exit.SOURCE, "which is not allowed to sign it"),
         (_endless_index, Exit.SOURCE, "stable.json: "),
         (_signature_gone, Exit.SOURCE, "x86_64.kernel: the file is not verified"),

@@ -300,7 +300,7 @@ def test_the_message_for_a_missing_branch_lists_the_existing_branches(
     with git_daemon(work.path.parent) as url:
         remote = Remote(url=place_of(work, url, is_served=is_served))
         source = Source(remote, tmp_path, record=InMemory(followed=MAIN))
-        with pytest.raises(BranchMissing, match=r"no branch or tag refs/heads/main; its branches are trunk\. .* --rev"):
+        with pytest.raises(BranchMissing, match=r"no branch or tag refs/heads/main; the branches are trunk\. .* --rev"):
             source.fetch()
 
 
