@@ -41,7 +41,7 @@ from gitboot.text import did_you_mean
 # imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Author a fleet": {
-        "new": "Write the document of a new server or image.",
+        "new": "Write a document for a new server or image.",
         "validate": "Check a fleet and print each problem with a hint.",
         "plan": "Show what each server boots, now or later.",
         "explain": "Explain a server's boot, a kind or a problem code.",
@@ -220,7 +220,7 @@ def program() -> NoReturn:
         main(OWN_PROCESS)
     except SystemExit as ended:
         if why := find_output_error():
-            click.echo(f"gitboot: standard output cannot be written: {why}", err=True)
+            click.echo(f"gitboot: cannot write to standard output: {why}", err=True)
             sys.exit(ended.code or Exit.PARTIAL)
         raise
     finally:

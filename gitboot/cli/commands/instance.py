@@ -374,7 +374,7 @@ def _format_event(event: Mapping[str, Any], format: str) -> str:
     cls=Command,
     example="gitboot unknown-machines --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the machines",
+        Exit.FINE: "gitboot printed the unknown machines",
         Exit.USAGE: "no instance has run with this state directory",
     },
 )

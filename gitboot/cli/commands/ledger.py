@@ -51,7 +51,7 @@ def command() -> None:
     context_settings=VARIABLES,
     example="gitboot ledger show --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the facts",
+        Exit.FINE: "gitboot printed the facts about the ledger",
         Exit.FAULT: "gitboot cannot read the ledger",
         Exit.USAGE: "no instance has run with this state directory",
     },

@@ -61,7 +61,7 @@ from gitboot.text import did_you_mean, format_names, quote_words
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot new server web02 --mac 52:54:00:12:34:56")
 def new_command() -> None:
-    """Write the document of a new server or image."""
+    """Write a document for a new server or image."""
 
 
 @new_command.command(
@@ -127,7 +127,7 @@ def server(
     macs: tuple[str, ...],
     uuid: str | None,
 ) -> None:
-    """Write the document of a new server.
+    """Write a document for a new server.
 
     gitboot writes servers/NAME.yaml in the fleet, for a pull request. It takes the facts about the machine from --seen,
     --bmc, --mac and --uuid. You can combine some of these options.
@@ -323,7 +323,7 @@ def image(
     outputs: tuple[OutputOption, ...],
     **roles: Any,
 ) -> None:
-    """Write the document of a new image.
+    """Write a document for a new image.
 
     SOURCE is the name of an image source, or oci://HOST/NAME:TAG. Without SOURCE, gitboot lists the sources. VERSION is
     a release of the source. Default: the newest release of the channel.

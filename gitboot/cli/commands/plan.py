@@ -258,7 +258,7 @@ def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
             yield wrap_text(f"Maintenance/{each['maintenance']} needs an approval in {where}:", "    ")
             yield f"    {each['maintenance']} {each['digest']}"
         elif each["waits"] is Cause.WAITING_FOR_DRAIN:
-            yield wrap_text(f"Maintenance/{each['maintenance']} waits for {each['drainURL']} to drain the server", "    ")
+            yield wrap_text(f"Maintenance/{each['maintenance']} needs {each['drainURL']} to drain the server", "    ")
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:

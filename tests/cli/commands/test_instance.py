@@ -189,8 +189,8 @@ def test_an_installation_by_another_tool_is_recorded_with_its_version_or_image(r
     ("arguments", "expected"),
     [
         (("provisioned", "--image", "flatcar-3"), "did you mean"),
-        (("provisioned", "--image", "flatcar-2", "--version", "7"), "one of --image and --version"),
-        (("pending", "--version", "7"), "one of --image and --version"),
+        (("provisioned", "--image", "flatcar-2", "--version", "7"), "either --image or --version"),
+        (("pending", "--version", "7"), "either --image or --version"),
         (("provisioned", "--version", "two\nlines"), "one line of text"),
     ],
 )
