@@ -572,7 +572,7 @@ class GuardType(click.ParamType[str]):
     example=("gitboot approve 7c1e4f0a92bd --all-guards \\\n    --reason 'planned reinstall' --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "gitboot recorded the approval",
-        Exit.STALE: "gitboot holds no commit, DIGEST does not match the held commit, or a different guard holds it",
+        Exit.STALE: "gitboot holds no commit, DIGEST does not match the held commit, or another guard holds it",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "an option or an argument is wrong, or the reason is a placeholder",
     },
