@@ -501,7 +501,7 @@ def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
             is_data, size = path == source or path.suffix in _DATA_SUFFIXES, path.stat().st_size
             if is_data and size > _MAX_DATA_BYTES:
                 raise UsageError(
-                    f"{path} has {size:,} bytes, more than {_MAX_DATA_BYTES:,}: split the file, or remove it"
+                    f"{path} has {size:,} bytes, more than {_MAX_DATA_BYTES:,}: split the file, or leave it out"
                 )
             if (is_data or size <= _MAX_BYTES) and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
