@@ -75,7 +75,7 @@ def codes_page() -> str:
 # Commands whose options the page about the configuration file describes
 _CONFIGURED: Final = ("run", "serve")
 _MIN_COMMANDS: Final = 2  # an option that so many commands share is described once
-_BUNDLES: Final = {"Registries": "Registries and TLS", "Limits": "Limits of the evaluation"}  # sections by short title
+_BUNDLES: Final = {"Registries": "Registries and TLS", "Limits": "Evaluation limits"}  # sections by short title
 
 
 def commands_page() -> str:

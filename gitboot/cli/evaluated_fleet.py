@@ -251,7 +251,7 @@ def plan_fleet(
             # compared with the clock and not with --at, because --at may be an earlier time on purpose
             latest_clock=instance.knowledge.find_later_clock(current_time()),
         )
-    shown = "the records of its ledger" if records is None else f"the records of --records {records}"
+    shown = "the records of its ledger" if records is None else f"the records from --records {records}"
     context = click.get_current_context()
     is_named = is_path_named(context)
     if is_named or rev is not None:
@@ -328,8 +328,8 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
             servers.setdefault((name, at), []).append(server)
     for (name, at), names in sorted(servers.items()):
         click.echo(
-            f"Maintenance/{name}: the one-time boot was consumed at {at} ({format_names(names, 3)}). To repeat it, "
-            "raise run, or write a window that starts later.",
+            f"Maintenance/{name}: the one-time boot was consumed at {at} ({format_names(names, 3)}). To repeat the "
+            "maintenance, raise `run`, or write a window that starts later.",
             err=True,
         )
 
@@ -343,9 +343,9 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
     """
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
         pronoun = "it is" if number == 1 else "they are"
-        remedy = "Use --state, or --records fresh, adopt or FILE."
+        remedy = "Use --state, or use --records with fresh, adopt or FILE."
         if state is not None:
-            remedy = f"Run gitboot records show --state {quote_words(state)}."
+            remedy = f"Run `gitboot records show --state {quote_words(state)}`."
         text = (
             f"{format_count(number, 'server')} may need an installation, because gitboot does not know if "
             f"{pronoun} installed. {remedy}"
@@ -381,7 +381,7 @@ def parse_selector(text: str | None) -> Selector | None:
     try:
         return read(Selector, {"matchExpressions": expressions})
     except InvalidDocument as invalid:
-        raise UsageError(f"-l {text}: {invalid}; write role=web,site!=fra1,rack,!gpu") from None
+        raise UsageError(f"-l {text}: {invalid}; write for example role=web,site!=fra1,rack,!gpu") from None
 
 
 NO_TRUST: Final = TrustSettings()

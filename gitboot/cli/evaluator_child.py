@@ -37,9 +37,9 @@ OWN_PROCESS: Final = object()  # the context object of a command that runs in it
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _LIMIT_BY_EXIT_STATUS: Final = {
-    -signal.SIGXCPU: "the evaluation takes more time",
-    -signal.SIGABRT: "the evaluation takes more memory",  # some libraries abort if they cannot allocate memory
-    -signal.SIGSEGV: "the evaluation probably takes more memory",  # some libraries do not check allocations
+    -signal.SIGXCPU: "the evaluation exceeds its time limit",
+    -signal.SIGABRT: "the evaluation exceeds its memory limit",  # some libraries abort if they cannot allocate memory
+    -signal.SIGSEGV: "the evaluation probably exceeds its memory limit",  # some libraries do not check allocations
 }
 _SI_KERNEL: Final = 0x80  # sigaction(2): the signal came from a terminal, so the child received it too
 
@@ -132,7 +132,7 @@ def limit_evaluation() -> Iterator[SetLimits]:
 
         if not isinstance(error, SystemError) and not lacks_memory(error):
             raise
-        raise InvalidRepository([build_limit_problem("the evaluation takes more memory than the limit")]) from None
+        raise InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")]) from None
     finally:
         lift_memory_limit()
 
@@ -159,7 +159,9 @@ def open_cache(state: Path | None) -> DiskCache:
     path = find_cache_path("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None
-    return DiskCache(path, lambda text: click.echo(f"gitboot: {text} (or use --no-cache)", err=True))
+    return DiskCache(
+        path, lambda text: click.echo(f"gitboot: {text} (to evaluate without a cache, use --no-cache)", err=True)
+    )
 
 
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
@@ -207,7 +209,7 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
     if code in _LIMIT_BY_EXIT_STATUS:
         from gitboot.evaluator.protocol import build_limit_problem
 
-        click.echo(f"gitboot: {build_limit_problem(f'{_LIMIT_BY_EXIT_STATUS[code]} than the limit')}", err=True)
+        click.echo(f"gitboot: {build_limit_problem(_LIMIT_BY_EXIT_STATUS[code])}", err=True)
         return Exit.INVALID
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None

@@ -100,7 +100,7 @@ def read_proof(
     records = informant.records(applied.machines)
     if commit_in(informant.status()) != commit:
         raise HostUnreachable(
-            f"the instance applied another commit than {commit[:12]} during the query: run the command again"
+            f"the instance changed from commit {commit[:12]} to another one during the query: run the command again"
         )
     written = status.get("at") or status.get("clock")
     at = datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
@@ -218,10 +218,8 @@ def find_decision(look: OfflineInstance, server: str) -> Decision:
     """Return the decision for a server. Raises `UsageError` if the accepted commit does not contain the server."""
     servers = look.commit.decisions.servers
     if (found := servers.get(server)) is None:
-        raise UsageError(
-            f"the accepted commit has no server {server!r}; "
-            + did_you_mean(server, servers, "`gitboot plan` lists the servers")
-        )
+        hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
+        raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
     return found
 
 
@@ -289,8 +287,8 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
             time.sleep(0.05)
     if outcome is None:
         raise NotYetDone(
-            f"{state}: process {process} has not processed the request within {_REQUEST_TIMEOUT_S} s, and will "
-            f"process it later; run gitboot status --state {quote_words(state)}"
+            f"{state}: process {process} has not processed the request within {_REQUEST_TIMEOUT_S} s, but will "
+            f"process the request later; run `gitboot status --state {quote_words(state)}`"
         )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
@@ -364,7 +362,7 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
                     return commit
     raise UsageError(
         f"--accepted: {place} has no accepted commit; pass the URL of an endpoint, or the OUTPUT of `gitboot run`, "
-        "and run `gitboot status` there"
+        "and run `gitboot status` on the host of the instance"
     )
 
 
@@ -419,7 +417,7 @@ def resolve_active_state(state: Path) -> Path:
     """
     if (active := find_acting_directory(state)) != state:
         click.echo(
-            f"gitboot: {state}: this instance is a standby; the command uses the active instance, --state {active}",
+            f"gitboot: {state}: this instance is a standby; the command uses the active instance (--state {active})",
             err=True,
         )
     return active

@@ -41,12 +41,12 @@ from gitboot.text import did_you_mean
 # imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Author a fleet": {
-        "new": "Write the document of a new server or image.",
+        "new": "Write a document for a new server or image.",
         "validate": "Check a fleet and print each problem with a hint.",
         "plan": "Show what each server boots, now or later.",
         "explain": "Explain a server's boot, a kind or a problem code.",
         "images": "Show each image and the servers that boot it.",
-        "update-images": "Propose new releases that streams follow.",
+        "update-images": "Propose new image releases for streams.",
         "render": "Write the boot files of a fleet into a directory.",
         "secret": "Create age keys, encrypt secrets, and check the keys.",
     },
@@ -54,27 +54,27 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "diff": "Show what commits change, and the guards' verdict.",
         "comment": "Post a review as a comment on its pull request.",
         "history": "Show the commits that changed a boot or a document.",
-        "rollout": "Raise a rollout's percentage after its step succeeded.",
+        "rollout": "Raise a rollout's percentage after a step succeeds.",
     },
     "Run": {
         "run": "Follow a repository, serve boots and set overrides.",
         "serve": "Serve the published boot files from this host.",
         "artifacts": "Install boot loaders; download and verify images.",
-        "verify-mirror": "Compare a mirror with its signed list or the tree.",
-        "read-access-logs": "Read what machines fetched from a mirror.",
+        "verify-mirror": "Compare a mirror with its signed list or output tree.",
+        "read-access-logs": "Record fetches from the access logs of a mirror.",
     },
     "Operate": {
         "status": "Show conditions, commits and counts.",
         "events": "Print what the instance did.",
-        "boot-script": "Print a server's boot script without using it up.",
+        "boot-script": "Print a server's boot script without consuming it.",
         "unknown-machines": "Show machines that no document describes.",
         "reconcile": "Fetch and reconcile now.",
         "approve": "Approve a commit that a guard holds.",
         "suspend": "Stop accepting commits and setting overrides.",
         "resume": "End a suspension.",
         "stop-installs": "Immediately withhold all boots that write a disk.",
-        "allow-installs": "End a stop that gitboot stop-installs started.",
-        "records": "Show and correct what is recorded as installed.",
+        "allow-installs": "Serve install boots again after gitboot stop-installs.",
+        "records": "Show and correct the records of what is installed.",
         "ledger": "Show, copy or reclaim the instance's ledger.",
     },
     "BMCs": {
@@ -83,7 +83,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Set up": {
         "init": "Write a small fleet to start from.",
         "import": "Generate a fleet from the data of another system.",
-        "compare-old-system": "Compare what another system boots with the fleet.",
+        "compare-old-system": "Compare the fleet's boots with another system's.",
         "doctor": "Check this host: clock, disks, credentials, loaders.",
         "completion": "Print the shell's completion script.",
     },
@@ -116,17 +116,17 @@ _HOMES: Final = {  # the modules of commands that share a module, or whose modul
     "verify-mirror": "mirrors:command",
 }
 _REPLACED: Final = {  # commands of earlier versions, and their replacements
-    "assets": "gitboot artifacts",
-    "entry": "gitboot boot-script",
-    "hub": "gitboot status` at each site, or watch all sites with Prometheus; see `docs/how-to/monitoring.md",
-    "observe": "gitboot read-access-logs",
-    "publish": "gitboot verify-mirror",
-    "schema": "gitboot explain KIND -o json",
-    "seen": "gitboot unknown-machines",
-    "start": "gitboot allow-installs",
-    "stop": "gitboot stop-installs",
-    "timeline": "gitboot plan --timeline SERVER",
-    "version": "gitboot --version",
+    "assets": "`gitboot artifacts`",
+    "entry": "`gitboot boot-script`",
+    "hub": "`gitboot status` at each site, or watch all sites with Prometheus (see docs/how-to/monitoring.md)",
+    "observe": "`gitboot read-access-logs`",
+    "publish": "`gitboot verify-mirror`",
+    "schema": "`gitboot explain KIND -o json`",
+    "seen": "`gitboot unknown-machines`",
+    "start": "`gitboot allow-installs`",
+    "stop": "`gitboot stop-installs`",
+    "timeline": "`gitboot plan --timeline SERVER`",
+    "version": "`gitboot --version`",
 }
 _REPLACED_OPTIONS: Final = {  # options of earlier versions; the name of a similar option could have another meaning
     "--armed": ("--consumed",),
@@ -172,9 +172,13 @@ class _Commands(click.Group):
         name = args[0] if args else ""
         if name and name not in _COMMANDS and name not in _OWN:
             if name in _REPLACED:
-                context.fail(f"There is no command {name!r}; type `{_REPLACED[name]}`")
+                context.fail(f"There is no command {name!r}; use {_REPLACED[name]}")
             longer = next((each for each in _COMMANDS if each.startswith(f"{name}-")), None)
-            hint = f"did you mean {longer}?" if longer else did_you_mean(name, _COMMANDS, "gitboot --help lists them")
+            hint = (
+                f"did you mean {longer}?"
+                if longer
+                else did_you_mean(name, _COMMANDS, "`gitboot --help` lists the commands")
+            )
             context.fail(f"There is no command {name!r}; {hint}")
         return super().resolve_command(context, args)
 
@@ -216,7 +220,7 @@ def program() -> NoReturn:
         main(OWN_PROCESS)
     except SystemExit as ended:
         if why := find_output_error():
-            click.echo(f"gitboot: standard output cannot be written: {why}", err=True)
+            click.echo(f"gitboot: cannot write to standard output: {why}", err=True)
             sys.exit(ended.code or Exit.PARTIAL)
         raise
     finally:
@@ -276,22 +280,22 @@ class Exit(IntEnum):
         return made
 
     FINE = 0, "success"
-    FAULT = 1, "gitboot cannot read the ledger, or gitboot has a bug: report it with the traceback"
-    CHANGES = 2, "success, and there are differences (`--detailed-exitcode`, `compare-old-system`)"
+    FAULT = 1, "gitboot cannot read the ledger, or has a bug: report the bug with its traceback"
+    CHANGES = 2, "success, and gitboot found differences (`--detailed-exitcode`, `compare-old-system`)"
     INVALID = (
         3,
         "the fleet has errors, no trusted key signed the commit (`--verify`), or its evaluation exceeded a limit",
     )
     HELD = 4, "a guard holds a commit, or a rollout stopped because an installation failed"
-    STALE = 5, "the digest is not the digest of the held commit: review the commit again"
+    STALE = 5, "the digest does not match the held commit: review the commit again"
     SOURCE = 6, "a repository, a registry, a forge or another host did not respond, or rejected the request"
     SUSPENDED = 7, "the instance is suspended and accepts no commits"
     PARTIAL = (
         8,
-        "partial success: the output lists each BMC, file, artifact or copy that is wrong; or the instance has "
+        "partial success (the output lists each BMC, file, artifact or copy with a problem), or the instance has "
         "not processed the request yet",
     )
-    WAITS = 9, "the next step of a rollout waits for machines"
+    WAITS = 9, "a rollout is waiting for machines before its next step"
     USAGE = 64, "an option, an argument, a setting or a path is wrong, or another process uses the directory"
     INTERRUPTED = 130, "you pressed Ctrl-C, or answered no"
 
@@ -336,7 +340,7 @@ SHARED_SECTIONS: Final[Sections] = {
         "max_installs",
         "max_resets",
     ),
-    "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
+    "Evaluation limits": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
 }
 # A range in click's notation whose limit is too large to be useful in a help page.
 _HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")
@@ -426,7 +430,7 @@ class Group(_Page, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in self.commands:
-            hint = did_you_mean(name, self.commands, f"{context.command_path} --help lists them")
+            hint = did_you_mean(name, self.commands, f"`{context.command_path} --help` lists the commands")
             context.fail(f"There is no command {name!r}; {hint}")
         return super().resolve_command(context, args)
 

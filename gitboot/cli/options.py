@@ -53,12 +53,12 @@ class Setting(click.Option):
         if source is ParameterSource.COMMANDLINE and not ctx.resilient_parsing:
             key = format_key(self)
             file: Path | None = ctx.meta.get(_CONFIG)
-            where = f"{file}" if file is not None else "a file, and pass this file with --config"
             is_number = isinstance(self.type, click.types.IntParamType | click.types.FloatParamType)
             as_toml = str(value) if is_number and not self.multiple else json.dumps(value, ensure_ascii=False)
-            raise click.UsageError(
-                f"--{key} is a setting of the configuration file: write {key} = {as_toml} to {where}", ctx
-            )
+            hint = f"write {key} = {as_toml} to a file, and pass this file with --config"
+            if file is not None:
+                hint = f"write {key} = {as_toml} to {file}"
+            raise click.UsageError(f"--{key} is a setting of the configuration file: {hint}", ctx)
         return value, source
 
 
@@ -141,7 +141,7 @@ def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) ->
         return None if fits else f'a list of strings: {key} = ["…"]'
     if isinstance(parameter.type, click.types.IntParamType) and isinstance(value, float):
         return "an integer"
-    return None if isinstance(value, str | int | float) and not isinstance(value, bool) else "one string or one number"
+    return None if isinstance(value, str | int | float) and not isinstance(value, bool) else "a string or a number"
 
 
 def _load_inherited_settings(context: click.Context, _: click.Parameter, text: str | None) -> None:
@@ -260,7 +260,7 @@ class StateDirectory(click.Path):
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         del param, ctx
-        return "Set it, or the variable GITBOOT_STATE, to the state directory of the instance."
+        return "Set --state or the variable GITBOOT_STATE to the state directory of the instance."
 
 
 state_option = click.option(
@@ -286,7 +286,7 @@ def describe_state_variable(context: click.Context) -> str:
     """Return how to read another fleet if the instance comes from the variable GITBOOT_STATE, otherwise ""."""
     if context.get_parameter_source("state") is not ParameterSource.ENVIRONMENT:
         return ""
-    return "; the variable GITBOOT_STATE chose this instance: add --path . to read this directory"
+    return "; the variable GITBOOT_STATE selects this instance: add --path . to read the current directory"
 
 
 def is_path_named(context: click.Context) -> bool:
@@ -331,7 +331,7 @@ def check_reason(_: click.Context, parameter: click.Parameter, text: str | None)
         raise click.BadParameter("the reason is empty: write why you make this change", param=parameter)
     if is_placeholder_reason(text):
         raise click.BadParameter(
-            f"{printable(text)} is the placeholder of an example: write why you make this change, for example "
+            f"{printable(text)} is a placeholder from an example: write why you make this change, for example "
             "'INC-4711: disk replaced'",
             param=parameter,
         )
@@ -425,7 +425,7 @@ class InstantType(click.ParamType[datetime]):
                 is_signed = value.strip()[0] in "+-"
                 return current_second() + (-duration if self.is_past and not is_signed else duration)
         except OverflowError:
-            self.fail(f"{value!r} is too long: use a shorter duration, or a time", param, context)
+            self.fail(f"{value!r} is too long: use a shorter duration, or an absolute time", param, context)
         try:
             return parse_instant(value)
         except Malformed as error:
@@ -559,7 +559,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             )
         files = [each.file for each in outputs if each.file is not None]
         if twice := next((each for each in files if files.count(each) > 1), None):
-            raise click.BadParameter(f"two formats write {twice}: use a different file for each format")
+            raise click.BadParameter(f"two formats write to {twice}: use a different file for each format")
         return tuple(outputs)
 
     return click.option(

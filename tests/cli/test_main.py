@@ -360,15 +360,15 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     ("typed", "code", "said"),
     [
         ("plna", 64, "did you mean plan?"),
-        ("stop", 64, "type `gitboot stop-installs`"),
-        ("timeline", 64, "type `gitboot plan --timeline SERVER`"),
-        ("schema", 64, "type `gitboot explain KIND -o json`"),
-        ("hub", 64, "type `gitboot status` at each site, or watch all sites with Prometheus"),
-        ("version", 64, "type `gitboot --version`"),
-        ("xyzzy", 64, "There is no command 'xyzzy'; gitboot --help lists them"),
+        ("stop", 64, "use `gitboot stop-installs`"),
+        ("timeline", 64, "use `gitboot plan --timeline SERVER`"),
+        ("schema", 64, "use `gitboot explain KIND -o json`"),
+        ("hub", 64, "use `gitboot status` at each site, or watch all sites with Prometheus"),
+        ("version", 64, "use `gitboot --version`"),
+        ("xyzzy", 64, "There is no command 'xyzzy'; `gitboot --help` lists the commands"),
         ("bmc gett", 64, "There is no command 'gett'; did you mean get?"),
-        ("bmc power xyzzy", 64, "There is no command 'xyzzy'; gitboot bmc power --help lists them"),
-        ("pull", 64, "There is no command 'pull'; gitboot --help lists them"),
+        ("bmc power xyzzy", 64, "There is no command 'xyzzy'; `gitboot bmc power --help` lists the commands"),
+        ("pull", 64, "There is no command 'pull'; `gitboot --help` lists the commands"),
         ("plan --recods fresh", 64, "--records"),
         ("plan {fleet} --format table", 64, "'table' is none of text"),
         ("validate {missing}", 64, "is not a directory"),
@@ -385,7 +385,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
             "json and text would be mixed in one output: write json to a file, as json=FILE",
         ),
         ("validate {fleet} -o json -o json", 64, "json and json would be mixed in one output: write json to a file"),
-        ("validate {fleet} -o text=a -o json=a", 64, "two formats write a: use a different file for each format"),
+        ("validate {fleet} -o text=a -o json=a", 64, "two formats write to a: use a different file for each format"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected a time with an offset, found "yesterday"'),
         ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "remove the fractional seconds"),
@@ -394,18 +394,18 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --records {file}", 64, "not exported records"),
         ("plan {fleet} --records {empty}", 64, "the folder has no exported records"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
-        ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2"),
+        ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2 servers"),
         (
             "plan {fleet} --server web01 -l role=db -o json",
             64,
-            "no server among web01 has the labels role=db; the fleet has 2",
+            "no server among web01 has the labels role=db; the fleet has 2 servers",
         ),
         ("plan {fleet} -l ,", 64, "-l ,: "),
         ("plan {fleet} -l a~b", 64, "-l a~b: "),
         ("plan {fleet} -l in=valid!", 64, "-l in=valid!: "),
         ("explain", 64, "Missing argument 'SERVER|KIND|CODE'"),
         ("explain web1 --path {fleet}", 64, "did you mean web01?"),
-        ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
+        ("explain web01 kernel --path {fleet}", 64, "web01 currently has no field 'kernel'; its fields are baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
         ("plan {missing} --timeline web01", 64, "is not a directory"),
         (
@@ -420,7 +420,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --timeline web01 -l role=web", 64, "--timeline shows one server"),
         ("plan {fleet} --until 2027-01-01T00:00:00Z", 64, "add --timeline SERVER"),
         ("explain server --path {fleet}", 64, "`gitboot explain Server` lists the fields"),
-        ("explain Server interface", 64, "Server has no field 'interface'; it has uuid, "),
+        ("explain Server interface", 64, "Server has no field 'interface'; its fields are uuid, "),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),
         ("status --state {missing}", 64, "no instance has run with the state directory"),
@@ -443,9 +443,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --commit-seconds 100000000", 64, "100000000 is not in the range"),
         ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
         ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
-        ("events", 64, "Missing option '--state'. Set it, or the variable GITBOOT_STATE, to the state directory"),
-        ("boot-script web01", 64, "name the output tree with --tree, or its instance with --state or the variable"),
-        ("boot-script web01 --state {empty}", 64, "names no output tree; pass the tree with --tree"),
+        ("events", 64, "Missing option '--state'. Set --state or the variable GITBOOT_STATE to the state directory"),
+        ("boot-script web01", 64, "specify the output tree with --tree, or its instance with --state or the variable"),
+        ("boot-script web01 --state {empty}", 64, "does not name an output tree; pass the tree with --tree"),
         (
             "boot-script web01 --tree {empty}",
             64,
@@ -604,7 +604,7 @@ def test_e17_plan_shows_that_a_maintenance_run_was_already_used(tmp_path: Path) 
     made = {item["server"]: item["alreadyMade"] for item in json.loads(during.out)["items"]}
     assert made == {"web01": {"m": "2026-11-20T22:10:00Z"}, "web02": {}}
     assert (
-        "Maintenance/m: the one-time boot was consumed at 2026-11-20T22:10:00Z (web01). To repeat it, raise"
+        "Maintenance/m: the one-time boot was consumed at 2026-11-20T22:10:00Z (web01). To repeat the maintenance"
         in during.err
     )
     over = gitboot("plan", fleet, "--records", file, "--at", "2026-11-21T05:00:00Z")
@@ -783,7 +783,10 @@ def test_render_writes_the_output_tree_once_and_does_not_touch_other_directories
     done = gitboot("render", fleet, "--out", tmp_path / "mine")
     assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
     before = sorted(fleet.rglob("*"))
-    for wrong, why in ((fleet, "the work tree of a fleet"), (fleet.parent, "has files that gitboot did not write: ")):
+    for wrong, why in (
+        (fleet, "the work tree of a fleet"),
+        (fleet.parent, "contains files that gitboot did not write: "),
+    ):
         done = gitboot("render", fleet, "--out", wrong)
         assert (done.code, why in done.err, done.err.count("--out")) == (Exit.USAGE, True, 1)
     assert sorted(fleet.rglob("*")) == before
@@ -900,7 +903,7 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     alone = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
     known = f"commit {accepted[:12]}, which the instance of {state} has accepted, with the records of its ledger; "
     known += f"guards hold commit {held[:12]}"
-    chosen = "the variable GITBOOT_STATE chose this instance: add --path . to read this directory"
+    chosen = "the variable GITBOOT_STATE selects this instance: add --path . to read the current directory"
     with monkeypatch.context() as patched:
         patched.chdir(work)
         for command in (
@@ -1231,7 +1234,7 @@ def test_a_variable_with_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch,
         ("step-minutes = inf\n", "inf is not in the range"),
         ("fetch-memory = 99999999999\n", "is not in the range"),
         ("bmc-parallel = 1.5\n", "bmc-parallel is 1.5; write an integer"),
-        ("max-reinstalls = true\n", "max-reinstalls is true; write one string or one number"),
+        ("max-reinstalls = true\n", "max-reinstalls is true; write a string or a number"),
         ("operators = '10.0.0.0/8'\n", 'operators is "10.0.0.0/8"; write a list of strings: operators = ["…"]'),
         ("allow-empty = 1\n", "allow-empty is 1; write allow-empty = true or allow-empty = false"),
         ("config = 'other.toml'\n", "there is no setting 'config'"),

@@ -145,7 +145,7 @@ def test_a_full_output_is_reported_once_and_is_a_failure(command: tuple[str, ...
         for line in done.stderr.splitlines()
         if not re.match(r" |Without --state|\d+ servers? may need an installation", line)
     ]
-    assert lines == ["gitboot: standard output cannot be written: No space left on device"]
+    assert lines == ["gitboot: cannot write to standard output: No space left on device"]
 
 
 def test_if_errors_cannot_be_written_the_exit_code_is_still_right() -> None:

@@ -110,7 +110,7 @@ def test_finding_r10_a_placeholder_is_no_reason(reason: str) -> None:
     for command, option in TAKES_REASON:
         done = typed(*command.split(), "--state", "nowhere", option, reason)
         said = " ".join(done.err.split())
-        assert (done.code, "is the placeholder of an example" in said) == (Exit.USAGE, True), done
+        assert (done.code, "is a placeholder from an example" in said) == (Exit.USAGE, True), done
 
 
 @for_each("reason", REASONS)

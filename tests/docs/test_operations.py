@@ -294,7 +294,7 @@ def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones
     shutil.rmtree(rack.state)
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     refused = rack.typed("records", "begin", last_week, "--yes")
-    assert (refused.code, "so the instance does not act. Name its ledger in the Fleet" in refused.err) == (
+    assert (refused.code, "so the instance is not active. Name the ledger of this instance" in refused.err) == (
         Exit.USAGE,
         True,
     )

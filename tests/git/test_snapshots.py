@@ -543,7 +543,7 @@ def test_reading_a_snapshot_imports_no_fetch_module() -> None:
 def test_a_failed_allocation_in_libgit2_is_reported_as_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_child = evaluator_child._EvaluationSettings(set_limits=lambda _: None)
     monkeypatch.setattr(evaluator_child, "_settings", in_a_child)
-    expected = "the evaluation takes more memory"
+    expected = "the evaluation exceeds its memory limit"
     with pytest.raises(InvalidRepository, match=expected), limit_evaluation(), convert_errors("fleet"):
         raise pygit2.GitError("failed to mmap. Could not write data")
     with pytest.raises(SourceError, match="is missing"), limit_evaluation(), convert_errors("fleet"):

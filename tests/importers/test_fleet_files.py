@@ -858,7 +858,7 @@ def test_an_unreadable_source_is_named_without_its_content(tmp_path: Path, syste
 
 def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     done = typed("import", "isc", lay(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
-    assert done.code == 64 and "has no machines in" in done.err and not (tmp_path / "fleet").exists()
+    assert done.code == 64 and "contains no machines in" in done.err and not (tmp_path / "fleet").exists()
 
 
 def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(

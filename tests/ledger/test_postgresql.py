@@ -758,7 +758,7 @@ def test_a_ledger_can_be_moved_back_to_a_former_place_that_was_emptied(
     written(path)
     address = present(read_address(path))
     moved(tmp_path, "file")
-    assert "already has a ledger that was moved" in copy_fails(tmp_path, address.url)
+    assert "already contains a moved ledger" in copy_fails(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
@@ -830,6 +830,6 @@ def test_an_existing_ledger_is_not_overwritten(postgres_server: PostgresServer, 
     before = (tmp_path / "other" / "ledger.sqlite").read_bytes()
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path / "other"), "--to", url])
     assert isinstance(done.exception, UsageError)
-    assert "already has a ledger" in str(done.exception)
+    assert "already contains a ledger" in str(done.exception)
     assert (tmp_path / "other" / "ledger.sqlite").read_bytes() == before
     assert read_address(tmp_path / "other" / "ledger.sqlite") is None

@@ -406,7 +406,7 @@ def test_the_tree_itself_is_not_repaired(output: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(output / "boot")
     for mirror in (output / "boot", tmp_path / "link"):
         done = captured("verify-mirror", mirror, "--tree", output, "--repair", ALL)
-        assert (done.returncode, "is in the output tree" in done.stderr) == (64, True)
+        assert (done.returncode, "belongs to the output tree" in done.stderr) == (64, True)
 
 
 def test_finding_m6_a_repair_takes_a_target_from_no_instance_and_a_step_that_begins_stops_it(

@@ -309,7 +309,7 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     country.push(moved, *placed(web02="fra1"))
     assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
     assert str(run_records("hand-over", "shop01", "--state", old).exception).endswith(
-        "use the most recent name of the server here, or its UUID"
+        "use the UUID of the server, or the last name that it had at this site"
     )
     (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
     country.push(moved, follower, *placed(web02="fra1"))

@@ -137,7 +137,7 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
     yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows, optional=1)
     if found.foreign:
         yield format_table(
-            ("VERSION BY ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in found.foreign.items()]
+            ("VERSION FROM ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in found.foreign.items()]
         )
     if any(provenance is not None for each in found.items for provenance in each.files.values()):
         rows = [(each.name, _count_origins(each.files.values()), ", ".join(each.hosts)) for each in found.items]
@@ -245,9 +245,9 @@ class CommittedFleet:
     context_settings=VARIABLES,
     example="gitboot update-images --bundle updates.bundle",
     exit_codes={
-        Exit.FINE: "gitboot checked all streams; the output lists the proposals, and the streams that wait",
+        Exit.FINE: "gitboot checked all streams; the output lists the proposals and the streams that wait",
         Exit.INVALID: "the fleet has errors, or would have errors with a new image",
-        Exit.SOURCE: "a source did not respond, or its index or a file is wrong; other streams may have proposals",
+        Exit.SOURCE: "a source did not respond, or one of its files is wrong; other streams may still have proposals",
     },
 )
 @click.argument("stream", nargs=-1, shell_complete=complete_streams)
@@ -286,7 +286,7 @@ def update_images_command(
     allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Propose new releases that streams follow.
+    """Propose new image releases for streams.
 
     For each STREAM with spec.follow, gitboot looks for a release that is newer than the images of the stream, and
     downloads and verifies all files of the release. It then makes one commit on a new branch, for a pull request. The
@@ -334,18 +334,21 @@ def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
 
 def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
     if not updates:
-        yield wrap_text("no stream of the commit has spec.follow; commit your streams first")
+        yield wrap_text("no stream in the commit sets spec.follow; commit your streams first")
     for each in updates:
         yield wrap_text(f"{each.stream}: {each.outcome.lower()}: {each.why}")
         for file in each.files:
             yield wrap_text(f"{'.'.join(map(str, file.at))}: {format_origin(file)}", "    ", continuation="        ")
         if each.branch is not None:
-            made = (
-                "committed on" if each.new else "already on" if each.commit is not None else "gitboot would commit on"
-            )
-            yield wrap_text(f"{made} the branch {each.branch}", "    ")
+            if each.new:
+                made = f"committed on the branch {each.branch}"
+            elif each.commit is not None:
+                made = f"already on the branch {each.branch}"
+            else:
+                made = f"gitboot would commit on the branch {each.branch}"
+            yield wrap_text(made, "    ")
         for superseded in each.supersedes:
-            yield wrap_text(f"it supersedes the branch {superseded}", "    ")
+            yield wrap_text(f"this proposal supersedes the branch {superseded}", "    ")
         if each.commit is None and each.document:
             yield from ("", each.document)
 
@@ -364,7 +367,7 @@ class StepsType(click.ParamType[tuple[int, ...]]):
         parts = [each.strip() for each in value.split(",")]
         steps = tuple(int(each) for each in parts if each.isdecimal() and int(each) <= 100)
         if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
-            self.fail(f"{value!r}: expected percentages in rising order, for example 1,10,50,100", param, context)
+            self.fail(f"{value!r}: expected percentages in ascending order, for example 1,10,50,100", param, context)
         return steps
 
 
@@ -386,7 +389,7 @@ class ShareType(click.ParamType[int]):
     example=("gitboot rollout advance flatcar --steps 1,10,50,100 \\\n    --records https://boot.example.net"),
 )
 def rollout_command() -> None:
-    """Raise a rollout's percentage after its step succeeded."""
+    """Raise a rollout's percentage after a step succeeds."""
 
 
 @rollout_command.command(
@@ -396,7 +399,7 @@ def rollout_command() -> None:
     exit_codes={
         Exit.FINE: "gitboot committed the next step, or the rollout is complete",
         Exit.INVALID: "the fleet has errors",
-        Exit.HELD: "the rollout stops because an installation failed",
+        Exit.HELD: "the rollout stopped because an installation failed",
         Exit.SOURCE: "the instance did not respond",
         Exit.WAITS: "the step is not complete yet; try again later",
     },
@@ -550,7 +553,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
         name = fleet.metadata.name
         raise UsageError(
             f"{repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
-            "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
+            "Fetched, but a fetch does not prove that the image is on a disk. Write `evidence: Reported` and let the "
             "installers report their completion. To advance without proof, add --accept-fetched"
         )
     return found
@@ -568,11 +571,11 @@ def _build_change(
 def _format_message(step: RolloutProgress) -> str:
     begun = ""
     if step.begun:
-        begun = f"{format_count(len(step.begun), 'server')} more fetched the boot and reported no completion.\n"
+        begun = f"In addition, {format_count(len(step.begun), 'server')} fetched the boot but reported no completion.\n"
     return (
         f"Roll {step.image} out to {step.next} % of {step.stream}\n\n"
-        f"{step.proven} of {format_count(step.reached, 'server')} that it reaches at {step.percent} % are provisioned "
-        f"with it.\n{begun}"
+        f"Provisioned with this image at {step.percent} %: {step.proven} of {format_count(step.reached, 'server')}.\n"
+        f"{begun}"
     )
 
 
@@ -581,8 +584,8 @@ def _commit_change(path: Path, base: Revision, message: _Proposal, content: byte
     if branch is not None and (is_there := is_proposed(path, branch, files)) is not None:
         if not is_there:
             raise UsageError(
-                f"the branch {branch} already exists with another {message.file}, perhaps from an earlier rollout: "
-                "delete the branch, or name another branch with --branch"
+                f"the branch {branch} already exists and contains a different {message.file}, perhaps from an earlier "
+                "rollout: delete the branch, or choose another branch with --branch"
             )
         return structs.replace(message, made="Proposed")
     if dry_run:
@@ -596,8 +599,8 @@ def _commit_change(path: Path, base: Revision, message: _Proposal, content: byte
 
 
 _OUTCOME_TEXTS: Final = {
-    "Written": "committed on the branch {}",
-    "Proposed": "already on the branch {}; gitboot wrote no commit",
+    "Written": "gitboot committed this on the branch {}",
+    "Proposed": "the change is already on the branch {}; gitboot wrote no commit",
     "Nothing": "gitboot would commit this on the branch {}",
 }
 

@@ -187,10 +187,10 @@ Then commit, and see README.md. The variable GITBOOT in the CI files names the g
 _HASH_MISSING: Final = f"""
 The CI jobs that write comments fail until you run the command in {PACKAGES}, which adds a hash.\
 """
-_LEFT: Final = "{name} already exists, and was not changed{hint}"
+_LEFT: Final = "{name} already exists and was not changed{hint}"
 _HINTS: Final = {
-    _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to it",
-    ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to it",
+    _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to this file",
+    ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to this file",
 }
 _UNKNOWN: Final = f"""
 Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index \

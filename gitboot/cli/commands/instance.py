@@ -178,8 +178,8 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         _format_fact("servers", f"{sum(status['phases'].values())}{': ' if phases else ''}{phases}"),
         *(_format_fact(_COUNT_LABELS[name], text) for name, text in numbers.items()),
         *([_format_fact("progress", status["progress"]["message"])] if process and status.get("progress") else []),
-        _format_fact("planned at", f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since the start"),
-        _format_fact("next change", status["nextTransition"] or "no change without a commit"),
+        _format_fact("planned at", f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since startup"),
+        _format_fact("next change", status["nextTransition"] or "none until a new commit"),
     ]
     installations = status.get("installations", [])
     shown = installations[:_MAX_INSTALLATIONS]
@@ -191,8 +191,8 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         if reinstalled := held.get("reinstalls", ()):
             lines.append(wrap_text(f"may be reinstalled: {format_names(reinstalled, _MAX_SERVERS)}", "    "))
     withheld = [
-        f"{each['server']} boots {each['boots'] or 'its disk'}; {', '.join(commit[:12] for commit in each['by'])} does "
-        "not contain its install boot"
+        f"{each['server']} boots {each['boots'] or 'its disk'}, because its install boot is missing from "
+        f"{', '.join(commit[:12] for commit in each['by'])}"
         for each in status["attempted"].get("withheld", ())
     ]
     lines += _limit_lines([wrap_text(_format_fact("withheld", text)) for text in withheld])
@@ -204,7 +204,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held), "", wrap_text(_TERMS)])
 
 
-_TERMS: Final = 'For these terms, see the pages "Glossary" and "Every condition" of the documentation.'
+_TERMS: Final = 'The pages "Glossary" and "Every condition" of the documentation explain these terms.'
 
 
 def _format_acknowledgements(acknowledgements: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -332,7 +332,7 @@ def events_command(
     if not has_ledger(state):
         raise no_instance_error(state)
     if follow and (len(outputs) > 1 or outputs[0].file is not None):
-        raise UsageError("--follow prints events to standard output: use one -o without a file")
+        raise UsageError("--follow prints events to standard output: use a single -o without a file")
     with open_ledger(state / LEDGER) as ledger:
         events = [
             (at, each) for at, each in instance_tables.read_numbered_events(ledger) if _is_chosen(each, server, None)
@@ -340,7 +340,7 @@ def events_command(
         names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
         if server is not None and server not in names and not events:
             hint = did_you_mean(server, names, "`gitboot records show` lists the servers")
-            raise UsageError(f"the ledger has no events of a server {server!r}; {hint}")
+            raise UsageError(f"the ledger has no events for server {server!r}; {hint}")
         last = max((at for at, _ in events), default=0)
         chosen = [each for _, each in events if _is_chosen(each, server, since)]
         if tail is not None:
@@ -374,7 +374,7 @@ def _format_event(event: Mapping[str, Any], format: str) -> str:
     cls=Command,
     example="gitboot unknown-machines --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the machines",
+        Exit.FINE: "gitboot printed the unknown machines",
         Exit.USAGE: "no instance has run with this state directory",
     },
 )
@@ -424,7 +424,8 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
         text += "\n" + wrap_text(
-            f"gitboot did not list {requests}, because the list was full. gitboot unknown-machines --forget clears it."
+            f"The list was full, so gitboot did not list {requests}. To clear the list, run "
+            "`gitboot unknown-machines --forget`."
         )
     return text.strip("\n")
 
@@ -571,7 +572,7 @@ class GuardType(click.ParamType[str]):
     example=("gitboot approve 7c1e4f0a92bd --all-guards \\\n    --reason 'planned reinstall' --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "gitboot recorded the approval",
-        Exit.STALE: "gitboot holds no commit, DIGEST is not of the held commit, or another guard holds the commit",
+        Exit.STALE: "gitboot holds no commit, DIGEST does not match the held commit, or another guard holds it",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "an option or an argument is wrong, or the reason is a placeholder",
     },
@@ -617,14 +618,14 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     cls=Command,
     example="gitboot allow-installs --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "the stop has ended",
-        Exit.PARTIAL: "the stop has not ended everywhere; the output shows where",
+        Exit.FINE: "gitboot lifted the stop",
+        Exit.PARTIAL: "the stop is still in force in some places; the output lists them",
     },
 )
 @state_option
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
-    """End a stop that gitboot stop-installs started.
+    """Serve install boots again after gitboot stop-installs.
 
     gitboot serves install boots again, and prints the servers that boot from the network from now on.
     """
@@ -649,7 +650,7 @@ def allow_installs_command(state: Path) -> None:
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = find_released_servers(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # this removes the stop of the endpoints on this host
-        unchanged = f"the endpoints of this host serve boots again, but the ledger does not contain this yet: {error}"
+        unchanged = f"the endpoints on this host serve boots again, but the ledger still contains the stop: {error}"
         for each in (*apply_to_folders(found, remove_stop), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
@@ -659,7 +660,7 @@ def allow_installs_command(state: Path) -> None:
     if names:
         click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
     for each in missed:
-        click.echo(f"gitboot: {each}: the stop stays in force there and for the instance", err=True)
+        click.echo(f"gitboot: {each}; the stop stays in force for this folder and for the instance", err=True)
     if missed:
         raise SystemExit(Exit.PARTIAL)
 
@@ -691,7 +692,7 @@ def resume_command(state: Path) -> None:
     example="gitboot stop-installs --reason 'wrong image' --state /var/lib/gitboot",
     exit_codes={
         Exit.FINE: "no endpoint serves an install boot",
-        Exit.PARTIAL: "the stop is not effective everywhere; the output shows where",
+        Exit.PARTIAL: "install boots are still possible in some places; the output lists them",
     },
 )
 @state_option
@@ -775,6 +776,6 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
 
     if until <= current_time():
         raise UsageError(
-            f"--until {format_instant(until)} is past: use a later time, or a duration from now such as 2h"
+            f"--until {format_instant(until)} is in the past: use a later time, or a duration from now such as 2h"
         )
     echo_wrapped(request_change(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

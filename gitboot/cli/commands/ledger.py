@@ -51,7 +51,7 @@ def command() -> None:
     context_settings=VARIABLES,
     example="gitboot ledger show --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the facts",
+        Exit.FINE: "gitboot printed the facts about the ledger",
         Exit.FAULT: "gitboot cannot read the ledger",
         Exit.USAGE: "no instance has run with this state directory",
     },
@@ -69,8 +69,9 @@ def show(state: Path) -> None:
     click.echo(f"identity  {found.identity}")
     click.echo(f"changes   {found.changes}")
     if found.lease is not None:
-        held = f"valid until {found.lease.until}, held by" if found.lease.is_current else "free, last held by"
-        click.echo(f"lease     {found.lease.number}, {held} {found.lease.place}")
+        is_current, until, place = found.lease.is_current, found.lease.until, found.lease.place
+        held = f"held by {place}, valid until {until}" if is_current else f"free, last held by {place}"
+        click.echo(f"lease     {found.lease.number}, {held}")
     click.echo(f"content   {', '.join(rows) or 'no rows'}")
 
 
@@ -78,7 +79,7 @@ def show(state: Path) -> None:
     context_settings=VARIABLES,
     example=("gitboot ledger copy --to postgresql://gitboot@db.example.net/gitboot \\\n    --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "STATE uses the new location",
+        Exit.FINE: "STATE uses the ledger at the new location",
         Exit.FAULT: "gitboot cannot read or write a ledger",
         Exit.USAGE: "the instance runs, the new location has data, or an option is wrong",
     },
@@ -131,10 +132,10 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     context_settings=VARIABLES,
     example=("gitboot ledger reclaim /var/lib/gitboot/ledger.sqlite.copied-1 \\\n    --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "STATE uses the old location",
+        Exit.FINE: "STATE uses the ledger at the old location",
         Exit.FAULT: "gitboot cannot read or write a ledger",
         Exit.USAGE: "the ledger is in use, or an option is wrong",
-        Exit.INTERRUPTED: "you did not confirm",
+        Exit.INTERRUPTED: "you pressed Ctrl-C, or answered no",
     },
 )
 @click.argument("place", metavar="URL|FILE")
@@ -163,7 +164,7 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     where = PostgresAddress.parse(place, password) if "://" in place else Path(place)
     if isinstance(where, Path) and password is not None:
         raise UsageError(
-            "--ledger-password is only for a PostgreSQL database: remove it, or name the URL of the database"
+            "--ledger-password is only for a PostgreSQL database: remove it, or pass the URL of the database"
         )
     if not state.is_dir():
         raise UsageError(f"{state} is not a directory: name the state directory of `gitboot run`")
@@ -175,7 +176,7 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
             changes = format_count(found.changes, "change")
             click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} after {changes}.")
             click.echo("The old ledger does not contain later overrides and installations.")
-            click.echo("If an instance still uses the new ledger, two instances would act for the same servers.")
+            click.echo("If an instance still uses the new ledger, two instances would manage the same servers.")
             confirm_or_abort(yes=yes)
         reclaim(state / LEDGER, where)
     if found.moved_to is None:
@@ -186,7 +187,8 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
         "`gitboot records begin`."
     )
     click.echo(
-        "If other hosts use this ledger, run the same command on each of them, and correct --ledger of their instances."
+        "If other hosts use this ledger, run the same command on each of them, and correct the --ledger option of "
+        "their instances."
     )
 
 
@@ -207,7 +209,7 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
     `LedgerLeft` if the ledger was already moved elsewhere. Raises `LedgerError` if the copy differs from the ledger.
     """
     if read_address(path) == address:
-        raise UsageError("the ledger is already there")
+        raise UsageError("the ledger is already at the new location")
     with ExitStack() as stack:
         old = stack.enter_context(closing(open_database(path, takes_any=True)))
         notes = CopyNotes.read(old)
@@ -301,7 +303,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
             if not _is_unfinished(CopyNotes.read(found), notes):
-                raise UsageError(f"{path} already exists; move it away")
+                raise UsageError(f"{path} already exists; move or rename the file")
     try:
         yield
     except BaseException:
@@ -334,13 +336,13 @@ def _require_unused(new: Database, notes: CopyNotes) -> None:
     if _is_unfinished(found, notes):
         return
     if any(number for table, number in count_rows(new).items() if table != "facts"):
-        kind = "a ledger that was moved" if found.moved_to is not None else "a ledger"
-        raise UsageError(f"{new.name} already has {kind}; choose an empty database or schema")
+        kind = "a moved ledger" if found.moved_to is not None else "a ledger"
+        raise UsageError(f"{new.name} already contains {kind}; choose an empty database or schema")
     if found.moved_to is None and found.identity == notes.identity:
-        raise UsageError("the ledger is already there")
+        raise UsageError("the ledger is already at the new location")
     if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
         raise UsageError(
-            f"{new.name} contains another ledger, or a newer state of this ledger; name an empty database or schema"
+            f"{new.name} contains another ledger, or a newer state of this ledger; choose an empty database or schema"
         )
 
 
@@ -377,7 +379,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
         raise UsageError(f"{name} was not moved, so you cannot reclaim it")
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
-        raise UsageError(f"{path} already exists; move it away")
+        raise UsageError(f"{path} already exists; move or rename the file")
     return ReclaimPlan(name, notes.moved_to, notes.changes)
 
 

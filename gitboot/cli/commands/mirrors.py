@@ -130,7 +130,7 @@ def command(
     parallel: int,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Compare a mirror with its signed list or the tree.
+    """Compare a mirror with its signed list or output tree.
 
     MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot. With --repair, MIRROR is a folder, or a
     target s3://…, ssh://… or rsync://… with the settings of `gitboot run --target`.
@@ -225,8 +225,9 @@ def _repair(
         )
     rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
     rows += [(style("Left", fg="red"), f"/{path}") for path in report.extra_paths]
-    left = f", {len(report.extra_paths)} not in the tree and left on the mirror"
-    total = f"{format_count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.extra_paths else ''}"
+    total = f"{format_count(report.files, 'file')}: {len(report.repairs)} repaired"
+    if report.extra_paths:
+        total += f", {len(report.extra_paths)} left on the mirror although the tree does not contain them"
     write_outputs(
         outputs,
         json=partial(format_document, files=report.files, repairs=report.repairs, left=report.extra_paths),
@@ -259,11 +260,13 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
         return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
     if "://" in mirror and not mirror.startswith("file://"):
         raise UsageError(
-            f"{mirror} cannot be repaired by HTTP: pass the folder or the target (s3://…, ssh://…, rsync://…) that "
+            f"{mirror} cannot be repaired over HTTP: pass the folder or the target (s3://…, ssh://…, rsync://…) that "
             "the web server serves"
         )
     if (folder := _resolve_folder(mirror)).resolve() == (tree / BOOT).resolve():
-        raise UsageError(f"{folder} is in the output tree, where only the instance writes: choose a copy of the tree")
+        raise UsageError(
+            f"{folder} belongs to the output tree, which only the instance may change: choose a copy of the tree"
+        )
     store = FolderStore(folder)
     stack.callback(store.close)
     return store
@@ -284,7 +287,7 @@ def _parse_public_keys(text: str) -> list[bytes]:
             return parse_keys(text)
         return parse_keys(Path(text).read_text())
     except OSError as error:
-        raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file: {error.strerror}") from error
+        raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file ({error.strerror})") from error
     except ValueError as error:
         raise UsageError(f"--key {text}: {error}") from error
 
@@ -296,7 +299,7 @@ def _format_text(
     counts = Counter(str(each.fault).lower() for each in comparison)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
     listed = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
-    skipped = f"not read: {format_count(len(unread), 'file')} that only machines fetch (use --read-entries)"
+    skipped = f"not read: {format_count(len(unread), 'file')} that only machines fetch (read them with --read-entries)"
     omitted = [skipped] if unread else []
     return "\n".join(
         (*listed, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {told}")
@@ -311,16 +314,17 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
     signatures = {
         "Verified": "the signatures are valid",
         "Unchecked": "gitboot did not check the signatures: pass the public key with --key",
-        "Unsigned": "the list is unsigned, so it can show damage, but not forgery",
+        "Unsigned": "the list is unsigned, so it can reveal damage but not forgery",
     }
     ago = f" ({format_age((now - signed.made).total_seconds())} ago)" if signed.made <= now else ""
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[describe_signature(signed)]}"]
     if report.hidden_files:
         hidden = format_count(report.hidden_files, "file")
-        lines.append(f"not read: {hidden} with secret paths (compare the folder of the mirror instead)")
+        lines.append(f"not read: {hidden} with secret paths (to check them, compare the mirror's folder)")
     if report.in_transition:
-        lines.append(f"not compared: {format_count(len(report.in_transition), 'file')} whose content changes about now")
+        changing = format_count(len(report.in_transition), "file")
+        lines.append(f"not compared: {changing} whose content is changing at this moment")
     return lines
 
 
@@ -350,7 +354,7 @@ _STDIN: Final = Path("-")
 def read_access_logs_command(
     logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[OutputOption, ...]
 ) -> None:
-    """Read what machines fetched from a mirror.
+    """Record fetches from the access logs of a mirror.
 
     Each of ACCESSLOG... is an access log of the mirror, or - for standard input. gitboot reads logs of nginx and Caddy
     in the format that the published ops/serve/ configures, server access logs of S3, and standard logs of CloudFront.
@@ -396,8 +400,8 @@ def read_access_logs_command(
     ignored = dict(sorted(outcomes.items()))
     lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNREADABLE] + counts[_UNKNOWN]
     text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
-    text += f", {counts[_UNREADABLE]} by clients that may be machines" if counts[_UNREADABLE] else ""
-    text += f", {counts[_UNKNOWN]} for boot scripts that do not exist" if counts[_UNKNOWN] else ""
+    text += f", {counts[_UNREADABLE]} unclear (the client may be a machine)" if counts[_UNREADABLE] else ""
+    text += f", {counts[_UNKNOWN]} for nonexistent boot scripts" if counts[_UNKNOWN] else ""
     if ignored:
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
     listed = partial(format_document, read=lines_read, ignored=ignored, **counts)
@@ -432,6 +436,6 @@ def _record_lines(
         outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
         if sent is not None and sent.is_older(found):
             outcomes[_OUT_OF_ORDER] += 1
-            message = f"{found.path}: the mirror sent {found.client} an older version than in an earlier response"
+            message = f"{found.path}: the mirror sent {found.client} an older version than it had sent before"
             facts = {"path": found.path, "client": found.client}
             print_event(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))

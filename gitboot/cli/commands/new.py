@@ -61,7 +61,7 @@ from gitboot.text import did_you_mean, format_names, quote_words
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot new server web02 --mac 52:54:00:12:34:56")
 def new_command() -> None:
-    """Write the document of a new server or image."""
+    """Write a document for a new server or image."""
 
 
 @new_command.command(
@@ -72,7 +72,7 @@ def new_command() -> None:
         Exit.FINE: "gitboot wrote the document",
         Exit.INVALID: "the fleet has errors",
         Exit.SOURCE: "the BMC did not respond",
-        Exit.USAGE: "an option is wrong, or the server has a document already",
+        Exit.USAGE: "an option is wrong, or the server already has a document",
     },
 )
 @click.argument("name")
@@ -127,7 +127,7 @@ def server(
     macs: tuple[str, ...],
     uuid: str | None,
 ) -> None:
-    """Write the document of a new server.
+    """Write a document for a new server.
 
     gitboot writes servers/NAME.yaml in the fleet, for a pull request. It takes the facts about the machine from --seen,
     --bmc, --mac and --uuid. You can combine some of these options.
@@ -167,7 +167,7 @@ def server(
         if other == chosen:
             raise UsageError(f"Server/{chosen} already exists: choose another name")
         if found := sorted(filter(None, (*macs_of_both, *({*byte_orders(each.uuid)} & own_uuids), serial))):
-            raise UsageError(f"Server/{other} already has {found[0]}: a machine needs only one document")
+            raise UsageError(f"Server/{other} already has {found[0]}: write only one document for each machine")
     example = next((each for other, each in fleet.servers.items() if other == like), None)
     if like is not None and example is None:
         raise UsageError(f"--like: there is no Server/{like} in the fleet")
@@ -185,10 +185,11 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
     if machine is None:
         raise UsageError(
-            f"no unknown machine with {name} has requested a boot; gitboot unknown-machines --state "
-            f"{quote_words(state)} lists the machines"
+            f"no unknown machine with the MAC address {name} has requested a boot; to list the machines, run "
+            f"`gitboot unknown-machines --state {quote_words(state)}`"
         )
-    about = f"It requested a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and sent these facts."
+    when = f"{machine.last:%Y-%m-%d %H:%M} UTC"
+    about = f"The machine with the address {machine.client} requested a boot at {when} and sent these facts."
     new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
     if (inventory := machine.inventory) is None:
         return new, about
@@ -273,12 +274,12 @@ def _file_options(command: Any) -> Any:
         Exit.FINE: "gitboot wrote or printed the document, or listed the sources",
         Exit.INVALID: "the fleet has errors",
         Exit.SOURCE: "the source did not respond, or its index or a file is wrong",
-        Exit.USAGE: "an option is wrong, or the image has a document already",
+        Exit.USAGE: "an option is wrong, or the image already has a document",
     },
     sections={
-        "Files, instead of a source": (*map(str, FileRole), "assets"),
+        "Files instead of a source": (*map(str, FileRole), "assets"),
         "Registries and TLS": ("registries", "registry_credentials", "ca_bundle", "allow_token_over_http"),
-        "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
+        "Evaluation limits": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
     },
 )
 @click.argument("source", required=False, shell_complete=complete_sources)
@@ -322,7 +323,7 @@ def image(
     outputs: tuple[OutputOption, ...],
     **roles: Any,
 ) -> None:
-    """Write the document of a new image.
+    """Write a document for a new image.
 
     SOURCE is the name of an image source, or oci://HOST/NAME:TAG. Without SOURCE, gitboot lists the sources. VERSION is
     a release of the source. Default: the newest release of the channel.
@@ -362,7 +363,7 @@ def image(
             raise UsageError("only an image source has channels: remove --channel")
         if files:
             if version is None:
-                raise UsageError("add VERSION: gitboot cannot find the version of single files")
+                raise UsageError("add VERSION: gitboot cannot determine the version of single files")
             default = source if version in source else f"{source}-{version}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
             described = _describe_files(files, wanted, version, assets, reader)
@@ -450,14 +451,14 @@ def _describe_files(
     if len(urls) == len(files):
         return describe_urls(urls, version, reader.fetcher)
     if urls:
-        raise UsageError("use either URLs or files of this host, not both")
+        raise UsageError("use either URLs or files on this host, not both")
     if assets is None:
-        raise UsageError("files of this host need --assets: the directory that is served at baseURL/assets/")
+        raise UsageError("files on this host need --assets, the directory that is served at baseURL/assets/")
     local = []
     for role, each in files:
         file = Path(each).resolve()
         if not file.is_relative_to(assets.resolve()):
-            raise UsageError(f"{each} is not below {assets}, so machines cannot fetch it: copy it there")
+            raise UsageError(f"{each} is not below {assets}, so machines cannot fetch it: copy the file there")
         local.append((architecture, role, file, f"assets:{file.relative_to(assets.resolve()).as_posix()}"))
     return describe_local_files(local, version)
 

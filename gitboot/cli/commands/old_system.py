@@ -69,8 +69,8 @@ _MAX_REDIRECTS: Final = 3  # the maximum number of redirects from one script to 
     cls=Command,
     example="gitboot compare-old-system fleet --old http://10.0.0.5:8080 --as matchbox",
     exit_codes={
-        Exit.FINE: "each server boots the same with both systems",
-        Exit.CHANGES: "a server differs, or is missing in one system",
+        Exit.FINE: "both systems boot each server in the same way",
+        Exit.CHANGES: "a server boots differently, or is missing from one system",
         Exit.INVALID: "the fleet has errors",
         Exit.SOURCE: "the old system did not respond",
     },
@@ -134,7 +134,7 @@ def command(
     ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Compare what another system boots with the fleet.
+    """Compare the fleet's boots with another system's.
 
     gitboot fetches the boot of each server from the old system, as the machine would. It compares the kernel, the
     initrds, the arguments and the user data with the boot that the policy gives the server. It also compares Parked
@@ -228,15 +228,15 @@ def _compare_server(
         is_uki = boot is not None and boot.direct_uki is not None
         answer = _fetch_old_boot(client, old, shape, asker, timeout_s, is_uki=is_uki)
         if answer is None:
-            return build_result(verdict=Verdict.MISSING, message="the old system responds with 404")
+            return build_result(verdict=Verdict.MISSING, message="the old system returned 404 for this server")
         if boot is None and answer.kernel is None:
-            return build_result(verdict=Verdict.EQUAL, message="the server boots from its disk with both systems")
+            return build_result(verdict=Verdict.EQUAL, message="both systems boot the server from its disk")
         if boot is None:
             return build_result(verdict=Verdict.NOTHING, message="no policy boots the server from the network")
         # Whether gitboot would boot the server from the network if the server were not Parked.
         installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
         if answer.kernel is None and answer.chain is None and not installs:
-            message = "the server boots from its disk with both systems, because it is installed"
+            message = "both systems boot the server from its disk, because it is installed"
             return build_result(verdict=Verdict.EQUAL, message=message)
         data, url = None, answer.user_data_url
         if url is not None and _is_same_host(url, old):
@@ -357,7 +357,7 @@ def _format_text(contrasts: list[BootComparison]) -> str:
 def _format_summary(contrasts: list[BootComparison]) -> str:
     counts = Counter(str(each.verdict) for each in contrasts)
     numbers = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
-    return f"{format_count(len(contrasts), 'server')}: {numbers}" if contrasts else "the fleet has no server"
+    return f"{format_count(len(contrasts), 'server')}: {numbers}" if contrasts else "the fleet has no servers"
 
 
 def _format_markdown(contrasts: list[BootComparison]) -> str:
@@ -403,16 +403,16 @@ class OldSystem(Struct, frozen=True):
 
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
-    "matchbox": OldSystem(boot_servers.read_matchbox, "the data directory: groups/, profiles/, ignition/"),
+    "matchbox": OldSystem(boot_servers.read_matchbox, "the data directory with groups/, profiles/ and ignition/"),
     "terraform": OldSystem(boot_servers.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
     "cobbler": OldSystem(boot_servers.read_cobbler, "/var/lib/cobbler/collections of Cobbler 3.3 or 4"),
-    "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems of its API as JSON"),
-    "maas": OldSystem(asset_databases.read_maas, "maas PROFILE machines read, and machines power-parameters"),
-    "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD, or nodes and bootconfigurations of boot-service"),
+    "foreman": OldSystem(asset_databases.read_foreman, "hosts, media, operatingsystems of the Foreman API as JSON"),
+    "maas": OldSystem(asset_databases.read_maas, "output of maas PROFILE machines read and power-parameters"),
+    "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD data, or boot-service nodes/bootconfigurations"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
-    "boot-operator": OldSystem(metal_operator.read, "objects of metal-operator and boot-operator as YAML"),
-    "ironic": OldSystem(boot_servers.read_ironic, "openstack baremetal node list --long -f json, and port list"),
+    "boot-operator": OldSystem(metal_operator.read, "metal-operator and boot-operator objects as YAML"),
+    "ironic": OldSystem(boot_servers.read_ironic, "JSON of openstack baremetal node list --long and port list"),
     "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
     "xcat": OldSystem(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
     "warewulf": OldSystem(hpc_clusters.read_warewulf, "nodes.conf of Warewulf 4"),
@@ -478,7 +478,7 @@ def import_command(system: str, source: Path, out: Path, uuids: Path | None, sum
     if not fleet.items:
         reasons = "".join(f"\n- {each.text}" for each in fleet.remarks[:_MAX_REASONS])
         raise UsageError(
-            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats{reasons}"
+            f"{source} contains no machines in the {system} format; `gitboot import --help` lists the formats{reasons}"
         )
     with convert_os_errors(out):
         target = _ImportTarget(out)
@@ -488,19 +488,21 @@ def import_command(system: str, source: Path, out: Path, uuids: Path | None, sum
         target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
         target.end({**below, REPORT: render_report(system, fleet, target.left)})
-    left = f", {format_count(len(target.left), 'file')} not written, because you changed them" if target.left else ""
+    left = f"; gitboot kept {format_count(len(target.left), 'file')} that you changed" if target.left else ""
     click.echo(f"{out}: {summarize(fleet)}{left}; see {out / REPORT}", err=True)
 
 
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     if len(paths) > _MAX_FILES:
-        raise UsageError(f"{source} contains {len(paths):,} files: pass the directory that describes machines")
+        raise UsageError(f"{source} contains {len(paths):,} files: pass only the directory that describes machines")
     for path in paths:
         with convert_os_errors(path, "read"):
             is_data, size = path == source or path.suffix in _DATA_SUFFIXES, path.stat().st_size
             if is_data and size > _MAX_DATA_BYTES:
-                raise UsageError(f"{path} has {size:,} bytes, more than {_MAX_DATA_BYTES:,}: split it, or leave it out")
+                raise UsageError(
+                    f"{path} has {size:,} bytes, more than {_MAX_DATA_BYTES:,}: split the file, or leave it out"
+                )
             if (is_data or size <= _MAX_BYTES) and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
                 yield name, content.decode(errors="replace")

@@ -60,7 +60,7 @@ from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precon
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Cause
 from gitboot.standard_streams import style
-from gitboot.text import did_you_mean, format_names, printable_lines, quote_words
+from gitboot.text import did_you_mean, format_count, format_names, printable_lines, quote_words
 
 
 @click.command(
@@ -166,7 +166,8 @@ def _write_plans(
         )
     if not items and chosen is not None:
         among = f" among {', '.join(names)}" if names else ""
-        raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
+        total = format_count(len(fleet.decisions.servers), "server")
+        raise UsageError(f"no server{among} has the labels {selector}; the fleet has {total}")
     text = partial(
         format_table,
         ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE"),
@@ -257,7 +258,7 @@ def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
             yield wrap_text(f"Maintenance/{each['maintenance']} needs an approval in {where}:", "    ")
             yield f"    {each['maintenance']} {each['digest']}"
         elif each["waits"] is Cause.WAITING_FOR_DRAIN:
-            yield wrap_text(f"Maintenance/{each['maintenance']} needs a drain by {each['drainURL']}", "    ")
+            yield wrap_text(f"Maintenance/{each['maintenance']} needs {each['drainURL']} to drain the server", "    ")
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:
@@ -298,7 +299,7 @@ def _format_installations(items: list[dict[str, Any]]) -> list[str]:
 def boot_script_command(
     name: str, tree: Path | None, state: Path | None, at: datetime | None, outputs: tuple[OutputOption, ...]
 ) -> None:
-    """Print a server's boot script without using it up.
+    """Print a server's boot script without consuming it.
 
     gitboot reads the output tree, and prints what each boot loader of the server NAME finds at its paths. A one-time
     boot stays available to the machine. To see if an endpoint served it already, fetch the script from the endpoint
@@ -309,10 +310,10 @@ def boot_script_command(
 
         if state is None:
             raise UsageError(
-                "name the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
+                "specify the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
             )
         if (tree := find_output(state)) is None:
-            raise UsageError(f"the ledger in {state} names no output tree; pass the tree with --tree")
+            raise UsageError(f"the ledger in {state} does not name an output tree; pass the tree with --tree")
     found_server = read_state(tree, name)
     if found_server is None and not (tree / MANIFEST).is_file():
         raise UsageError(
@@ -355,7 +356,7 @@ def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list
         Exit.FINE: "gitboot wrote the files",
         Exit.INVALID: "the fleet has errors",
         Exit.PARTIAL: "gitboot could not write all files",
-        Exit.USAGE: "the directory has other files, or an option is wrong",
+        Exit.USAGE: "the directory contains other files, or an option is wrong",
     },
 )
 @fleet_argument
@@ -411,11 +412,11 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
     others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
     if is_fleet or (others and not (out / MANIFEST).exists()):
         what = (
-            "is the work tree of a fleet"
+            f"{out} is the work tree of a fleet"
             if is_fleet
-            else f"has files that gitboot did not write: {format_names(others, 3)}"
+            else f"{out} contains files that gitboot did not write: {format_names(others, 3)}"
         )
-        raise UsageError(f"{out} {what}; set --out to a new or empty directory, or to the result of an earlier call")
+        raise UsageError(f"{what}; set --out to a new or empty directory, or to one that gitboot render has written")
 
 
 _KINDS: Final = (
@@ -549,7 +550,7 @@ def _format_fields(kind: str, field: str | None) -> str:
     found = [each for each in below if each.path.count(".") <= path.count(".") + 1]
     if not found:
         known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
-        raise UsageError(f"{kind} has no field {field!r}; it has {known}")
+        raise UsageError(f"{kind} has no field {field!r}; its fields are {known}")
     lines = [wrap_text(str(known_kinds[kind].__doc__), continuation=""), ""] if field is None else []
     for each in found:
         required = ", required" if each.is_required else ""
@@ -581,8 +582,10 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
     )
     if not reasons:
         known = ", ".join(_list_names(explained))
-        hint = f"to set the path of the fleet, use --path {field}" if Path(field).is_dir() else f"it has {known}"
-        raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
+        hint = (
+            f"to set the path of the fleet, use --path {field}" if Path(field).is_dir() else f"its fields are {known}"
+        )
+        raise UsageError(f"{explanation.server} currently has no field {field!r}; {hint}")
     rules = {each.rule for each in reasons}
     if field.partition("[")[0] != "kernelArguments":
         rules.discard("R7")  # rule R7 has rejected candidates only for kernel arguments

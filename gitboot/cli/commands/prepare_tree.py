@@ -68,10 +68,14 @@ def prepare_subcommand(
     try:
         done = prepare(settings, clock=current_time, warn=_send_warning)
     except GitbootError as error:
-        _send_result("NotPrepared", f"{error}; the standby tries again", is_warning=not isinstance(error, NotYetDone))
+        _send_result(
+            "NotPrepared", f"{error}; the standby will try again", is_warning=not isinstance(error, NotYetDone)
+        )
         raise click.exceptions.Exit(find_exit_code(error)) from None
-    without = f"without {done.halted:,} install boots"
-    message = f"{output} has the boot files of {done.servers:,} servers at {done.commit[:12]}, {without}"
+    message = (
+        f"{output} contains the boot files of {done.servers:,} servers at commit {done.commit[:12]}, without "
+        f"{done.halted:,} install boots"
+    )
     _send_result("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
 
 

@@ -69,7 +69,7 @@ _MAX_NAMES: Final = 20  # maximum number of names in a command that a person typ
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot records show --state /var/lib/gitboot")
 def records_command() -> None:
-    """Show and correct what is recorded as installed.
+    """Show and correct the records of what is installed.
 
     The commands read the state directory of an instance. The instance does not have to run.
     """
@@ -114,8 +114,8 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     exit_codes={
         Exit.FINE: "gitboot recorded what is installed",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "gitboot rejects the records, or an option is wrong",
-        Exit.INTERRUPTED: "you did not confirm",
+        Exit.USAGE: "gitboot rejected the records, or an option is wrong",
+        Exit.INTERRUPTED: "you pressed Ctrl-C, or answered no",
     },
 )
 @click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
@@ -147,9 +147,9 @@ def begin(what: str, state: Path, yes: bool) -> None:
                 else "no ledger for this site"
             )
             raise UsageError(
-                f"the Fleet names {named}, but this instance has the ledger {identity}, so "
-                "the instance does not act. Name its ledger in the Fleet (gitboot status prints the line), then repeat "
-                "this command"
+                f"the Fleet names {named}, but this instance has the ledger {identity}, so the instance is not active. "
+                "Name the ledger of this instance in the Fleet (`gitboot status` prints the line), then repeat this "
+                "command"
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
         if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
@@ -202,13 +202,13 @@ def _format_beginning(
     """
     from gitboot.cli.terminal import format_table
 
-    unknown = [(name, "-", "stays unknown, is not installed") for name, record in records.items() if record is None]
+    unknown = [(name, "-", "stays unknown and is not installed") for name, record in records.items() if record is None]
     known = [(name, record) for name, record in records.items() if record is not None]
     groups = [
         [(name, _format_record(record), "will be installed") for name, record in known if name in installed],
         unknown,
         [(uuid, _format_record(record), "no Server document yet") for uuid, record in others.items()],
-        [(name, _format_record(record), "stays as it is") for name, record in known if name not in installed],
+        [(name, _format_record(record), "does not change") for name, record in known if name not in installed],
     ]
     rows: list[tuple[str, str, str]] = []
     for group in groups:
@@ -251,8 +251,8 @@ def confirm_clock(state: Path, reason: str) -> None:
     exit_codes={
         Exit.FINE: "gitboot changed the records",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "a server does not exist, or a record changed meanwhile",
-        Exit.INTERRUPTED: "you did not confirm",
+        Exit.USAGE: "a server does not exist, or a record changed in the meantime",
+        Exit.INTERRUPTED: "you pressed Ctrl-C, or answered no",
     },
 )
 @click.argument("servers", nargs=-1, shell_complete=complete_recorded)
@@ -297,14 +297,14 @@ def set_record(
     """
     at, foreign = current_time(), image is not None or version is not None
     if foreign and (what != "provisioned" or (image is not None and version is not None)):
-        raise UsageError("state what another tool installed with provisioned and one of --image and --version")
+        raise UsageError("to record what another tool installed, use provisioned with either --image or --version")
     if version is not None and not (version.isprintable() and version.strip() and len(version) <= _MAX_VERSION):
         raise UsageError(f"--version needs one line of text with at most {_MAX_VERSION} characters")
     with open_offline(state, at) as instance:
         meant = select_servers(instance, servers, selector)
         shown = [item for item in _build_items(instance) if item["server"] in meant]
         if image is not None and image not in (images := instance.repository.images):
-            hint = did_you_mean(image, images, "state the version instead, with --version")
+            hint = did_you_mean(image, images, "use --version to state the version instead")
             raise UsageError(f"the accepted commit has no BootImage {image!r}; {hint}")
     items, installed = [], []
     for name, decision in meant.items():
@@ -329,8 +329,8 @@ def set_record(
         click.echo(f"gitboot would record {format_count(len(items), 'server')} as {what}{stated}: {reason}")
         if installed:
             click.echo(
-                f"{format_count(len(installed), 'server')} would be installed, because their policies have networkBoot "
-                f"OnImageChange: {', '.join(installed)}"
+                f"{format_count(len(installed), 'server')} would be installed ({', '.join(installed)}), because their "
+                "policies set networkBoot: OnImageChange"
             )
         confirm_or_abort(yes=yes)
     echo_wrapped(request_change(state, RECORDS, {"items": items, "reason": reason}))
@@ -343,7 +343,7 @@ def set_record(
     exit_codes={
         Exit.FINE: "gitboot replaced the records",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "FILE does not contain a server of the accepted commit, or gitboot rejects the records",
+        Exit.USAGE: "FILE contains no server of the accepted commit, or gitboot rejected the records",
     },
 )
 @click.argument("file", type=click.Path(path_type=Path))
@@ -360,7 +360,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
     if not known:
-        raise UsageError(f"{file} does not contain a server of the accepted commit")
+        raise UsageError(f"{file} contains no server of the accepted commit")
     items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
     if strays := len(records) - len(known):
         click.echo(
@@ -403,7 +403,7 @@ def hand_over(server: str, state: Path) -> None:
     exit_codes={
         Exit.FINE: "gitboot recorded the state of the server",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "gitboot rejects FILE, or an option is wrong",
+        Exit.USAGE: "gitboot rejected FILE, or an option is wrong",
     },
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
@@ -472,7 +472,7 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
     if unsaid and not doubt:
         named = quote_words(*unsaid[:_MAX_NAMES])
         below = [
-            "Record what is on the disks of these servers, provisioned or pending:",
+            "Check the disks of these servers, then record each server as provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))
@@ -527,14 +527,14 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
     server, uuid = _find_machine(server, look)
     if uuid in look.commit.machines:
         is_named = about.orders is None or about.orders.ledger in (None, about.identity)
+        hint = "move the server in Git first" if is_named else "wait until the instance has accepted the newer commit"
         raise UsageError(
-            f"{server} still belongs to this instance in the accepted commit {look.commit.revision[:12]}: "
-            + ("move the server in Git first" if is_named else "wait until the instance has accepted the newer commit")
+            f"{server} still belongs to this instance in the accepted commit {look.commit.revision[:12]}: {hint}"
         )
     standing = [each for each in look.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
     if standing:
         raise UsageError(
-            f"gitboot has not cleared the override for {standing[0].reason} at the BMC of {server} yet: try again later"
+            f"gitboot has not yet cleared the override for {standing[0].reason} at the BMC of {server}: try again later"
         )
     is_given_away = server in look.commit.decisions.servers  # another machine now has the name of the server
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
@@ -545,14 +545,15 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
         raise UsageError(f"the instance has not read the last fetches of {server} yet: wait for the next reconcile")
     if (record := look.knowledge.stored_record(uuid)) is None:
         raise UsageError(
-            f"the ledger has no record of {server}: record at its new site what is installed, with gitboot records set"
+            f"the ledger has no record of {server}: to record what is installed, run `gitboot records set` at its new "
+            "site"
         )
     since = record.provisioned_at
     is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
     if is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves):
         raise UsageError(
-            f"an installation of {server} started here, and gitboot has no evidence of its completion. Look at the "
-            "server, then record at its new site what is installed, with gitboot records set"
+            f"an installation of {server} started here, but gitboot has no evidence of its completion. Look at the "
+            "server, then run `gitboot records set` at its new site to record what is installed"
         )
     return {
         "kind": HAND_OVER_KIND,
@@ -578,13 +579,13 @@ def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
     found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
     if not found:
         raise UsageError(
-            f"this instance has never managed a server {server}: use the most recent name of the server here, or its "
-            "UUID"
+            f"this instance has never managed a server with the name {server}: use the UUID of the server, or the last "
+            "name that it had at this site"
         )
     if len(found) > 1:
         raise UsageError(
-            f"this instance has managed {len(found)} machines with the name {server}: use a UUID instead, "
-            f"{', '.join(found[:-1])} or {found[-1]}"
+            f"this instance has managed {len(found)} machines with the name {server}: use a UUID instead "
+            f"({', '.join(found[:-1])} or {found[-1]})"
         )
     return server, found[0]
 
@@ -599,7 +600,7 @@ def read_hand_over(file: Path) -> dict[str, Any]:
         parse_record(found["record"])
         texts = [found[each] for each in ("server", "commit", "ledger", "at")]
         if not all(isinstance(each, str) for each in texts):
-            raise ValueError("one of server, commit, ledger and at is not a string")
+            raise ValueError("`server`, `commit`, `ledger` and `at` must be strings")
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -631,7 +632,7 @@ def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Reco
         )
     if hand_over["commit"] != look.commit.revision:
         raise UsageError(
-            f"{server} was handed over at the commit {hand_over['commit'][:12]}, and this instance has accepted "
+            f"{server} was handed over at commit {hand_over['commit'][:12]}, but this instance has accepted commit "
             f"{look.commit.revision[:12]}, so another site may have installed the server in between. Hand the server "
             "over again when both instances have accepted the same commit"
         )

@@ -97,7 +97,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     cls=Command,
     example=("gitboot run /srv/fleet.git --out /srv/gitboot --state /var/lib/gitboot \\\n    --listen 0.0.0.0:8080"),
     exit_codes={
-        Exit.FINE: "a signal stopped the instance; with --once: no problem",
+        Exit.FINE: "a signal stopped the instance; with --once: success",
         Exit.INVALID: "with --once: the commit has errors",
         Exit.HELD: "with --once: a guard holds the commit",
         Exit.SOURCE: "with --once: the fetch failed",

@@ -155,7 +155,7 @@ def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path 
     example="gitboot secret check fleet --secret-keys /etc/gitboot/age.keys",
     exit_codes={
         Exit.FINE: "the keys decrypt all secrets",
-        Exit.INVALID: "the keys do not decrypt a secret, or the fleet has errors",
+        Exit.INVALID: "the keys cannot decrypt every secret, or the fleet has errors",
     },
 )
 @fleet_argument
@@ -186,7 +186,9 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
         json=partial(format_document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
         text=partial("".join, [f"{name}: {why}\n" for name, why in closed.items()]),
     )
-    click.echo(f"{format_count(len(files), 'secret')}, {len(closed)} not decrypted by these keys", err=True)
+    click.echo(
+        f"{format_count(len(files), 'secret')} checked: {len(closed)} cannot be decrypted with these keys", err=True
+    )
     if closed:
         sys.exit(Exit.INVALID)
 
@@ -266,7 +268,10 @@ def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path
             for name, decision in select_servers(look, servers, selector).items()
         }
     if lacking := [name for name, (_, each) in known.items() if each is None and name in servers]:
-        raise UsageError(f"no recorded fetch of a secret of {lacking[0]}; gitboot secret fetches lists the servers")
+        raise UsageError(
+            f"gitboot has recorded no fetch of a secret of {lacking[0]}; to list the servers, run "
+            "`gitboot secret fetches`"
+        )
     items = [
         {
             "uuid": uuid,

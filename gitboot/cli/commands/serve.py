@@ -534,13 +534,13 @@ def command(
     if not (output / MANIFEST).exists():
         print_new_event(
             "NothingPublished",
-            f"{output} has no published files yet: the endpoint serves no boots until an instance has published",
+            f"{output} has no published files yet: the endpoint serves no boots until an instance publishes files",
             is_warning=True,
         )
     if spool is None:
         print_new_event(
             "NotRecording",
-            "without --spool, gitboot records no fetches: it withholds one-time boots, and ignores reports",
+            "without --spool, gitboot records no fetches, withholds one-time boots and ignores reports",
             is_warning=True,
         )
     if (why := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
@@ -734,6 +734,6 @@ def _print_changed_files(files: CredentialFiles, clients: ClientRules) -> None:
 
 _DRAIN_CHECKS: Final = 5  # limits how often many unknown machines can wake an instance
 _TOO_MANY_IDLE: Final = (
-    "clients keep more idle connections open than the setting idle-connections allows. gitboot closes the oldest ones, "
-    "and counts them in gitboot_idle_connections_closed_total"
+    "clients keep more idle connections open than the setting `idle-connections` allows. gitboot closes the oldest "
+    "connections and counts them in gitboot_idle_connections_closed_total"
 )

@@ -333,7 +333,10 @@ def test_if_its_cache_cannot_be_written_history_is_the_same_with_a_warning(
     code, out, _ = gitboot("history", "web01", "--path", work.path)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    said = f"gitboot: the cache {tmp_path}/file/gitboot/cache.sqlite is not used: Not a directory (or use --no-cache)\n"
+    said = (
+        f"gitboot: the cache {tmp_path}/file/gitboot/cache.sqlite is not used: Not a directory (to evaluate without "
+        "a cache, use --no-cache)\n"
+    )
     assert gitboot("history", "web01", "--path", work.path) == (code, out, said)
 
 

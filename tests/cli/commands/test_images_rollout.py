@@ -100,8 +100,8 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     name = made.json["proposal"]["branch"]
     assert site.git("log", "-1", "--format=%P%n%an%n%B", name).splitlines() == [
         *(head, "gitboot", "Roll flatcar-2 out to 60 % of stable", ""),
-        f"0 of 2 servers that it reaches at {PERCENT} % are provisioned with it.",
-        "2 servers more fetched the boot and reported no completion.",
+        f"Provisioned with this image at {PERCENT} %: 0 of 2 servers.",
+        "In addition, 2 servers fetched the boot but reported no completion.",
     ]
     changed = before.replace(f"percent:   {PERCENT}   #".encode(), b"percent:   60   #")
     assert site.git("show", f"{name}:streams/stable.yaml").encode() == changed.rstrip() != before.rstrip()
@@ -109,11 +109,12 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     assert (site.git("status", "--porcelain"), site.git("rev-parse", "HEAD")) == ("", head)
 
     again = site.advance(records=site.output / "ops/records")
-    assert (again.code, again.out.splitlines()[-1]) == (0, f"already on the branch {name}; gitboot wrote no commit")
+    unchanged = f"the change is already on the branch {name}; gitboot wrote no commit"
+    assert (again.code, again.out.splitlines()[-1]) == (0, unchanged)
     site.git("branch", "of-before", "HEAD")
     earlier = site.advance("--branch", "of-before", records=site.output)
     assert earlier.code == Exit.USAGE
-    assert "of-before already exists with another streams/stable.yaml" in earlier.err
+    assert "of-before already exists and contains a different streams/stable.yaml" in earlier.err
     alone = site.advance("--no-commit", "-o", "json")
     assert (alone.code, alone.json["proposal"]["branch"]) == (0, None)
     assert (site.clone / "streams/stable.yaml").read_bytes() == changed
@@ -169,8 +170,8 @@ def test_missing_records_prove_nothing(site: Site, records: str, code: Exit, sai
     ("arguments", "said"),
     [
         (("rollout", "advance", "stabel", *STEPS), "did you mean stable"),
-        (("rollout", "advance", "stable", "--steps", "10,5"), "in rising order"),
-        (("rollout", "advance", "stable", "--steps", "1,200"), "in rising order"),
+        (("rollout", "advance", "stable", "--steps", "10,5"), "in ascending order"),
+        (("rollout", "advance", "stable", "--steps", "1,200"), "in ascending order"),
         (("rollout", "advance", "stable", *STEPS, "--after", "0%"), "from 1% to 100%"),
         (("rollout", "advance", "stable", *STEPS, "--branch", "a..b"), "is not a valid branch name"),
         (("rollout", "advance", "stable", *STEPS, "--rev", "nowhere"), "has no commit nowhere"),

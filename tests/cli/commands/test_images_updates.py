@@ -154,7 +154,7 @@ def test_a_later_run_and_one_in_another_clone_make_no_other_commit_until_a_newer
     site.vendor.publish("1.11.0-beta.1", "2026-11-11T00:00:00Z")
     found = site.update_one()
     assert (found["image"], found["supersedes"]) == ("someos-1.10.0", [BRANCH])
-    assert f"    it supersedes the branch {BRANCH}\n" in site.update().out
+    assert f"    this proposal supersedes the branch {BRANCH}\n" in site.update().out
     assert site.branches() == ["gitboot/update-stable-someos-1.1.0", "gitboot/update-stable-someos-1.10.0"]
 
 

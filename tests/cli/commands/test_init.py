@@ -188,7 +188,7 @@ def test_each_fleet_of_a_repository_has_its_own_ci(
     for folder in ("infra/boot", "lab"):
         gitboot("init", tmp_path, "--subpath", folder)
     err = capsys.readouterr().err
-    assert ".gitlab-ci.yml already exists, and was not changed: add `include: [{local: .gitlab/gitboot-lab" in err
+    assert ".gitlab-ci.yml already exists and was not changed: add `include: [{local: .gitlab/gitboot-lab" in err
     assert "add a hook that runs `gitboot validate lab`" in err
     assert yaml.safe_load((tmp_path / CI[1]).read_text()) == {"include": [{"local": ".gitlab/gitboot-infra-boot.yml"}]}
     jobs = [yaml.safe_load((tmp_path / place_ci_file(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]

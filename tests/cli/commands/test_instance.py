@@ -87,7 +87,7 @@ def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "Record what is on the disks of these servers, provisioned or pending:",
+        "Check the disks of these servers, then record each server as provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 provisioned",
@@ -166,7 +166,7 @@ def test_an_installation_by_another_tool_is_recorded_with_its_version_or_image(r
     }
     row = rack.said("records", "show", "web01").splitlines()[1]
     assert "version Ubuntu 22.04.5" in row and row.endswith("ImageDrift")
-    assert "VERSION BY ANOTHER TOOL  INSTALLED\nUbuntu 22.04.5           1" in rack.said("images")
+    assert "VERSION FROM ANOTHER TOOL  INSTALLED\nUbuntu 22.04.5             1" in rack.said("images")
     assert json.loads(rack.said("images", "-o", "json"))["foreign"] == {"Ubuntu 22.04.5": 1}
     rack.settings += ", outputs: [ipxe, grub, pages]"
     rack.push()
@@ -189,8 +189,8 @@ def test_an_installation_by_another_tool_is_recorded_with_its_version_or_image(r
     ("arguments", "expected"),
     [
         (("provisioned", "--image", "flatcar-3"), "did you mean"),
-        (("provisioned", "--image", "flatcar-2", "--version", "7"), "one of --image and --version"),
-        (("pending", "--version", "7"), "one of --image and --version"),
+        (("provisioned", "--image", "flatcar-2", "--version", "7"), "either --image or --version"),
+        (("pending", "--version", "7"), "either --image or --version"),
         (("provisioned", "--version", "two\nlines"), "one line of text"),
     ],
 )
@@ -212,7 +212,8 @@ def test_another_image_that_a_policy_would_replace_needs_confirmation(tmp_path: 
         order = ("records", "set", "web01", "provisioned", "--version", "Ubuntu 22.04.5", *REASON)
         done = rack.typed(*order)
         assert done.code == Exit.USAGE and "--yes" in done.err
-        assert "1 server would be installed, because their policies have networkBoot OnImageChange: web01" in done.out
+        expected = "1 server would be installed (web01), because their policies set networkBoot: OnImageChange"
+        assert expected in done.out
         assert show_records(rack)["web01"]["step"] == "Provisioned"
         rack.said(*order, "--yes")
         assert show_records(rack)["web01"]["step"] == "Pending"
@@ -236,7 +237,7 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
         ("garbage", "not exported records"),
         ("[]", "not exported records"),
         ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
-        ('{"items": []}', "does not contain a server of the accepted commit"),
+        ('{"items": []}', "contains no server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -306,7 +307,7 @@ def test_finding_r10_status_prints_one_command_that_approves_the_held_commit_on_
         assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
         assert [line for line in lines if digest in line] == [f"Gitboot-Ack: {digest} maxReinstalls"]
     pasted = typed(*shlex.split(command)[1:])
-    assert (pasted.code, "is the placeholder of an example" in " ".join(pasted.err.split())) == (Exit.USAGE, True)
+    assert (pasted.code, "is a placeholder from an example" in " ".join(pasted.err.split())) == (Exit.USAGE, True)
 
 
 def test_status_prints_the_acknowledgements_of_one_person_on_one_line(rack: Rack) -> None:
@@ -355,8 +356,8 @@ def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) ->
 @for_each(
     ("arguments", "said"),
     [
-        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is past: use a later time"),
-        ("--until -5m --reason x", "is past: use a later time"),
+        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is in the past: use a later time"),
+        ("--until -5m --reason x", "is in the past: use a later time"),
         ("--until tomorrow --reason x", "Invalid value for '--until'"),
         ("--until 2099-01-01T00:00:00Z", "Missing option '--reason'"),
         ("--reason x", "Missing option '--until'"),
@@ -468,7 +469,7 @@ def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rac
         assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         told = rack.typed("allow-installs")
-        assert (told.code, "the stop stays in force there" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "the stop stays in force for this folder" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         shutil.rmtree(word)
         assert "(Stopped)" not in get(url + left.entry).text
@@ -802,16 +803,16 @@ def test_finding_r17_begin_shows_what_happens_to_each_server_and_asks_only_to_in
     assert rows == [
         ["SERVER", "RECORD", "WHAT HAPPENS"],
         ["web01", "pending", "will be installed"],
-        ["web02", "-", "stays unknown, is not installed"],
+        ["web02", "-", "stays unknown and is not installed"],
     ]
     assert "\n1 server would be installed: web01\n1 server would stay unknown" in asked.out
     done, rows = begun_with(unverified, {known: installed, board: installed})
     assert (done.code, done.err) == (Exit.FINE, "")
     assert rows == [
         ["SERVER", "RECORD", "WHAT HAPPENS"],
-        ["web02", "-", "stays unknown, is not installed"],
+        ["web02", "-", "stays unknown and is not installed"],
         [board, "provision 1, flatcar-1", "no Server document yet"],
-        ["web01", "provision 1, flatcar-1", "stays as it is"],
+        ["web01", "provision 1, flatcar-1", "does not change"],
     ]
     steps = {name: item["step"] for name, item in show_records(unverified).items()}
     assert steps == {"web01": "Provisioned", "web02": "Unknown"}

@@ -60,7 +60,7 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
     done = new(path, "--seen", MAC, "--like", "web01")
     assert done.code == Exit.FINE, done
     assert (path / "servers" / "web02.yaml").read_text() == (
-        "# It requested a boot from 10.0.0.7 at 2026-11-20 22:00 UTC, and sent these facts.\n"
+        "# The machine with the address 10.0.0.7 requested a boot at 2026-11-20 22:00 UTC and sent these facts.\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/Server.json\n"
         "# Parked until you decide what the server is for. Then remove lifecycle. To allow its installation, "
         "set provision: 1.\n"
@@ -92,7 +92,10 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--seen", "52:54:00:00:00:77"], "no unknown machine with 52:54:00:00:00:77 has requested a boot"),
+        (
+            ["--seen", "52:54:00:00:00:77"],
+            "no unknown machine with the MAC address 52:54:00:00:00:77 has requested a boot",
+        ),
         (["--seen", "nonsense"], "expected a MAC address"),
         (["--uuid", UUID], "there is no MAC address: add --seen, --bmc or --mac"),
         (["--mac", mac_of("web01"), "--uuid", UUID], "Server/web01 already has"),
@@ -122,7 +125,7 @@ def test_the_inventory_of_an_image_is_in_the_document(path: Path) -> None:
     assert new(path, "--seen", "52:54:00:99:99:97").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
     assert text.startswith(
-        "# It requested a boot from 10.0.0.9 at 2026-11-20 22:00 UTC, and sent these facts. "
+        "# The machine with the address 10.0.0.9 requested a boot at 2026-11-20 22:00 UTC and sent these facts. "
         "Its inventory: Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, "
         "sda 7.68 TB.\n"
     )

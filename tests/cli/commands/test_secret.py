@@ -49,9 +49,9 @@ def test_a_new_key_decrypts_its_secrets_and_a_fleet_is_checked_with_it(tmp_path:
         ("s/own.age", None),
     ]
     text = run("check", fleet, "--secret-keys", other)
-    assert (
-        text.output
-        == "s/join.age: no key in the key file can decrypt the file\n2 secrets, 1 not decrypted by these keys\n"
+    assert text.output == (
+        "s/join.age: no key in the key file can decrypt the file\n"
+        "2 secrets checked: 1 cannot be decrypted with these keys\n"
     )
     assert "hunter2" not in found.output + text.output
 

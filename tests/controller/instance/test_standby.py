@@ -134,7 +134,7 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
         stopped = typed(*stop)
         assert (
             stopped.code,
-            f"uses the active instance, --state {hosts.one.state}" in " ".join(stopped.err.split()),
+            f"uses the active instance (--state {hosts.one.state})" in " ".join(stopped.err.split()),
         ) == (0, True)
         eventually(lambda: not offers())
         assert [each.exists() for each in words] == [False, True]
@@ -144,7 +144,7 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
         fetched = typed("reconcile", "--state", state)
         assert (
             fetched.code,
-            f"uses the active instance, --state {hosts.one.state}" in " ".join(fetched.err.split()),
+            f"uses the active instance (--state {hosts.one.state})" in " ".join(fetched.err.split()),
         ) == (0, True)
         server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
         for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
