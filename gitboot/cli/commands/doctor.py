@@ -643,9 +643,15 @@ def _of_room(place: Path, *, files: int) -> Examination:
             f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet needs about {files:,}",
             "use a file system with more inodes, for example one created with mkfs.ext4 -N",
         )
-    elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
+    elif found.f_bavail < found.f_blocks * _FEW:
         yield _doubtful(
             "disk", f"{place} has {free / 2**30:,.1f} GiB free, which is less than 10 %", f"df -h {quote_words(place)}"
+        )
+    elif found.f_files and found.f_favail < found.f_files * _FEW:
+        yield _doubtful(
+            "disk",
+            f"{place} has {found.f_favail:,} inodes free, which is less than 10 %",
+            f"df -i {quote_words(place)}",
         )
     else:
         yield fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")

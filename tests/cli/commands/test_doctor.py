@@ -21,6 +21,7 @@ from gitboot.cli.main import Exit
 from gitboot.endpoint.tls import Suites
 from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
+from tests.helpers.disks_and_terminals import small_disk
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
 from tests.helpers.http_peers import Authority, Issued, QuietFileHandler, file_server
 from tests.helpers.instance_with_bmcs import POOL, Rack, typed
@@ -148,6 +149,21 @@ def test_an_unsynchronised_clock_and_a_library_without_ssh_are_failures(tmp_path
     unreadable, small = found
     assert "cannot be read" in unreadable
     assert small.endswith("but the output tree of the fleet needs about 6,000,000,000,000,000")
+
+
+@pytest.mark.parametrize(("room", "unit"), [("4m", "MiB"), ("100m,nr_inodes=40", "inodes")])
+def test_a_disk_that_is_almost_full_is_reported_with_its_free_space_or_inodes(
+    tmp_path: Path, room: str, unit: str
+) -> None:
+    with small_disk(tmp_path, room) as disk:
+        if unit == "inodes":
+            for number in range(37):
+                (disk / str(number)).touch()
+        else:
+            (disk / "file").write_bytes(bytes(3_900_000))
+        (found,) = (each for each in of_output(disk, tmp_path, servers=0) if each.subject == "disk")
+    amount = "2 inodes" if unit == "inodes" else "0.0 GiB"
+    assert (found.health, found.message) == (Health.DOUBTFUL, f"{disk} has {amount} free, which is less than 10 %")
 
 
 def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
