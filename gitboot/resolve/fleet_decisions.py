@@ -443,7 +443,8 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines fetch from {asked}, but the clients have no IPv6 network. Machines with IPv6 boot their disks",
+            f"machines fetch from {asked}, but `clients` contains no IPv6 network, so machines that use IPv6 boot "
+            "their disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
             severity=Severity.WARNING,
@@ -510,7 +511,7 @@ def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem
         group.sort(key=lambda each: each.until or _LAST, reverse=True)
         found += group[:MAX_SHOWN]
         if rest := group[MAX_SHOWN:]:
-            message = f"up to {len(rest):,} more problems that depend on the time are not shown"
+            message = f"up to {len(rest):,} more time-dependent problems are not shown"
             code = Code.TOO_MANY_PROBLEMS
             found.append(
                 structs.replace(

@@ -439,13 +439,13 @@ IGNITION = '{"ignition": {"version": "3.4.0"}, "arguments": "%s"}\n'
             "a script of iPXE without the filter",
             {"i": "#!ipxe\nkernel /k\n# {{ boot_nic.mac }}\n"},
             "i:3",
-            "ipxe cannot read a value of boot_nic without the filter ipxe",
+            "a template for ipxe must use the filter ipxe for the values of boot_nic",
         ),
         (
             "a configuration of GRUB with arguments for the kernel",
             {"g": "linux /k {{ kernel_arguments | kernel }}\n"},
             "g:1",
-            "grub cannot read a value of boot_nic without the filter grub",
+            "a template for grub must use the filter grub for the values of boot_nic",
         ),
         (
             "user data",

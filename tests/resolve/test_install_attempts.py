@@ -513,7 +513,9 @@ def test_the_unchanged_export_is_valid() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_invalid_records_are_rejected_with_the_name_of_their_file(case: str, data: bytes) -> None:
-    with pytest.raises(UsageError, match=r"^backup/records\.json: not exported records \(.+\); use ops/records"):
+    with pytest.raises(
+        UsageError, match=r"^backup/records\.json does not contain exported records \(.+\); use ops/records"
+    ):
         parse_exported_records(data, "backup/records.json")
 
 

@@ -547,7 +547,7 @@ def test_no_expression_grows_without_bounds() -> None:
         ("and and", "the template is nested too deeply"),
         ("parentheses", "the template is too long or nested too deeply"),
         ("sum", "a number is too large"),
-        ("output of a loop", "the template renders more than 1,048,576 bytes"),
+        ("output of a loop", "the rendered text has more than 1,048,576 bytes"),
         ("a long text", "the template has more than 1,048,576 bytes"),
     ],
 )

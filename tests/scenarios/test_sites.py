@@ -164,7 +164,7 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
         "its first ledger does not know what the other one has made of it"
     )
     (event,) = country.instances["ams2"].told("ServerUnknown")
-    assert "the ledger contains this machine, but has no record of it" in event.message
+    assert "the machine is known to the ledger, but has no provisioning record" in event.message
 
 
 def test_a_server_that_leaves_and_returns_at_another_site_is_not_new_there(country: Country) -> None:
