@@ -423,7 +423,7 @@ def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             yield repository.build_problem(
                 Code.NOT_YET,
-                "this version of gitboot does not support boot scripts from templates for unknown machines",
+                "this version of gitboot does not support boot script templates for unknown machines",
                 Id("Fleet", fleet.metadata.name),
                 *("spec", "unknownServers", "profile"),
                 hint="choose a profile without templates.ipxe and templates.grub",
