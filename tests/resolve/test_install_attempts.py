@@ -150,7 +150,7 @@ def test_e11_e12_a_server_without_a_record_is_new_returning_or_unverified(
 @pytest.mark.parametrize(
     ("seen", "carries", "why"),
     [
-        ({uuid_of("web01")}, None, "the ledger contains this machine"),
+        ({uuid_of("web01")}, None, "the machine is known to the ledger"),
         ((), "the MAC address 52:54:00:00:00:01 of db01", "replaces"),
     ],
 )

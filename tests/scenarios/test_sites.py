@@ -195,7 +195,7 @@ def test_a_board_with_an_identity_of_another_site_is_not_new(country: Country) -
     board = server("web01", "site: fra1", "provision: 1").replace(uuid_of("web01"), uuid_of("its new board"))
     country.push(board, *placed(web02="fra1"))
     assert country.planned("fra1")["web01"] == UNKNOWN
-    assert "if the server has a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
+    assert "if it has a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
 
 
 def test_for_any_moves_each_provision_number_is_installed_once(country: Country, lives: int) -> None:
