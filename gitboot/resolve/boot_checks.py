@@ -199,7 +199,7 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
                 "or change the selector of that entry"
             )
         yield (
-            "secureBoot is true, but the firmware is BIOS, which has no Secure Boot",
+            "secureBoot is true, but the firmware is BIOS, which does not support Secure Boot",
             hint,
             (own, ("spec", "firmware")),
         )
@@ -208,7 +208,7 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
     place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
     if inputs.loader is Loader.GRUB:
         yield (
-            "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature",
+            "Secure Boot is on, but DHCP names the unsigned GRUB that gitboot builds",
             "write loader: Shim, or remove the field `loader`",
             place,
         )
@@ -372,7 +372,7 @@ def check_maintenance(
         for line in inputs.malformed_lines:
             yield DecisionFinding(
                 Code.DIGEST,
-                "the line is not an approval",
+                "the line does not contain an approval",
                 "write the name of the Maintenance and the digest that `gitboot plan` shows, or begin the line with #",
                 (Id(FILE, spec.before.approval.file), (line,)),
                 is_shared=False,

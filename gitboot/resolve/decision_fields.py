@@ -290,7 +290,7 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
                 yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, of_image, *steps)
     why = "the boot loader verifies signatures, or the image has no signatures"
     if boot.ignores_signatures:
-        why = "GRUB boots the server, so a missing signature withholds only the boot scripts for iPXE"
+        why = "GRUB boots the server, so gitboot withholds only the iPXE boot scripts if a signature is missing"
     yield make_reason("ignoresSignatures", boot.ignores_signatures, "R6", why)
     if not files.loader_signatures:
         yield make_reason("files.loaderSignatures", None, "R6", "no boot loader verifies a signature of the image")

@@ -378,7 +378,7 @@ def decide_unknown_machines(
     if image is None or profile.spec.method is not Method.PXE:
         finding = DecisionFinding(
             Code.COMBINATION,
-            f"a profile for unknown machines needs method Pxe, found {profile.spec.method}",
+            f"a profile for unknown machines must have method Pxe, found {profile.spec.method}",
             "choose a profile with method Pxe, or set unknownServers: LocalDisk",
             place,
             is_shared=False,

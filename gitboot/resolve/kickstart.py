@@ -228,7 +228,7 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
 _NO_FILE: Final = ("the file to include is missing", "write the file or the URL on the same line")
 _UNCLOSED_QUOTE: Final = (
     "a quote is not closed, or the line ends with a backslash",
-    "close the quote, or write the character between other quotes",
+    "close the quote, or put the character in quotes of the other kind",
 )
 
 

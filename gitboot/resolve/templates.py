@@ -401,7 +401,7 @@ def describe_kind(value: object) -> str:
 
 
 _KINDS: Final[dict[type, str]] = {
-    str: "a text",
+    str: "a string",
     bool: "a boolean",  # must precede int, because bool is a subclass of int
     int: "a number",
     float: "a number",

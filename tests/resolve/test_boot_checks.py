@@ -198,8 +198,8 @@ def test_finding_m1_m2_validate_and_diff_warn_of_what_copies_cannot_do(
 ONLY_IPXE_OUTPUT = "baseURL: 'http://boot.test', outputs: [ipxe]"
 SECURE = "baseURL: 'http://boot.test', hardware: [{{select: All, secureBoot: true{}}}]"
 ONLY_IPXE = "templates: {ipxe: web.ipxe}"
-BIOS = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot (web01)"
-BUILT = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature (web01)"
+BIOS = "secureBoot is true, but the firmware is BIOS, which does not support Secure Boot (web01)"
+BUILT = "Secure Boot is on, but DHCP names the unsigned GRUB that gitboot builds (web01)"
 NO_OUTPUT = "Secure Boot is on, but the Fleet's outputs do not include grub, so DHCP names an unsigned iPXE (web01)"
 BY_HTTPS = "Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from https://boot.test (web01)"
 NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has a template only for iPXE (web01)"
@@ -369,8 +369,8 @@ DRAIN: Final = "drain: {url: 'https://drain.test'}"
     [
         ("- 20T12:00", f"before: {{{FILE}}}", "", ""),
         ("- 20T12:00", f"before: {{{FILE}}}", f"# a comment\n\nrepair {SHA} # ada\nother {SHA}\n", ""),
-        ("- 20T12:00", f"before: {{{FILE}}}", f"\nrepair {SHA[:12]}", "approvals.txt:2 GB1036 the line is not an"),
-        ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line is not an"),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"\nrepair {SHA[:12]}", "approvals.txt:2 GB1036 the line does not"),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line does not"),
         ("", f"before: {{{FILE}}}", "", "005.yaml:4 GB1044 spec: before needs a window with an end"),
         ("- 20T12:00", "before: {}", "", "005.yaml:4 GB1044 spec.before: before needs approval or drain"),
         ("- 20T12:00", "before: {approval: {}}", "", "of file and url, found neither"),
