@@ -162,7 +162,7 @@ UNKNOWN_REQUEST_COMMENT: Final = """\
 
 def describe_missing_plan(decision: Decision) -> str:
     """Return why a server has no plan, for the comment in its boot scripts."""
-    return f"gitboot makes no plan (lifecycle {decision.lifecycle})"
+    return f"the server has no boot plan, because its lifecycle is {decision.lifecycle}"
 
 
 def render_disk_comment(machine: str, reason: str) -> str:
@@ -175,7 +175,7 @@ def render_endpoint_comment(url: str) -> str:
     return f"""\
 # gitboot: this script fetches the current boot script from the endpoint
 # Endpoint: {url}
-# Only the endpoint counts one-time boots, and ends a maintenance in time.
+# Only the endpoint counts one-time boots and ends each maintenance on time.
 # If the endpoint does not answer, the machine boots the fallback below."""
 
 

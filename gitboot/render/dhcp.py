@@ -226,9 +226,9 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
     requested = list_requested_loaders(decisions)
     if Loader.SHIM in requested:
-        yield from ("", "# By TFTP, shim reads its own path from the header field that this option keeps in use")
+        yield from ("", "# Over TFTP, shim reads its own path from the DHCP header field that this option protects")
         yield "dhcp-no-override"
-    yield from ("", "# UEFI HTTP boot accepts an answer only with the vendor class HTTPClient")
+    yield from ("", "# UEFI HTTP boot accepts only DHCP replies that contain the vendor class HTTPClient")
     for offer in list_loader_offers(decisions):
         if offer.client.http:
             tags = f"{firmware}tag:gitboot_{offer.client.name}"
@@ -392,7 +392,7 @@ def _render_proxy_script(tags: str, url: str, server: str) -> Iterator[str]:
 
 def _render_proxy_boot(tags: str, url: str, server: str = "") -> str:
     if len(url) > LONGEST_PROXY_URL:
-        return f"# Missing, because a proxy can send only {LONGEST_PROXY_URL} characters: {url}"
+        return f"# Omitted, because a DHCP proxy can send at most {LONGEST_PROXY_URL} characters: {url}"
     return f"dhcp-boot={tags},{_quote(url)}{server}"
 
 

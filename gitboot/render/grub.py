@@ -124,7 +124,7 @@ class _NotForGrub(Exception):
 def _format_device_path(file: BootFile) -> str:
     parts = urlsplit(file.url)
     if parts.scheme != "http":
-        raise _NotForGrub(f"the boot files have {parts.scheme} URLs, but GRUB fetches only by http")
+        raise _NotForGrub(f"the boot files have {parts.scheme} URLs, but GRUB can fetch only over http")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     return quote_grub_word(f"(http,{parts.netloc}){path}")
 
@@ -189,7 +189,7 @@ for address in {addresses}; do
   fi
 done
 if [ -z "$gitboot_mac" ]; then
-  echo "gitboot: GRUB has no MAC address of the boot NIC"
+  echo "gitboot: GRUB did not find the MAC address of the boot NIC"
 fi
 """
 

@@ -110,7 +110,7 @@ def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
         arguments = tuple(each for each in arguments if each != _BOOTIF)
         yield "sysappend 2"
     if is_shared and any(map(names_boot_nic, arguments)):
-        raise _NotForPxelinux("PXELINUX names the boot NIC of an unknown machine only as BOOTIF")
+        raise _NotForPxelinux("PXELINUX can pass the boot NIC of an unknown machine only as BOOTIF")
     if arguments:
         yield f"append {build_command_line(arguments)}"
 
@@ -122,5 +122,5 @@ _BOOTIF: Final = f"BOOTIF={BOOT_NIC_BOOTIF}"
 def _check_url(file: BootFile) -> str:
     scheme = urlsplit(file.url).scheme
     if scheme != "http":
-        raise _NotForPxelinux(f"the boot files have {scheme} URLs, but PXELINUX fetches only by http")
+        raise _NotForPxelinux(f"the boot files have {scheme} URLs, but PXELINUX can fetch only over http")
     return file.url

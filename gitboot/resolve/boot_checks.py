@@ -95,7 +95,7 @@ def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding
     if user_data_formats.lacks_first_boot(boot.user_data.format, boot.kernel_arguments):
         yield DecisionFinding(
             Code.NO_FIRST_BOOT,
-            f"BootImage/{boot.image} boots with Ignition user data, but no kernel argument lets Ignition run",
+            f"BootImage/{boot.image} boots with Ignition user data, but no kernel argument makes Ignition run",
             Code.NO_FIRST_BOOT.hint,
             (Id("BootProfile", inputs.profile.metadata.name), ("spec", "userData")),
             Severity.WARNING,
@@ -119,7 +119,7 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     if shared.tied:
         yield DecisionFinding(
             Code.POLICY_TIE,
-            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with the same priority",
+            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select the server at the same priority",
             "raise the priority of one policy, let one inherit from the other, or narrow a selector",
             (Id("BootPolicy", shared.tied[-1]), ("spec", "select")),
         )
@@ -127,7 +127,7 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         yield DecisionFinding(
             Code.NO_POLICY,
             f"no BootPolicy selects {name}",
-            "let a policy select the server, set policy in the Server, or park the server",
+            "select the server in a policy, set `policy` in the Server document, or park the server",
             (Id("Server", name), ("metadata", "name")),
             Severity.ERROR if shared.fleet.requires_policy else Severity.WARNING,
             is_shared=False,
@@ -144,7 +144,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     own = Id("Server", server.metadata.name)
     for each in list_identities(server):
         if each.is_placeholder:
-            message = f"the {each.kind} {each.value} does not identify a machine, because many machines have it"
+            message = f"the {each.kind} {each.value} does not identify a machine, because many machines share it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
             hint = "remove the value" if is_compared else _IDENTITY_HINTS[each.kind]
             yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
@@ -166,7 +166,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         output, is_own = _OUTPUT_BY_LOADER[loader], server.spec.loader is not None
         yield DecisionFinding(
             Code.COMBINATION,
-            f"DHCP would refer to the loader {loader}, but the Fleet has no output {output}",
+            f"DHCP would name the loader {loader}, but the Fleet's outputs do not include {output}",
             f"add {output} to the Fleet's outputs, or choose another loader",
             (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware")),
         )
@@ -195,11 +195,11 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
         hint = f"remove secureBoot from {own}"
         if server.spec.secure_boot is None:
             hint = (
-                f"hardware of Fleet/{shared.fleet.name} sets secureBoot: write secureBoot: false in {own}, or change "
-                f"the selector of that hardware entry"
+                f"a `hardware` entry of Fleet/{shared.fleet.name} sets secureBoot; write secureBoot: false in {own}, "
+                "or change the selector of that entry"
             )
         yield (
-            "secureBoot is true, but the firmware is BIOS, which has no Secure Boot",
+            "secureBoot is true, but the firmware is BIOS, which does not support Secure Boot",
             hint,
             (own, ("spec", "firmware")),
         )
@@ -208,8 +208,8 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
     place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
     if inputs.loader is Loader.GRUB:
         yield (
-            "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature",
-            "write loader: Shim, or remove loader",
+            "Secure Boot is on, but DHCP names the unsigned GRUB that gitboot builds",
+            "write loader: Shim, or remove the field `loader`",
             place,
         )
     boots = [shared.boot, *(each.boot for each in shared.maintenances)]
@@ -218,14 +218,14 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
         at = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
         if inputs.loader is None:
             yield (
-                "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature",
+                "Secure Boot is on, but the Fleet's outputs do not include grub, so DHCP names an unsigned iPXE",
                 "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed",
                 at,
             )
         elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
             yield (
                 f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}",
-                "use an http base URL, boot a signed uki with method: UefiHttp, or write loader: iPXE if it is signed",
+                "use an http base URL, boot a signed uki with method: UefiHttp, or use a signed iPXE (loader: iPXE)",
                 at,
             )
     for profile in profiles:
@@ -233,7 +233,7 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
         is_by_loader = profile.spec.method is Method.PXE
         if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:
             yield (
-                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only a template for iPXE",
+                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has a template only for iPXE",
                 "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed",
                 (Id("BootProfile", name), ("spec", "templates")),
             )
@@ -272,8 +272,8 @@ def check_loader_signature(
         kind = "uki" if boot.http_boot is HttpBoot.UKI else "iso"
         if kind == "uki" and secure_boot:
             return
-        program, place = f"the firmware, which boots the {kind}", (Id("BootProfile", name), ("spec", "method"))
-        hint = "boot the image with method: Pxe and iPXE, or remove loaderSignature and sign the uki for Secure Boot"
+        program, place = f"the firmware that boots the {kind}", (Id("BootProfile", name), ("spec", "method"))
+        hint = "boot the image with iPXE (method: Pxe), or remove loaderSignature and sign the uki for Secure Boot"
     elif ignoring is not None:
         program, place = ignoring
     elif template is not None and "imgverify" not in template:
@@ -338,8 +338,8 @@ def check_policy(
     if counts_fetches and boot is not None and verifies and not boot.shows_its_start:
         yield DecisionFinding(
             Code.COMBINATION,
-            f"iPXE verifies the files of BootImage/{boot.image}, but with evidence Fetched, the fetch of the boot "
-            "script counts as the end of the installation, even if iPXE then rejects a file",
+            "with evidence: Fetched, an installation counts as complete when iPXE fetches the boot script, even if "
+            f"iPXE then rejects a file of BootImage/{boot.image}",
             "set provisioning.evidence: Reported in the Fleet, and let the installer report its end, or let the system "
             "fetch user data",
             (Id("BootImage", boot.image), ("spec", "architectures")),
@@ -348,15 +348,15 @@ def check_policy(
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
         yield DecisionFinding(
             Code.COMBINATION,
-            f"power On is only for one-time boots, but networkBoot is {pool.network_boot}",
-            "remove power, or set networkBoot to Once or OnImageChange",
+            f"power: On applies only to one-time boots, but networkBoot is {pool.network_boot}",
+            "remove `power`, or set networkBoot to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
     # without a BMC, gitboot would never offer the boot
     if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:
         yield DecisionFinding(
             Code.COMBINATION,
-            f"waitFor PowerOff needs a BMC, but Server/{server.metadata.name} has no bmc",
+            f"waitFor: PowerOff needs a BMC, but Server/{server.metadata.name} has no bmc",
             "set bmc, or let another policy select the server",
             (policy, ("spec", "waitFor")),
         )
@@ -372,7 +372,7 @@ def check_maintenance(
         for line in inputs.malformed_lines:
             yield DecisionFinding(
                 Code.DIGEST,
-                "the line is not an approval",
+                "the line does not contain an approval",
                 "write the name of the Maintenance and the digest that `gitboot plan` shows, or begin the line with #",
                 (Id(FILE, spec.before.approval.file), (line,)),
                 is_shared=False,
@@ -387,7 +387,7 @@ def check_maintenance(
     if boot is not None and boot.writes_disk and spec.window.end is None:
         yield DecisionFinding(
             Code.ENDLESS,
-            f"{key} boots BootImage/{boot.image}, which writes disks, but its window has no end",
+            f"{key} boots BootImage/{boot.image}, which writes disks, but the window of the maintenance has no end",
             Code.ENDLESS.hint,
             (key, ("spec", "window")),
         )
@@ -406,7 +406,7 @@ def _check_boot(
     if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
         version = image.spec.version
         if version_key(version) < version_key(skew.minimum_version):
-            stream = f"ImageStream/{inputs.profile.spec.stream} requires at least {skew.minimum_version}"
+            stream = f"ImageStream/{inputs.profile.spec.stream} requires at least version {skew.minimum_version}"
             yield DecisionFinding(
                 Code.SKEW,
                 f"BootImage/{image.metadata.name} is version {version}, but {stream}",
@@ -428,16 +428,16 @@ def _check_boot(
     if boot.writes_disk and is_always and reinstall is not ReinstallMode.EVERY_BOOT:
         yield DecisionFinding(
             Code.EVERY_BOOT,
-            f"{resource} boots BootImage/{boot.image}, which writes disks, at each boot",
+            f"at each start of the server, {resource} boots BootImage/{boot.image}, which writes disks",
             Code.EVERY_BOOT.hint,
             (resource, ("spec", "networkBoot")),
         )
     is_uuid_needed = (boot.writes_disk or boot.asks_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
-        what = "writes disks" if boot.writes_disk else "fetches its user data by UUID"
+        what = "an image that writes disks" if boot.writes_disk else "an image that fetches its user data by UUID"
         yield DecisionFinding(
             Code.UUID_NEEDED,
-            f"{resource} boots BootImage/{boot.image}, which {what}, but the server has no uuid",
+            f"{resource} boots BootImage/{boot.image}, {what}, but the server has no uuid",
             "set uuid; until you have it, set lifecycle: Parked, or boot an image that writes no disk",
             (own, ("spec",)),
         )
@@ -476,7 +476,7 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
     return DecisionFinding(
         Code.INTEGER,
         f"expected a whole number, found {quote_value(text)}",
-        f'write the provision number that is installed: {PROVISIONED}: "1"',
+        f'write the installed provision number, for example {PROVISIONED}: "1"',
         (Id("Server", server.metadata.name), ("metadata", "annotations", PROVISIONED)),
         is_shared=False,
     )
@@ -500,8 +500,9 @@ def select_artifacts(source: BootSource) -> Artifacts:
     if lacking:
         raise Unbootable(
             Code.NO_ARTIFACT,
-            f"BootImage/{image} has no {' and no '.join(lacking)} for {source.architecture}, which method "
-            f"{spec.method} needs" + (f" with httpBoot {spec.http_boot}" if spec.http_boot else ""),
+            f"BootImage/{image} has no {' and no '.join(lacking)} for {source.architecture}, but method {spec.method}"
+            f"{f' with httpBoot: {spec.http_boot}' if spec.http_boot else ''} needs "
+            f"{'this file' if len(lacking) == 1 else 'these files'}",
             "add the artifact to the image, or change the method",
             source.profile_id,
             *("spec", "method"),
@@ -520,9 +521,9 @@ def select_artifacts(source: BootSource) -> Artifacts:
         if artifact.loader_signature is not None and not artifact.loader_signature.startswith("assets:"):
             raise Unbootable(
                 Code.COMBINATION,
-                f"the Fleet has the output mirror, but gitboot does not copy the loaderSignature of BootImage/{image}, "
-                f"{artifact.loader_signature}, because the image does not state its digest",
-                "store the signature in the directory that is served at baseURL/assets/, and write assets:PATH",
+                f"the mirror does not copy the loaderSignature {artifact.loader_signature}, because BootImage/{image} "
+                "does not state the digest of the signature",
+                "store the signature below baseURL/assets/ on the web server, and write assets:PATH",
                 Id("BootImage", image),
                 *("spec", "architectures", str(source.architecture), *at, "loaderSignature"),
             )
@@ -566,7 +567,7 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
         raise _machine_error(
             source,
             Code.FIRMWARE,
-            f"BIOS cannot boot BootImage/{image}, which has a uki, but no kernel, for {source.architecture}",
+            f"BIOS cannot boot BootImage/{image}, which has a uki but no kernel for {source.architecture}",
             Code.FIRMWARE.hint,
         )
     return ("kernel",) if artifacts.uki is None else ()
@@ -585,7 +586,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
         if boot.method is not Method.VIRTUAL_MEDIA:
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} has configFrom: Medium, but method {boot.method} inserts no medium",
+                f"BootImage/{boot.image} has configFrom: Medium, but method {boot.method} does not insert a medium",
                 "use method VirtualMedia, or correct the image's configFrom",
                 source.profile_id,
                 *("spec", "method"),
@@ -604,7 +605,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
         raise Unbootable(
             Code.NO_WAY_IN,
-            f"BootImage/{boot.image} has configFrom: None, so user data does not reach it",
+            f"BootImage/{boot.image} has configFrom: None, so the user data cannot reach the system",
             "remove userData, or correct the image's configFrom",
             source.profile_id,
             "spec",
@@ -628,7 +629,7 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
     file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
     raise Unbootable(
         Code.NO_WAY_IN,
-        f"{what} cannot reach BootImage/{boot.image}, because firmware boots its {file} directly",
+        f"{what} cannot reach BootImage/{boot.image}, because the firmware boots its {file} directly",
         Code.NO_WAY_IN.hint,
         resource,
         *path,
@@ -679,8 +680,8 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     if endpoint is None and not copies.one_time_boots and is_once:
         yield DecisionFinding(
             Code.NO_ENDPOINT,
-            "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet does not set "
-            "an endpoint",
+            "the Fleet does not set an endpoint, and copies of the boot files cannot serve one-time boots or record "
+            "fetches",
             Code.NO_ENDPOINT.hint,
             (Id("Fleet", fleet.name), ("spec", "endpoint")),
             Severity.WARNING,
@@ -701,8 +702,8 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
             why = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
         elif unable:
             why = (
-                f"{unable} cannot ask {endpoint} whether the maintenance has ended, so copies do not serve the "
-                "maintenance to them"
+                f"{unable} cannot ask {endpoint} whether the maintenance has ended, so copies of the boot files "
+                "do not serve the maintenance to these clients"
             )
         else:
             continue
@@ -717,7 +718,7 @@ def _find_unable_loaders(
     """Yield the names of boot loaders and methods that cannot query the endpoint for the end of a maintenance."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
-        yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
+        yield "boot loaders that get no boot script for the local disk (serving.restrict or localDisk: NotFound)"
         return
     if urlsplit(decision.endpoint or "").scheme == "https":
         if not decision.copies.ipxe_https and outputs & IPXE_OUTPUTS:
@@ -759,7 +760,7 @@ def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
             if not is_accepted_by_kubelet(key):
                 yield repository.build_problem(
                     Code.KUBELET_LABEL,
-                    f"kubelet does not start with the node label {key}",
+                    f"kubelet rejects the node label {key} and does not start",
                     Id("BootPolicy", name),
                     *("spec", "nodeLabels", key),
                     hint=Code.KUBELET_LABEL.hint,

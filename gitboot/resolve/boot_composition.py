@@ -139,7 +139,7 @@ class Composer:
                 (resource, _), index = lists[number], next(at for at, text in rendered[number] if text == item)
                 raise Unbootable(
                     Code.LOST_ARGUMENT,
-                    f"{item} removes the kernel argument {item[1:]}, but no earlier list has this argument",
+                    f"{item} removes the kernel argument {item[1:]}, but no earlier list contains this argument",
                     Code.LOST_ARGUMENT.hint,
                     resource,
                     *("spec", "kernelArguments", index),
@@ -160,7 +160,7 @@ class Composer:
             if is_reserved_argument(text):
                 raise Unbootable(
                     Code.RESERVED_ARGUMENT,
-                    f"gitboot or the boot loader writes the argument {text.partition('=')[0]}=",
+                    f"the kernel argument {text.partition('=')[0]}= is reserved for gitboot and the boot loader",
                     Code.RESERVED_ARGUMENT.hint,
                     resource,
                     *("spec", "kernelArguments", number),
@@ -169,7 +169,7 @@ class Composer:
                 raise Unbootable(
                     Code.TEMPLATE_FAILED,
                     "a filter in the template changed a value of boot_nic",
-                    "write the values of boot_nic without a filter",
+                    "use the values of boot_nic without a filter",
                     resource,
                     *("spec", "kernelArguments", number),
                 )
@@ -190,7 +190,7 @@ class Composer:
                 for each in merged.dropped
             ),
             *(
-                (item, lists[number][0], "no earlier document has this argument")
+                (item, lists[number][0], "no earlier document sets this argument")
                 for number, item in merged.without_effect
             ),
         ]
@@ -219,8 +219,9 @@ class Composer:
         if not user_data_formats.is_understood(spec.format, at_most):
             raise Unbootable(
                 Code.USER_DATA_FORMAT,
-                f"the user data is {spec.format}, but BootImage/{source.image.metadata.name} supports {at_most}",
-                "change the format, or correct the image's userData",
+                f"the user data has the format {spec.format}, but BootImage/{source.image.metadata.name} supports "
+                f"{at_most}",
+                "change the format, or correct `userData` in the image",
                 source.profile_id,
                 *("spec", "userData", "format"),
             )
@@ -255,7 +256,7 @@ class Composer:
             lines = templates.decode_template(source.files[path]).splitlines()
             raise Unbootable(
                 Code.TEMPLATE_FAILED,
-                f"{loader} cannot read a value of boot_nic without the filter {loader}",
+                f"a template for {loader} must use the filter {loader} for the values of boot_nic",
                 f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}",
                 Id(FILE, path),
                 next((number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1),
@@ -399,11 +400,11 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     found = find_secret_files(source)
     user_data = source.profile.spec.user_data
     if user_data is not None and user_data.secrets and not found:
-        why = "unknown machines boot the profile"
+        why = "unknown machines boot with this profile"
         if source.maintenance is not None:
-            why = f"Maintenance/{source.maintenance.metadata.name} boots the profile without an installation"
+            why = f"Maintenance/{source.maintenance.metadata.name} boots with this profile without an installation"
         elif source.pool is not None:
-            why = f"BootPolicy/{source.pool.name} boots the profile with networkBoot {source.pool.network_boot}"
+            why = f"BootPolicy/{source.pool.name} boots with this profile and networkBoot: {source.pool.network_boot}"
         raise Unbootable(
             Code.SECRET_KEPT_OPEN,
             f"the user data names secrets, but {why}",

@@ -144,8 +144,8 @@ def _decompress(payload: str | bytes, name: str) -> str:
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
         raise make_user_data_fault(
-            f"{name} of the rendered user data is not gzip that contains text: {error}",
-            "encode the part as base64 of a gzip file, or do not compress it",
+            f"{name} of the rendered user data is not gzip-compressed text: {error}",
+            "compress the part with gzip and encode it as base64, or do not compress it",
         ) from None
 
 
@@ -200,7 +200,7 @@ class _Reader:
         if named is None or named[1].lower().strip() != "jinja":
             raise make_user_data_fault(
                 f"the first line of {part.name} is {quote_value(first)}, so cloud-init ignores the template below it",
-                "write only ## template: jinja in the first line",
+                "write only ## template: jinja on the first line",
                 part.first_line,
             )
         # gitboot imports this module here, because little user data contains templates
@@ -322,10 +322,12 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
         names = _parse_merger_names(wanted)
         wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
         if names is None or wrong is not None:
-            what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
+            problem = f"the merge type of {part.name} is {quote_value(wanted)}, which cloud-init cannot read"
+            if wrong is not None:
+                problem = f"the merge type of {part.name} contains {quote_value(wrong)}, which is not dict, list or str"
             raise make_user_data_fault(
-                f"the merge type of {part.name} contains {what} so cloud-init ignores the part",
-                "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
+                f"{problem}, so cloud-init ignores the part",
+                "write merge_how: dict(replace)+list(append)+str(), or a list of entries with name and settings",
                 part.first_line,
             )
 
@@ -416,8 +418,8 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         is_read = is_read and all(value is None or isinstance(value, str) for value in headers.values())
         if not is_read or not (not kind or (isinstance(kind, str) and "/" in kind)):
             raise make_user_data_fault(
-                f"{name} stops cloud-init: its content or a header is not text, or its type does not contain a slash",
-                "add content: with the text of the part, and type:, for example text/cloud-config",
+                f"{name} stops cloud-init, because its content or a header is not text, or its type has no slash",
+                "set `content` to the text of the part, and `type` to a type such as text/cloud-config",
                 part.first_line,
             )
         if not kind:

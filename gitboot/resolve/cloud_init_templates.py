@@ -44,15 +44,15 @@ def parse_template(source: str, name: str, first_line: int) -> str | None:
     except (TemplateError, RecursionError, ValueError) as error:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
         raise make_user_data_fault(
-            f"the Jinja template of {name} cannot be read, so cloud-init ignores it: {error}",
-            "correct the template, and write it between {% raw %} and {% endraw %}",
+            f"cloud-init cannot read the Jinja template of {name}, so it ignores the template: {error}",
+            "correct the template, and enclose it in {% raw %} and {% endraw %}",
             first_line and first_line + line,
         ) from None
     kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
     if (other := tree.find(kinds)) is not None:
         raise make_user_data_fault(
-            f"the Jinja template of {name} uses another template, which cloud-init does not support",
-            "write the text of the other template into this one",
+            f"the Jinja template of {name} uses another template, but cloud-init does not support this",
+            "copy the text of the other template into this template",
             first_line and first_line + other.lineno,
         )
     begins = ""

@@ -49,7 +49,7 @@ def make_reason(field: str, value: object, rule: str, why: str, resource: Id | N
 
 
 _DEFAULT: Final = "the default"
-_BY_SERVER: Final = "the server sets it"
+_BY_SERVER: Final = "the Server document sets this field"
 
 
 def list_field_reasons(
@@ -95,7 +95,7 @@ def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) 
         at = ("spec", "interfaces", places[mac], "mac")
         yield make_reason(f"macs[{number}]", mac, "-", "the machine may boot from this interface", own, *at)
     if not decision.macs:
-        why = "many machines share the MAC addresses of its boot interfaces"
+        why = "many machines share the MAC addresses of the server's boot interfaces"
         yield make_reason("macs", None, "-", why, own, "spec", "interfaces")
     yield make_reason("architecture", decision.architecture, "-", _BY_SERVER, own, "spec", "architecture")
     yield make_reason("firmware", decision.firmware, "-", _BY_SERVER, own, "spec", "firmware")
@@ -109,37 +109,41 @@ def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) 
     else:
         yield _server_or_default("serial", decision.serial, own, "serial")
     yield _server_or_default("replaces", decision.replaces, own, "replaces")
-    why = "the Fleet's evidence is not Declared"
+    why = "the Fleet does not set evidence: Declared"
     if inputs.shared.fleet.is_declared:
-        why = f"the annotation {PROVISIONED} sets it" if decision.declared is not None else "no annotation sets it"
+        why = f"the annotation {PROVISIONED} sets this field"
+        if decision.declared is None:
+            why = f"the Server document has no annotation {PROVISIONED}"
     owner = own if decision.declared is not None else None
     yield make_reason("declared", decision.declared, "R5", why, owner, "metadata", "annotations", PROVISIONED)
-    why, owner = ("the Fleet sets it", fleet) if decision.stopped else (_DEFAULT, None)
+    why, owner = ("the Fleet sets this field", fleet) if decision.stopped else (_DEFAULT, None)
     yield make_reason("stopped", decision.stopped, "R5", why, owner, "spec", "stopped")
     for each in decision.withheld:
         of = f"Maintenance/{each.maintenance}" if each.maintenance is not None else "the policy"
-        yield make_reason("withheld", of, "R5", f"the newer commit {each.by[:12]} does not offer its install boot")
+        yield make_reason("withheld", of, "R5", f"the newer commit {each.by[:12]} does not offer this install boot")
     if not decision.withheld:
-        yield make_reason("withheld", None, "R5", "no newer commit takes back an install boot")
+        yield make_reason("withheld", None, "R5", "no newer commit withdraws an install boot")
     for maintenance in decision.maintenances:
         start, end = (at.isoformat() if at is not None else None for at in (maintenance.start, maintenance.end))
         window = f"{start or 'any time'} until {end or 'removed'}"
         key = Id("Maintenance", maintenance.name)
-        yield make_reason(f"maintenances.{key.name}", window, "R2", "it selects the server", key, "spec", "select")
+        yield make_reason(
+            f"maintenances.{key.name}", window, "R2", "the maintenance selects the server", key, "spec", "select"
+        )
     if not decision.maintenances:
         yield make_reason("maintenances", None, "R2", "no maintenance selects the server")
     if decision.policy is not None:
         by = (own, "spec", "policy") if spec.policy else (Id("BootPolicy", decision.policy.policy), "spec", "select")
-        why = "the server names it" if spec.policy else "it selects the server"
+        why = "the Server document names the policy" if spec.policy else "the policy selects the server"
         yield make_reason("policy", decision.policy.policy, "R3", why, *by)
     else:
-        why = "no policy selects it" if is_default else "only Active servers have a policy"
+        why = "no policy selects the server" if is_default else "only Active servers have a policy"
         yield make_reason("policy", None, "R3" if is_default else "R1", why)
 
 
 def _server_or_default(field: str, value: object, own: Id, *path: Step) -> Reason:
     if value is None:
-        return make_reason(field, None, "-", "the server does not set it")
+        return make_reason(field, None, "-", "the Server document does not set this field")
     return make_reason(field, value, "-", _BY_SERVER, own, "spec", *path)
 
 
@@ -160,27 +164,32 @@ def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision
         if each.name == site:
             at_site, has_own_endpoint = ("spec", "sites", number), each.endpoint is not None
     if at_site:
-        yield make_reason("baseURL", decision.base_url, "-", "its site sets it", fleet, *at_site, "baseURL")
+        yield make_reason(
+            "baseURL", decision.base_url, "-", "the server's site sets this field", fleet, *at_site, "baseURL"
+        )
     else:
         yield make_reason("baseURL", decision.base_url, "-", "no site selects the server", fleet, "spec", "baseURL")
     if decision.endpoint is None:
-        yield make_reason("endpoint", None, "-", "the Fleet names no endpoint")
+        yield make_reason("endpoint", None, "-", "the Fleet does not set an endpoint")
     elif has_own_endpoint:
-        yield make_reason("endpoint", decision.endpoint, "-", "its site sets it", fleet, *at_site, "endpoint")
+        yield make_reason(
+            "endpoint", decision.endpoint, "-", "the server's site sets this field", fleet, *at_site, "endpoint"
+        )
     else:
-        yield make_reason("endpoint", decision.endpoint, "-", "the Fleet sets it", fleet, "spec", "endpoint")
+        yield make_reason("endpoint", decision.endpoint, "-", "the Fleet sets this field", fleet, "spec", "endpoint")
     if inputs.local_disk is None:
-        yield make_reason("localDisk", None, "-", "the method of the boot loader that works on most machines")
+        yield make_reason("localDisk", None, "-", "the boot loader uses the method that works on most machines")
     elif inputs.server.spec.local_disk is not None:
         yield make_reason("localDisk", inputs.local_disk, "-", _BY_SERVER, own, "spec", "localDisk")
     else:
         yield make_reason(
-            "localDisk", inputs.local_disk, "-", "the Fleet sets it for the hardware", fleet, "spec", "hardware"
+            "localDisk", inputs.local_disk, "-", "the Fleet sets this field for the hardware", fleet, "spec", "hardware"
         )
     why = "serving.restrict is false"
     if serving.restrict or inputs.local_disk == "NotFound":
         why = "serving.restrict is true" if serving.restrict else "localDisk is NotFound"
-        why += "" if inputs.shared.fleet.unknown_not_found else ", and unknownServers is not NotFound"
+        if not inputs.shared.fleet.unknown_not_found:
+            why = f"{why}, and unknownServers is not NotFound"
     yield make_reason("restrict", decision.restrict, "-", why, fleet if serving.restrict else None, "spec", "serving")
     copies = decision.copies
     for field, value, is_set in (
@@ -188,8 +197,9 @@ def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision
         ("lateEnds", copies.late_ends, serving.late_ends is LateEnds.ACCEPT),
         ("ipxeHttps", copies.ipxe_https, serving.ipxe_https),
     ):
-        why = "the Fleet sets it" if is_set else _DEFAULT
-        why = f"{why}, but the Fleet names no endpoint to which it applies" if is_set and not value else why
+        why = "the Fleet sets this field" if is_set else _DEFAULT
+        if is_set and not value:
+            why = "the Fleet sets this field, but the field has no effect without an endpoint"
         yield make_reason(f"copies.{field}", value, "-", why, fleet if is_set else None, "spec", "serving", field)
 
 
@@ -209,12 +219,12 @@ def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision)
     for name in ("override", "disk_boot", "power", "wait_for"):
         field, value = to_camel(name), getattr(policy, name)
         if (owner := _find_owner(repository, pool, name)) is None:
-            why = f"the default for networkBoot {policy.network_boot}" if name == "override" else _DEFAULT
+            why = f"the default for networkBoot: {policy.network_boot}" if name == "override" else _DEFAULT
             yield make_reason(field, value, "R3", why)
         else:
-            why = "the policy sets it" if owner == pool.name else "the policy inherits it"
+            why = "the policy sets this field" if owner == pool.name else "the policy inherits this field"
             yield make_reason(field, value, "R3", why, Id("BootPolicy", owner), "spec", field)
-    why, setter = ("the Fleet sets it", _find_fleet(repository)) if policy.attempts != 1 else (_DEFAULT, None)
+    why, setter = ("the Fleet sets this field", _find_fleet(repository)) if policy.attempts != 1 else (_DEFAULT, None)
     yield make_reason("attempts", policy.attempts, "R5", why, setter, "spec", "provisioning", "attempts")
 
 
@@ -233,17 +243,17 @@ def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | Non
 def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterator[Reason]:
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     decided = next(each for each in decision.maintenances if each.name == key.name)
-    by_it = "the maintenance sets it"
+    by_it = "the maintenance sets this field"
     for edge, bound in (("start", decided.start), ("end", decided.end)):
         if bound is None:
-            why = "the window is open from the beginning" if edge == "start" else "the window has no end"
+            why = "the window has no start" if edge == "start" else "the window has no end"
             yield make_reason(f"window.{edge}", None, "R2", why, key, "spec", "window")
     if spec.override is not None:
         yield make_reason("override", decided.override, "R2", by_it, key, "spec", "override")
     else:
-        yield make_reason("override", decided.override, "R2", f"the default for networkBoot {spec.network_boot}")
+        yield make_reason("override", decided.override, "R2", f"the default for networkBoot: {spec.network_boot}")
     if decided.before is None:
-        yield make_reason("before", None, "R2", "the maintenance needs no approval and no drain")
+        yield make_reason("before", None, "R2", "the maintenance needs neither an approval nor a drain")
     for name, default in _MAINTENANCE_DEFAULTS.items():
         field, value = to_camel(name), getattr(decided, name)
         is_set = value != default
@@ -257,9 +267,9 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
     of_image, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
     for name in ("version", "writes_disk", "config_from", "boots"):
         field = to_camel(name)
-        yield make_reason(field, getattr(boot, name), "R4", "the image sets it", of_image, "spec", field)
+        yield make_reason(field, getattr(boot, name), "R4", "the image sets this field", of_image, "spec", field)
     if boot.http_boot is None:
-        yield make_reason("httpBoot", None, "R6", f"the method {boot.method} does not use it")
+        yield make_reason("httpBoot", None, "R6", f"the method {boot.method} does not use httpBoot")
     files, at = boot.files, ("spec", "architectures", decision.architecture)
     found: list[tuple[str, BootFile | None, tuple[Step, ...]]] = [
         (f"initrds[{number}]", each, ("initrds", number)) for number, each in enumerate(files.initrds)
@@ -270,33 +280,33 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
         found.append(("initrds", None, ()))
     for name, file, path in found:
         if file is None:
-            why = f"the image has no such file for {decision.architecture}"
+            why = f"the image has no {name} for {decision.architecture}"
             yield make_reason(f"files.{name}", None, "R6", why)
         else:
-            why = "the image names it" if file.source is None else f"the mirror serves a copy of {file.source}"
+            why = "the image names this file" if file.source is None else f"the mirror serves a copy of {file.source}"
             yield make_reason(f"files.{name}", f"{file.url} sha256:{file.sha256}", "R6", why, of_image, *at, *path)
             if (signature := files.loader_signatures.get(file.url)) is not None:
-                why, steps = "the image names it", (*at, *path, "loaderSignature")
+                why, steps = "the image names this signature", (*at, *path, "loaderSignature")
                 yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, of_image, *steps)
-    why = "the loader of the server verifies signatures, or the image has none"
+    why = "the boot loader verifies signatures, or the image has no signatures"
     if boot.ignores_signatures:
-        why = "GRUB boots the server, so a missing signature withholds only the boot scripts for iPXE"
+        why = "GRUB boots the server, so gitboot withholds only the iPXE boot scripts if a signature is missing"
     yield make_reason("ignoresSignatures", boot.ignores_signatures, "R6", why)
     if not files.loader_signatures:
         yield make_reason("files.loaderSignatures", None, "R6", "no boot loader verifies a signature of the image")
     if not boot.kernel_arguments:
-        yield make_reason("kernelArguments", None, "R7", "no document sets one")
+        yield make_reason("kernelArguments", None, "R7", "no document sets a kernel argument")
     yield from _explain_user_data(boot, inputs, decision, profile)
     for loader in ("ipxe", "grub"):
         if loader in boot.entries:
             path = getattr(inputs.profile.spec.templates, loader)
             yield make_reason(
-                f"entries.{loader}", path, "R6", "the profile sets it", profile, "spec", "templates", loader
+                f"entries.{loader}", path, "R6", "the profile names this template", profile, "spec", "templates", loader
             )
         else:
             yield make_reason(f"entries.{loader}", "built in", "R6", _DEFAULT)
     for template, digest in boot.templates.items():
-        yield make_reason(f"templates.{template}", f"sha256:{digest}", "R6", "the profile names the file", profile)
+        yield make_reason(f"templates.{template}", f"sha256:{digest}", "R6", "the profile names this file", profile)
     if not boot.templates:
         yield make_reason("templates", None, "R6", "the profile names no template")
 
@@ -307,17 +317,19 @@ def _explain_user_data(boot: Boot, inputs: BootInputs, decision: Decision, profi
         yield make_reason("userData", None, "R6", "the profile sets no user data")
         return
     at = ("spec", "userData")
-    yield make_reason("userData.format", data.format, "R6", "the profile sets it", profile, *at, "format")
+    yield make_reason("userData.format", data.format, "R6", "the profile sets this field", profile, *at, "format")
     yield make_reason("userData.sha256", data.digest, "R6", "the digest of the rendered user data")
-    yield make_reason("userData.url", data.url, "R6", "the machine fetches its user data from there")
+    yield make_reason("userData.url", data.url, "R6", "the machine fetches its user data from this URL")
     if not data.secrets:
-        yield make_reason("userData.secrets", None, "R6", "the profile and the server name no secret")
+        yield make_reason("userData.secrets", None, "R6", "neither the profile nor the server names a secret")
     for name in data.secrets:
         is_shared = name in spec.secrets
         where = (
             (profile, *at, "secrets", name) if is_shared else (Id("Server", decision.server), "spec", "secrets", name)
         )
-        why = "the profile names it, or the server in its place" if is_shared else "the server names it"
+        why = "the server names this secret"
+        if is_shared:
+            why = "the profile names this secret, and the server may override it"
         yield make_reason(f"userData.secrets.{name}", "encrypted", "R6", why, *where)
 
 
@@ -327,13 +339,21 @@ def _explain_node(repository: FleetRepository, boot: Boot, pool: Pool | None) ->
     for key, value in sorted(boot.node_labels.items()):
         owner = [name for name, spec in policies if key in spec.node_labels][-1]
         at = (Id("BootPolicy", owner), "spec", "nodeLabels", key)
-        yield make_reason(f"nodeLabels.{key}", value, "R3", "the last policy to set it wins", *at)
+        yield make_reason(f"nodeLabels.{key}", value, "R3", "the last policy that sets this label wins", *at)
     taints = [(name, number) for name, spec in policies for number in range(len(spec.node_taints))]
     for number, (taint, (owner, index)) in enumerate(zip(boot.node_taints, taints, strict=True)):
         at_taint = (Id("BootPolicy", owner), "spec", "nodeTaints", index)
-        why = "the policy sets it" if pool is not None and owner == pool.name else "the policy inherits it"
+        why = (
+            "the policy sets this field"
+            if pool is not None and owner == pool.name
+            else "the policy inherits this field"
+        )
         yield make_reason(f"nodeTaints[{number}]", taint, "R3", why, *at_taint)
-    why = "no policy of the chain sets one" if pool is not None else "only policies set node labels and taints"
+    why = (
+        "neither the policy nor its parents set this field"
+        if pool is not None
+        else "only policies set node labels and taints"
+    )
     if not boot.node_labels:
         yield make_reason("nodeLabels", None, "R3", why)
     if not boot.node_taints:

@@ -92,7 +92,7 @@ def _locate(repository: FleetRepository, reason: Reason) -> Reason:
 
 _DRAIN_TEXTS: Final = {
     Cause.WAITING_FOR_APPROVAL: "gitboot drains the server after the approval",
-    Cause.WAITING_FOR_DRAIN: "the URL has not responded with status 200 for the server yet",
+    Cause.WAITING_FOR_DRAIN: "the URL has not returned status 200 for the server yet",
 }
 
 
@@ -119,7 +119,7 @@ class _Explainer:
             return
         chosen = self.select_policy()
         if plan is None:
-            yield make_reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
+            yield make_reason("phase", "no plan", "R3", "no policy selects the server, and no maintenance is active")
             return
         yield make_reason("phase", plan.phase, "R5", plan.cause)
         if (seen := describe_evidence(decision, self._record)) is not None:
@@ -128,11 +128,11 @@ class _Explainer:
             yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
         winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
         for each in (each for each in decision.maintenances if each is not winner):
-            why = "not active now"
+            why = "the maintenance is not active now"
             if each.name == plan.waiting_maintenance:
                 why = plan.cause.value
             if winner is not None and each.priority < winner.priority:
-                why = f"not active now, or its priority {each.priority} is below {winner.priority}"
+                why = f"the maintenance is not active now, or its priority {each.priority} is below {winner.priority}"
             self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             self.lost.append(
@@ -173,7 +173,7 @@ class _Explainer:
         if name is not None:
             number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
             yield make_reason(
-                "site", name, "-", "it is the first site that selects the server", fleet, "spec", "sites", number
+                "site", name, "-", "this is the first site that selects the server", fleet, "spec", "sites", number
             )
         else:
             yield make_reason(
@@ -196,12 +196,12 @@ class _Explainer:
         if at is not None:
             why = f"{at} must approve this digest"
             if self._plan is not None:
-                does = "does not approve this digest yet" if missing is Cause.WAITING_FOR_APPROVAL else "approves it"
-                why = f"{at} {does}"
+                is_missing = missing is Cause.WAITING_FOR_APPROVAL
+                why = f"{at} has not approved this digest yet" if is_missing else f"{at} has approved this digest"
             step = "file" if before.approval_file is not None else "url"
             yield make_reason("before.approval", before.digest, "R2", why, key, *place, "approval", step)
         if before.drain_url is not None:
-            why = "the URL must respond with status 200 for the server before gitboot resets the server"
+            why = "before gitboot resets the server, the URL must return status 200 for the server"
             if self._plan is not None:
                 why = _DRAIN_TEXTS.get(missing, "the server is drained") if missing else "the server is drained"
             yield make_reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
@@ -215,12 +215,20 @@ class _Explainer:
         for edge, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
             if value is not None:
                 yield make_reason(
-                    edge, value.isoformat(), "R2", "the window is [start, end)", key, "spec", *edge.split(".")
+                    edge,
+                    value.isoformat(),
+                    "R2",
+                    "the window includes its start and excludes its end",
+                    key,
+                    "spec",
+                    *edge.split("."),
                 )
         yield from self.explain_preconditions(maintenance)
-        yield make_reason("networkBoot", spec.network_boot, "R5", "the maintenance sets it", key, "spec", "networkBoot")
+        yield make_reason(
+            "networkBoot", spec.network_boot, "R5", "the maintenance sets this field", key, "spec", "networkBoot"
+        )
         profile = self._repository.profiles[spec.profile]
-        yield make_reason("profile", spec.profile, "R2", "the maintenance sets it", key, "spec", "profile")
+        yield make_reason("profile", spec.profile, "R2", "the maintenance sets this field", key, "spec", "profile")
         if profile.spec.method is Method.DISK:
             return
         image = choose_maintenance_image(profile, self._repository.streams)
@@ -228,7 +236,7 @@ class _Explainer:
             said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
             why = "a maintenance boots the stream's current image"
         else:
-            said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile sets it"
+            said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile sets this field"
         yield make_reason("image", image, "R2", why, said_by, *path)
         boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
         yield from self._explain_provenance(image, profile, boots)
@@ -256,13 +264,27 @@ class _Explainer:
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             # The last policy in the chain of policies that sets the field.
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
-            whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
+            whose = "the policy sets this field" if owner == pool.name else "the policy inherits this field"
             yield make_reason(spelling, getattr(pool, name), "R3", whose, Id("BootPolicy", owner), "spec", spelling)
-        yield make_reason("provision", server.spec.provision, "R5", "the server sets it", self._id, "spec", "provision")
+        yield make_reason(
+            "provision",
+            server.spec.provision,
+            "R5",
+            "the Server document sets this field",
+            self._id,
+            "spec",
+            "provision",
+        )
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
             yield make_reason(
-                "method", Method.DISK, "R5", "the profile sets it", Id("BootProfile", pool.profile), "spec", "method"
+                "method",
+                Method.DISK,
+                "R5",
+                "the profile sets this field",
+                Id("BootProfile", pool.profile),
+                "spec",
+                "method",
             )
             return
         image = choose_image(server, profile, self._repository.streams)
@@ -282,10 +304,12 @@ class _Explainer:
         artifacts = self._repository.images[image].spec.architectures.get(architecture)
         if artifacts is not None and (origins := list_claimed_origins([artifacts])):
             claimed_in = (Id("BootImage", image), "spec", "architectures", architecture)
-            yield make_reason("provenance", ", ".join(origins), "-", "the image claims it", *claimed_in)
+            yield make_reason("provenance", ", ".join(origins), "-", "the image claims this provenance", *claimed_in)
         if inputs.requires_signature:
             name = find_requiring_stream(self._repository, profile, image)
-            why = "the stream sets it" if profile.spec.stream == name else "a stream with this image sets it"
+            why = "a stream that contains the image sets this field"
+            if profile.spec.stream == name:
+                why = "the stream sets this field"
             at = (Id("ImageStream", name), "spec", "requireProvenance")
             yield make_reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *at)
 
@@ -293,10 +317,18 @@ class _Explainer:
 
     def _explain_boot(self, source: BootSource) -> Iterator[Reason]:
         profile, decision = source.profile_id, self._decision
-        yield make_reason("method", source.profile.spec.method, "R6", "the profile sets it", profile, "spec", "method")
+        yield make_reason(
+            "method", source.profile.spec.method, "R6", "the profile sets this field", profile, "spec", "method"
+        )
         if source.profile.spec.http_boot is not None:
             yield make_reason(
-                "httpBoot", source.profile.spec.http_boot, "R6", "the profile sets it", profile, "spec", "httpBoot"
+                "httpBoot",
+                source.profile.spec.http_boot,
+                "R6",
+                "the profile sets this field",
+                profile,
+                "spec",
+                "httpBoot",
             )
         boot = decision.policy.boot if decision.policy else None
         if source.maintenance is not None:
@@ -319,13 +351,13 @@ class _Explainer:
             if argument in places:
                 resource, index = places[argument]
                 place = (resource, "spec", "kernelArguments", index)
-                yield make_reason(field, argument, "R7", "the last document to set it wins", *place)
+                yield make_reason(field, argument, "R7", "the last document that sets this argument wins", *place)
             else:
-                yield make_reason(field, argument, "R7", "gitboot adds it for the user data")
+                yield make_reason(field, argument, "R7", "gitboot adds this argument for the user data")
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
-            why = f"the profile sets it: {boot.user_data.format}"
+            why = f"the profile names this template in the format {boot.user_data.format}"
             yield make_reason("userData", value, "R6", why, profile, "spec", "userData", "template")
         # The last document that sets each variable wins; policies come first, starting at the root.
         setters: dict[str, Id] = {}
@@ -339,7 +371,9 @@ class _Explainer:
             setters |= dict.fromkeys(given, resource)
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
-            yield make_reason(f"vars.{variable}", setting, "R7", "the last document to set it wins", *written_at)
+            yield make_reason(
+                f"vars.{variable}", setting, "R7", "the last document that sets this variable wins", *written_at
+            )
 
 
 def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:

@@ -378,7 +378,7 @@ def decide_unknown_machines(
     if image is None or profile.spec.method is not Method.PXE:
         finding = DecisionFinding(
             Code.COMBINATION,
-            f"a profile for unknown machines needs method Pxe, found {profile.spec.method}",
+            f"a profile for unknown machines must have method Pxe, found {profile.spec.method}",
             "choose a profile with method Pxe, or set unknownServers: LocalDisk",
             place,
             is_shared=False,
@@ -423,7 +423,7 @@ def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             yield repository.build_problem(
                 Code.NOT_YET,
-                "this version of gitboot does not support boot scripts from templates for unknown machines",
+                "this version of gitboot does not support boot script templates for unknown machines",
                 Id("Fleet", fleet.metadata.name),
                 *("spec", "unknownServers", "profile"),
                 hint="choose a profile without templates.ipxe and templates.grub",
@@ -443,7 +443,8 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines fetch from {asked}, but the clients have no IPv6 network. Machines with IPv6 boot their disks",
+            f"machines fetch from {asked}, but `clients` contains no IPv6 network, so machines that use IPv6 boot "
+            "their disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
             severity=Severity.WARNING,
@@ -510,7 +511,7 @@ def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem
         group.sort(key=lambda each: each.until or _LAST, reverse=True)
         found += group[:MAX_SHOWN]
         if rest := group[MAX_SHOWN:]:
-            message = f"up to {len(rest):,} more problems that depend on the time are not shown"
+            message = f"up to {len(rest):,} more time-dependent problems are not shown"
             code = Code.TOO_MANY_PROBLEMS
             found.append(
                 structs.replace(

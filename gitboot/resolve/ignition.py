@@ -107,7 +107,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     },
     "kernelArguments": ({"shouldExist": [str], "shouldNotExist": [str]}, 3),
 }
-_KINDS: Final = {str: "a text", int: "a whole number", bool: "true or false"}
+_KINDS: Final = {str: "a string", int: "a whole number", bool: "true or false"}
 _MAX_INTEGER: Final = 2**63
 
 
@@ -119,7 +119,7 @@ def check_ignition(format: str, text: str) -> None:
     except (ValueError, RecursionError) as error:
         raise make_user_data_fault(
             f"the rendered Ignition document is not JSON: {error}",
-            "an Ignition document is JSON; if this is a Butane file, convert it with `butane` and commit the result",
+            "write the document in JSON; if you have a Butane file, convert it with `butane` and commit the result",
             error.lineno if isinstance(error, json.JSONDecodeError) else 0,
         ) from None
     section = config.get("ignition") if isinstance(config, dict) else None
@@ -131,16 +131,18 @@ def check_ignition(format: str, text: str) -> None:
         )
     if version.startswith(("1", "2")):
         raise make_user_data_fault(
-            f"the rendered Ignition document is of specification {quote_value(version)}, which Ignition 3 rejects",
+            f"the rendered Ignition document has version {quote_value(version)}, which Ignition 3 rejects",
             "convert the document once with ign-converter, and commit the result",
         )
     if version != f"3.{minor}.0":
         raise make_user_data_fault(
-            f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
-            f"write ignition.version 3.{minor}.0, or correct the profile's userData.format",
+            f"the rendered Ignition document has version {quote_value(version)}, but the profile sets {format}",
+            f"set ignition.version to 3.{minor}.0, or correct the profile's userData.format",
         )
     for problem in chain(_find_wrong_types(config, _FIELDS, minor, ""), _find_wrong_values(config, minor)):
-        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
+        raise make_user_data_fault(
+            f"the rendered Ignition document is invalid: {problem}", "correct the value in the template"
+        )
 
 
 def _reject_constant(name: str) -> None:
@@ -229,7 +231,7 @@ def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
         if value and not value.startswith("/"):
             yield f"{path}.{field} must begin with /, found {_describe(value)}"
         elif field == "path" and value != "/" and any(each in ("", ".", "..") for each in value.split("/")[1:]):
-            yield f"{path}.{field} must be without //, . and .., found {_describe(value)}"
+            yield f"{path}.{field} must not contain an empty segment, . or .., found {_describe(value)}"
 
 
 def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Iterator[str]:
@@ -238,7 +240,7 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
     if name == "links" and not element.get("target"):
         yield f"{path} has no target"
     if name == "units" and not (element.get("name") or "").endswith(_UNIT_SUFFIXES):
-        yield f"{path}.name must end with the type of a unit, such as .service, found {_describe(element.get('name'))}"
+        yield f"{path}.name must end with a unit type such as .service, found {_describe(element.get('name'))}"
     if name == "raid" and not (element.get("level") and element.get("devices")):
         yield f"{path} needs a level and devices"
     if name == "luks" and not element.get("device"):
@@ -257,7 +259,7 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
     if name == "files":
         contents = element.get("contents")
         if element.get("overwrite") and (contents or {}).get("source") is None:
-            yield f"{path} has overwrite, but no contents.source"
+            yield f"{path} sets overwrite, but not contents.source"
         for each in (contents, *(element.get("append") or [])):
             yield from _find_wrong_source(path, each)
 
@@ -271,10 +273,10 @@ def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_need
     if not source and is_needed:
         yield f"{path} has no source"
     if source and not _SOURCE.match(source):
-        yield f"{path} has the source {_describe(source)}, which is not a URL that Ignition fetches"
+        yield f"{path} has the source {_describe(source)}, which is not a URL that Ignition can fetch"
     elif source.lower().startswith("data:") and not _DATA_URL.fullmatch(source):
         yield f"{path} has the source {_describe(source)}, which is not a data URL (RFC 2397)"
     if compression not in (None, "", "gzip"):
-        yield f"{path} has the compression {_describe(compression)}, not gzip"
+        yield f"{path} has the compression {_describe(compression)}, but Ignition supports only gzip"
     if checksum is not None and not re.fullmatch(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}", checksum):
-        yield f"{path} has the hash {_describe(checksum)}, not sha256- or sha512- and hexadecimal digits"
+        yield f"{path} has the hash {_describe(checksum)}, which is not sha256- or sha512- and a hexadecimal digest"

@@ -345,30 +345,32 @@ def classify_unrecorded_server(
     if (replaced := decision.replaces) is not None:
         before = records.get(replaced)
         if before is None:
-            return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"it replaces {replaced}, which has no record")
+            return UnrecordedServer(
+                state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no record"
+            )
         numbers = [each for each in (before.provision, highest_served_provision(before)) if each is not None]
         if not numbers:
-            why = f"it replaces {replaced}, which was not provisioned yet"
+            why = f"the server replaces {replaced}, which has not been provisioned yet"
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
         number = max(numbers)
         done = "provisioned" if before.provision == number else "served its boot"
-        why = f"it replaces {replaced}, which was {done} with provision {number}"
+        why = f"the server replaces {replaced}, which was {done} with provision {number}"
         if decision.provision > number:
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
-        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and provision is not higher")
+        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision is not higher")
     if shared_mark is not None:
         unknown = (
-            f"it has {shared_mark}; if the server has a new motherboard, set replaces to the UUID of the old "
+            f"the server has {shared_mark}; if it has a new motherboard, set `replaces` to the UUID of the old "
             "motherboard"
         )
     elif decision.uuid in seen_machines:
-        unknown = "the ledger contains this machine, but has no record of it"
+        unknown = "the machine is known to the ledger, but has no provisioning record"
     elif first_provision is None:
-        unknown = "the accepted commit has the server, but the ledger has no record of it"
+        unknown = "the accepted commit contains the server, but the ledger has no record of the server"
     elif first_provision > HIGHEST_NEW_PROVISION:
-        unknown = f"it is new with provision {first_provision}, so it may have been installed elsewhere"
+        unknown = f"a new server with provision {first_provision} may have been installed elsewhere"
     else:
-        return UnrecordedServer(state=UnrecordedState.NEW, why=f"it is new with provision {first_provision}")
+        return UnrecordedServer(state=UnrecordedState.NEW, why=f"the server is new and has provision {first_provision}")
     return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=unknown)
 
 

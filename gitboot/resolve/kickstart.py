@@ -182,7 +182,7 @@ def check_kickstart(text: str) -> None:
 
 
 def _make_fault(number: int, message: str, hint: str) -> Malformed:
-    return make_user_data_fault(f"line {number} of the rendered kickstart {message}", hint, number)
+    return make_user_data_fault(f"line {number} of the rendered kickstart: {message}", hint, number)
 
 
 def _find_first_word(line: str) -> str:
@@ -204,7 +204,7 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
             if word == "%end":
                 if name == "%certificate" and not has_body:
                     raise _make_fault(
-                        begin, "has an empty section %certificate", "write the certificate below this line"
+                        begin, "the section %certificate is empty", "write the certificate below this line"
                     )
                 return
             if word == "%include":
@@ -214,23 +214,21 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
             else:
                 raise _make_fault(
                     number,
-                    f"begins {word} inside the section {name} of line {begin}",
-                    f"close {name} with %end before it",
+                    f"{word} begins inside the section {name} of line {begin}",
+                    f"close {name} with %end before this line",
                 )
         elif name == "%packages" and (fault := _find_package_fault(line)) is not None:
             raise _make_fault(number, *fault)
         else:
             has_body = has_body or bool(line.strip())
     if not has_appended:
-        raise _make_fault(
-            begin, f"begins the section {name}, which is not closed", "close the section with %end on a separate line"
-        )
+        raise _make_fault(begin, f"the section {name} is not closed", "close the section with %end on a separate line")
 
 
-_NO_FILE: Final = ("includes nothing", "write the file or the URL on the same line")
+_NO_FILE: Final = ("the file to include is missing", "write the file or the URL on the same line")
 _UNCLOSED_QUOTE: Final = (
-    "has a quote that is not closed, or ends with a backslash",
-    "close the quote, or write the character between other quotes",
+    "a quote is not closed, or the line ends with a backslash",
+    "close the quote, or put the character in quotes of the other kind",
 )
 
 
@@ -247,10 +245,10 @@ def _find_package_fault(line: str) -> tuple[str, str] | None:
     """Return a message and a hint for a faulty line in %packages, or None if the line is correct."""
     package = line.partition("#")[0].strip()
     if package == "-":
-        return "excludes no package", "write the name of the package after the dash"
+        return "the name of the excluded package is missing", "write the name of the package after the dash"
     options = set(package.split()[1:]) if package.startswith("@") else set()
     if {"--nodefaults", "--optional"} <= options:
-        return "has both --nodefaults and --optional", "remove one of them"
+        return "--nodefaults and --optional exclude each other", "remove one of the two options"
     return None
 
 
@@ -269,17 +267,17 @@ def _find_line_fault(line: str) -> tuple[str, str] | None:
     if name == "%include":
         return None if any(words[1:2]) else _NO_FILE
     if name == "%end":
-        return "has an %end without a section", "remove the %end, or begin the section"
+        return "%end does not close a section", "remove %end, or begin the section"
     known = _SECTIONS if name.startswith("%") else COMMANDS
     if name not in known:
         kind = "section" if name.startswith("%") else "command"
         meant = find_similar(name, known)
         hint = f"did you mean {meant}?" if meant is not None else "correct the template"
-        return f"begins with {quote_value(name)}, which is not a {kind} of kickstart", hint
+        return f"{quote_value(name)} is not a kickstart {kind}", hint
     if (options := known[name]) is None:
         return None
     message = _find_option_fault(name, options, words[1:])
-    return None if message is None else (f"cannot be read as {name}: {message}", "correct the options")
+    return None if message is None else (f"{name} is invalid ({message})", "correct the options")
 
 
 def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | None:

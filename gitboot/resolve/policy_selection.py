@@ -85,7 +85,7 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
                     f"BootPolicy/{name} inherits from itself",
                     policy,
                     *("spec", "inherits"),
-                    hint="remove inherits from one of the policies",
+                    hint="remove `inherits` from one of the policies",
                 )
             )
             continue
@@ -114,7 +114,7 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
             problems.append(
                 repository.build_problem(
                     Code.NOT_INHERITED,
-                    f"BootPolicy/{name} does not set or inherit {what}",
+                    f"BootPolicy/{name} neither sets nor inherits {what}",
                     policy,
                     "spec",
                     hint=f"set {what}, or inherit {what} from another policy",
@@ -140,11 +140,11 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
     """
     if named_policy is not None:
         lost = tuple(
-            LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the Server document sets its policy")
+            LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the Server document names another policy")
             for pool in candidates
             if pool.name != named_policy.name
         )
-        return Choice(named_policy, "the server sets it", lost)
+        return Choice(named_policy, "the Server document names the policy", lost)
     ancestors = {name for pool in candidates for name in pool.chain[:-1]}
     leaves = [pool for pool in candidates if pool.name not in ancestors]
     if not leaves:
@@ -154,14 +154,14 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
     if len(winners) > 1:
         return Tie(tuple(pool.name for pool in winners))
     (winner,) = winners
-    inherited = "a policy that inherits from it selects the server too"
+    inherited = "a policy that inherits from this policy also selects the server"
     reasons = {
         pool.name: inherited if pool.name in ancestors else f"priority {pool.priority} is below {winner.priority}"
         for pool in candidates
         if pool is not winner
     }
     lost = tuple(LosingCandidate(f"BootPolicy/{name}", "R3", why) for name, why in reasons.items())
-    return Choice(winner, "it selects the server", lost)
+    return Choice(winner, "the policy selects the server", lost)
 
 
 def is_in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
@@ -190,7 +190,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
     name, spec = server.metadata.name, server.spec
     if spec.pin is not None:
         pinned = NamedImage(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
-        candidates.append((pinned, "the server's pin sets it"))
+        candidates.append((pinned, "the server's pin wins"))
     if profile.spec.stream is not None:
         stream, key = streams[profile.spec.stream], Id("ImageStream", profile.spec.stream)
         for number, hold in enumerate(stream.spec.holds):
@@ -203,19 +203,19 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
             if not selects(rollout.selector, name, server.metadata.labels):
                 missed.append(
                     LosingCandidate(
-                        f"BootImage/{rollout.image}", "R4", "the rollout's selector does not select the server"
+                        f"BootImage/{rollout.image}", "R4", "the rollout's selector does not match the server"
                     )
                 )
             elif not is_in_rollout(key.name, server.uuid, rollout.percent):
-                why = f"the rollout has not reached the server at {rollout.percent} %"
+                why = f"at {rollout.percent} %, the rollout has not reached the server"
                 missed.append(LosingCandidate(f"BootImage/{rollout.image}", "R4", why))
             else:
                 candidates.append((rolled_out, "the stream's rollout has reached the server"))
         current = NamedImage(stream.spec.current, key, ("spec", "current"))
-        candidates.append((current, "it is the stream's current image"))
+        candidates.append((current, "this is the stream's current image"))
     if profile.spec.image is not None:
         named = NamedImage(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
-        candidates.append((named, "the profile sets it"))
+        candidates.append((named, "the profile sets this field"))
     (winner, why), *others = candidates
     lost = tuple(LosingCandidate(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
     return Choice(winner, why, (*missed, *lost))
@@ -270,7 +270,7 @@ def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator
         if opt_out.until is not None and opt_out.until <= at:
             yield repository.build_problem(
                 Code.OVERDUE,
-                f"the deadline of {opt_out.what} to BootImage/{opt_out.image} was {format_instant(opt_out.until)} "
+                f"{opt_out.what} to BootImage/{opt_out.image} passed its deadline at {format_instant(opt_out.until)} "
                 f"({opt_out.reason})",
                 opt_out.resource,
                 *(*opt_out.path, "until"),
@@ -358,7 +358,7 @@ def _explain_unmatched(select: Selector, known: Mapping[str, Set[str]]) -> tuple
             word = next((each for each in similar if each is not None), None)
             hint = f"did you mean {word}?" if word is not None else f"{fix}; servers have {_list_some(known[key])}"
             return f"no server has the label {found}", hint, at
-    return "no server meets all of its conditions", fix, ()
+    return "no server meets all conditions", fix, ()
 
 
 def _list_some(values: Collection[str]) -> str:

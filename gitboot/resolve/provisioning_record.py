@@ -96,15 +96,18 @@ def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
     found = {}
     if policy.boot is not None and record.image not in (None, policy.boot.image):
         found["ImageDrift"] = (
-            f"provisioned with BootImage/{record.image}, but the plan is BootImage/{policy.boot.image}"
+            f"the server was provisioned with BootImage/{record.image}, but its plan boots "
+            f"BootImage/{policy.boot.image}"
         )
     elif policy.boot is not None and record.image is None and record.version not in (None, policy.boot.version):
         found["ImageDrift"] = (
-            f"another tool installed the version {record.version}, but the plan is BootImage/{policy.boot.image} "
+            f"another tool installed version {record.version}, but the plan boots BootImage/{policy.boot.image} "
             f"({policy.boot.version})"
         )
     if record.pool not in (None, policy.policy):
-        found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, but the plan is BootPolicy/{policy.policy}"
+        found["PoolDrift"] = (
+            f"the server was provisioned in BootPolicy/{record.pool}, but its policy is now BootPolicy/{policy.policy}"
+        )
     return found
 
 
@@ -129,7 +132,9 @@ def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
         return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path}: not exported records ({reason}); use ops/records of an output tree") from None
+        raise UsageError(
+            f"{path} does not contain exported records ({reason}); use ops/records of an output tree"
+        ) from None
 
 
 def record_facts(record: Record) -> dict[str, Any]:
@@ -260,7 +265,7 @@ def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None
 
 def _parse_number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # the range of the ledger
-        raise ValueError(f"expected a whole number from 0, found {quote_value(value)}")
+        raise ValueError(f"expected a whole number that is 0 or greater, found {quote_value(value)}")
     return value
 
 
@@ -271,7 +276,7 @@ def _parse_instant(value: object) -> datetime:
     """
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
-        raise ValueError(f"expected a time with an offset, found {quote_value(value)}")
+        raise ValueError(f"expected a time with a UTC offset, found {quote_value(value)}")
     return at.astimezone(UTC)
 
 
@@ -299,7 +304,7 @@ class StepEvidence(NamedTuple):
     client: str  # the IP address of the client
 
     def __str__(self) -> str:
-        what = f"{self.client} fetched {self.path}" if self.path else "its override was consumed"
+        what = f"{self.client} fetched {self.path}" if self.path else "the server used its boot override"
         return f"{what} at {format_instant(self.at)}"
 
 
@@ -485,4 +490,4 @@ class SoleClaim(NamedTuple):
 
     def __str__(self) -> str:
         whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"
-        return f"another host served the one-time boots {whose} alone (gitboot serve --sole-for, {self.file})"
+        return f"only another host served the one-time boots {whose} (gitboot serve --sole-for, {self.file})"

@@ -371,7 +371,7 @@ def _make_loader_failure(value: LoaderValue) -> TemplateFault:
     if value.placeholder is None:
         reason = f"user data is the same for every NIC, so it cannot contain {value.name}"
     else:
-        reason = f"the boot loader fills in {value.name}, so a template can write it, but cannot change or compare it"
+        reason = f"the boot loader fills in {value.name}, so a template can output it, but cannot change or compare it"
     return make_failure(f"{reason}; write {{{{ {value.name} }}}} in a kernel argument")
 
 
@@ -401,7 +401,7 @@ def describe_kind(value: object) -> str:
 
 
 _KINDS: Final[dict[type, str]] = {
-    str: "a text",
+    str: "a string",
     bool: "a boolean",  # must precede int, because bool is a subclass of int
     int: "a number",
     float: "a number",
@@ -411,7 +411,7 @@ _KINDS: Final[dict[type, str]] = {
     dict: "a mapping",
     type(None): "null",
     slice: "a slice",
-    LoaderValue: "a value of the boot loader",
+    LoaderValue: "a value that the boot loader fills in",
     Macro: "a macro",
     LoopContext: "a loop",
 }
@@ -674,7 +674,7 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
     try:
         text = "".join(template.root_render_func(BudgetedContext(ENVIRONMENT, names, None, template.blocks)))
         if len(text.encode()) > MAX_BYTES:
-            raise make_limit_fault(f"the template renders more than {MAX_BYTES:,} bytes")
+            raise make_limit_fault(f"the rendered text has more than {MAX_BYTES:,} bytes")
     except FAILURES as failure:
         fault = to_fault(failure, names)
         fault.line = fault.line or find_line(failure, template)

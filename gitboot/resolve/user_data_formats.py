@@ -153,7 +153,7 @@ def _find_fault(format: str, text: str) -> Malformed | None:
 def check_beside(format: str, name: str, text: str) -> None:
     """Raise `Malformed` if an additional file of NoCloud has an invalid name or invalid content."""
     if _FILE_NAME[parse_family(format)] != "user-data":
-        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", "remove it")
+        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a NoCloud file, which {format} does not use", "remove it")
     try:
         if name == "network-config":
             _check_network_config(text)
@@ -178,12 +178,12 @@ def _check_network_config(text: str) -> None:
     if not isinstance(config, dict):
         raise make_user_data_fault(
             "the rendered network-config is not a mapping, so cloud-init ignores it",
-            "begin it with `version: 2` (netplan) or `version: 1`",
+            "begin the file with `version: 2` (netplan) or `version: 1`",
         )
     if config.get("config") != "disabled" and config.get("version") not in (1, 2):
         raise make_user_data_fault(
-            "the rendered network-config has no version, so cloud-init cannot read it",
-            "begin it with `version: 2` (netplan) or `version: 1`",
+            "the rendered network-config has neither version 1 nor version 2, so cloud-init cannot read it",
+            "begin the file with `version: 2` (netplan) or `version: 1`",
         )
 
 
@@ -205,7 +205,7 @@ _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
     *("ubuntu-advantage", "ubuntu-pro", "updates"),
 }
-_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a text", dict: "a mapping"}
+_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a string", dict: "a mapping"}
 
 
 def _check_autoinstall(text: str) -> None:
@@ -214,14 +214,14 @@ def _check_autoinstall(text: str) -> None:
     for config in configs:
         if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
             raise make_user_data_fault(
-                f"the rendered autoinstall has the key {misplaced[0]} outside of autoinstall:",
-                "move it below the key autoinstall:",
+                f"the rendered user data has the autoinstall key {misplaced[0]} outside of `autoinstall`",
+                "move the key below `autoinstall`",
             )
     found = [config["autoinstall"] for config in configs if "autoinstall" in config]
     if not found and is_complete:
         raise make_user_data_fault(
             "the rendered user data is not an autoinstall configuration",
-            "begin it with #cloud-config, and put everything below the key autoinstall:",
+            "begin the user data with #cloud-config, and put all settings below `autoinstall`",
         )
     for each in found:
         _check_autoinstall_section(each, is_alone=len(found) == 1 and is_complete)
@@ -230,25 +230,25 @@ def _check_autoinstall(text: str) -> None:
 def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     if not isinstance(section, dict):
         raise make_user_data_fault(
-            f"autoinstall of the rendered user data is {quote_value(section)}, not a mapping",
-            "indent the keys below autoinstall:",
+            f"autoinstall in the rendered user data is {quote_value(section)}, not a mapping",
+            "indent the keys below `autoinstall`",
         )
     version = section.get("version")
     if (version is not None or is_alone) and (version != 1 or isinstance(version, bool)):
         raise make_user_data_fault(
-            "autoinstall of the rendered user data has no version: 1", "write version: 1 below the key autoinstall:"
+            "autoinstall.version in the rendered user data is not 1", "write `version: 1` below `autoinstall`"
         )
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
         if types is not None and not isinstance(value, types):
             raise make_user_data_fault(
-                f"autoinstall.{key} of the rendered user data must be {_TYPE_NAMES[types[0]]}, found "
+                f"autoinstall.{key} in the rendered user data must be {_TYPE_NAMES[types[0]]}, found "
                 f"{_describe(value)}",
                 "correct the template",
             )
         if key in _CHOICES and value not in _CHOICES[key]:
             raise make_user_data_fault(
-                f"autoinstall.{key} of the rendered user data must be {' or '.join(_CHOICES[key])}, found "
+                f"autoinstall.{key} in the rendered user data must be {' or '.join(_CHOICES[key])}, found "
                 f"{_describe(value)}",
                 "correct the template",
             )
@@ -256,7 +256,7 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             words = command if isinstance(command, list) else [command]
             if not all(isinstance(word, str) for word in words):
                 raise make_user_data_fault(
-                    f"autoinstall.{key} of the rendered user data has a command that is not a string or a list "
+                    f"autoinstall.{key} in the rendered user data has a command that is not a string or a list "
                     "of strings",
                     "quote the command if it contains a colon and a space",
                 )
@@ -284,7 +284,7 @@ def _check_preseed(text: str) -> None:
         if len(words) < 3:
             raise make_user_data_fault(
                 f"line {begin} of the rendered preseed is not an answer: {quote_value(answer.strip())}",
-                "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
+                "write OWNER QUESTION TYPE VALUE, for example d-i clock-setup/utc boolean true",
                 begin,
             )
         if words[2] not in _PRESEED_TYPES:
@@ -309,9 +309,9 @@ def _check_talos(text: str) -> None:
             Code.TALOS_DOCUMENT,
         ) from None
     if text.startswith("#cloud-config"):
-        raise _make_talos_fault("the rendered text begins with #cloud-config, which is not for Talos", 1)
+        raise _make_talos_fault("the rendered text begins with #cloud-config, which Talos does not support", 1)
     if not documents:
-        raise _make_talos_fault("the rendered Talos configuration has no document", 0)
+        raise _make_talos_fault("the rendered Talos configuration contains no document", 0)
     machines = 0
     for node, document in documents:
         line = node.start_mark.line + 1
@@ -321,7 +321,7 @@ def _check_talos(text: str) -> None:
             if not (document.get("kind") and str(document.get("apiVersion", "")).endswith("v1alpha1")):
                 raise make_user_data_fault(
                     f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind",
-                    "write apiVersion: v1alpha1 and its kind",
+                    "write `apiVersion: v1alpha1` and the kind of the document",
                     line,
                     Code.TALOS_DOCUMENT,
                 )
@@ -333,7 +333,7 @@ def _check_talos(text: str) -> None:
         machines += 1
         if machines > 1:
             raise make_user_data_fault(
-                f"line {line} of the rendered Talos configuration begins a second machine document",
+                f"line {line} of the rendered Talos configuration begins a second machine configuration",
                 "merge the documents with `version: v1alpha1` into one",
                 line,
                 Code.TALOS_DOCUMENT,
@@ -344,7 +344,7 @@ def _check_talos(text: str) -> None:
         ):
             raise make_user_data_fault(
                 "the rendered Talos configuration has no machine.type",
-                "write type: controlplane or type: worker below machine:",
+                "write `type: controlplane` or `type: worker` below `machine`",
                 0,
                 Code.TALOS_DOCUMENT,
             )
@@ -352,13 +352,16 @@ def _check_talos(text: str) -> None:
 
 def _make_talos_fault(message: str, line: int) -> Malformed:
     return make_user_data_fault(
-        message, "commit what `talosctl gen config` or `talosctl machineconfig patch` writes", line, Code.TALOS_DOCUMENT
+        message,
+        "commit the output of `talosctl gen config` or `talosctl machineconfig patch`",
+        line,
+        Code.TALOS_DOCUMENT,
     )
 
 
 def _compose_all(text: str) -> list[yaml.Node]:
     if cloud_init.exceeds_depth(text):
-        raise RecursionError("it is nested too deeply")
+        raise RecursionError("the text is nested too deeply")
     found = yaml.compose_all(text, Loader=yaml.CSafeLoader)
     return [node for node in found if not (isinstance(node, yaml.ScalarNode) and not node.value)]
 
@@ -397,15 +400,15 @@ def _check_autoyast(text: str) -> None:
     if roots[:1] != [f"{_YAST} profile"]:
         raise make_user_data_fault(
             f"the rendered XML begins with <{quote_value(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",
-            f'begin it with <profile xmlns="{_YAST}">',
+            f'begin the text with <profile xmlns="{_YAST}">',
             code=Code.AUTOYAST_DOCUMENT,
         )
 
 
 def _reject_entity(name: str, *_: object) -> None:
     raise make_user_data_fault(
-        f"the rendered AutoYaST profile declares an entity, {quote_value(name)}",
-        "write the text in place of the entity",
+        f"the rendered AutoYaST profile declares the entity {quote_value(name)}",
+        "replace the entity with its text",
         code=Code.AUTOYAST_DOCUMENT,
     )
 
@@ -413,8 +416,8 @@ def _reject_entity(name: str, *_: object) -> None:
 def _check_combustion(text: str) -> None:
     if not text.startswith("#!"):
         raise make_user_data_fault(
-            f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
-            "begin it with #!/bin/bash, and with `# combustion: network` if it needs the network",
+            f"the system does not run a Combustion script that begins with {quote_value(text.partition(chr(10))[0])}",
+            "begin the script with #!/bin/bash, and with `# combustion: network` if it needs the network",
             code=Code.COMBUSTION_SCRIPT,
         )
 

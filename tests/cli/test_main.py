@@ -391,7 +391,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "remove the fractional seconds"),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; pass fresh, adopt or a file"),
-        ("plan {fleet} --records {file}", 64, "not exported records"),
+        ("plan {fleet} --records {file}", 64, "does not contain exported records"),
         ("plan {fleet} --records {empty}", 64, "the folder has no exported records"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
         ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2 servers"),
@@ -956,7 +956,7 @@ def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) ->
     assert followed.run().code == Exit.HELD
     assert phases() == ["Disk"] * 4
     done = gitboot("explain", "web01", "withheld", *state)
-    assert f"the newer commit {held[:12]} does not offer its install boot" in " ".join(done.out.split())
+    assert f"the newer commit {held[:12]} does not offer this install boot" in " ".join(done.out.split())
     assert f"guards hold commit {held[:12]}; gitboot withholds install boots of web01" in " ".join(done.err.split())
     stop = ("stop-installs", "--reason", "INC-1", *state)
     assert "are stopped by" in gitboot(*stop).out
@@ -989,7 +989,7 @@ def test_plan_shows_before_a_window_that_gitboot_withholds_its_install_boot(foll
     later = gitboot("plan", *state, "--at", "3h")
     assert "withholds install boots of web02" in " ".join(later.err.split())
     explained = " ".join(gitboot("explain", "web02", "withheld", *state).out.split())
-    assert f"Maintenance/wipe R5 the newer commit {held[:12]} does not offer its install boot" in explained
+    assert f"Maintenance/wipe R5 the newer commit {held[:12]} does not offer this install boot" in explained
 
 
 def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(followed: Followed) -> None:

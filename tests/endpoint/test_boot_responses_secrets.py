@@ -146,9 +146,9 @@ def test_a_file_that_cannot_be_decrypted_is_a_problem_of_the_commit(
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        (documents(often="Always"), "networkBoot Always"),
-        ((*documents(), maintenance("repair", "20T22:00 21T04:00")), "Maintenance/repair boots the profile"),
-        (documents(of_fleet="unknownServers: {profile: repair}"), "unknown machines boot the profile"),
+        (documents(often="Always"), "networkBoot: Always"),
+        ((*documents(), maintenance("repair", "20T22:00 21T04:00")), "Maintenance/repair boots with this profile"),
+        (documents(of_fleet="unknownServers: {profile: repair}"), "unknown machines boot with this profile"),
     ],
 )
 def test_a_boot_without_an_end_cannot_have_secrets(sealed: Sealed, given: tuple[str, ...], word: str) -> None:

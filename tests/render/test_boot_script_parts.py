@@ -134,7 +134,7 @@ def test_a_loader_that_is_not_published_is_rejected_where_it_is_named() -> None:
         with pytest.raises(InvalidRepository) as raised:
             decide(repository(fleet(fleet_spec), server("web01", spec=spec), *documents))
         [problem] = raised.value.problems
-        assert problem.code == "GB1044" and "the Fleet has no output grub" in problem.message, place
+        assert problem.code == "GB1044" and "outputs do not include grub" in problem.message, place
 
 
 def test_a_fleet_may_use_both_loaders() -> None:
@@ -341,7 +341,7 @@ def test_finding_p12_pxelinux_adds_bootif_itself_for_an_unknown_machine_and_noth
     assert "  sysappend 2\nlabel disk" in alone
     for other in ("BOOTIF={{ boot_nic.mac }}", "nic={{ boot_nic.bootif }}"):
         text = of_boot_nic(unknown=f"kernelArguments: ['{other}']")["pxelinux.cfg/default"]
-        assert "say gitboot: PXELINUX names the boot NIC of an unknown machine only as BOOTIF\n" in text
+        assert "say gitboot: PXELINUX can pass the boot NIC of an unknown machine only as BOOTIF\n" in text
         assert "linux" not in text and text.endswith("label disk\n  localboot 0\n")
 
 
@@ -391,10 +391,10 @@ def test_finding_p12_grub_itself_names_the_nic_that_it_uses(
     said = _run_grub(f'grub_cpu=x86_64\ndefault="{default}"\n{script}\n', tmp_path)
     assert said.count("all 5 attempts failed") == 1
     if mac is None:
-        assert said.count("GRUB has no MAC address of the boot NIC") == 1 and "BOOTIF" not in said
+        assert said.count("GRUB did not find the MAC address of the boot NIC") == 1 and "BOOTIF" not in said
     else:
         assert said.count(f"BOOTIF=01-{mac} nic=of {mac.replace('-', ':')} --- quiet") == 10  # two dialects
-        assert "GRUB has no" not in said
+        assert "GRUB did not find" not in said
 
 
 def _run_grub(script: str, folder: Path) -> str:
@@ -439,13 +439,13 @@ IGNITION = '{"ignition": {"version": "3.4.0"}, "arguments": "%s"}\n'
             "a script of iPXE without the filter",
             {"i": "#!ipxe\nkernel /k\n# {{ boot_nic.mac }}\n"},
             "i:3",
-            "ipxe cannot read a value of boot_nic without the filter ipxe",
+            "a template for ipxe must use the filter ipxe for the values of boot_nic",
         ),
         (
             "a configuration of GRUB with arguments for the kernel",
             {"g": "linux /k {{ kernel_arguments | kernel }}\n"},
             "g:1",
-            "grub cannot read a value of boot_nic without the filter grub",
+            "a template for grub must use the filter grub for the values of boot_nic",
         ),
         (
             "user data",
@@ -528,7 +528,7 @@ def pxelinux_lines(base: str = "http://boot.test", *, artifacts: str = "kernel, 
 @pytest.mark.parametrize(
     ("base", "artifacts", "reason"),
     [
-        ("https://boot.test", "kernel", "the boot files have https URLs, but PXELINUX fetches only by http"),
+        ("https://boot.test", "kernel", "the boot files have https URLs, but PXELINUX can fetch only over http"),
         ("http://boot.test/a,b", "kernel, initrd", "PXELINUX cannot fetch an initrd whose URL contains a comma"),
         ("http://boot.test", "uki", "PXELINUX cannot boot flatcar-1. Firmware boots it directly."),
     ],

@@ -406,7 +406,7 @@ def test_a_proxy_names_only_urls_that_its_answer_has_room_for() -> None:
     assert len(script) == LONGEST_PROXY_URL
     lines = proxy(baseURL=fitting)
     assert f'dhcp-boot=tag:gitboot_ipxe,"{script}"' in lines
-    assert [line for line in lines if "http" in line and "assets" in line and not line.startswith("# Missing")] == []
+    assert [line for line in lines if "http" in line and "assets" in line and not line.startswith("# Omitted")] == []
     assert not [line for line in proxy(baseURL=f"{fitting}a") if "boot.ipxe" in line and not line.startswith("# ")]
 
 

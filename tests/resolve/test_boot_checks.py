@@ -43,7 +43,7 @@ def test_finding_r15_a_node_label_that_kubelet_rejects_is_a_warning(key: str, ac
     found = decided(*SEED[:-1], files={"pool.yaml": policy("web", "All", f"nodeLabels: {{a: b, {key}: ''}}")})
     said = [(each.code, each.path, each.severity) for each in found.warnings]
     assert said == ([] if accepted else [("GB2028", "pool.yaml", Severity.WARNING)])
-    assert all(each.message == f"kubelet does not start with the node label {key}" for each in found.warnings)
+    assert all(each.message == f"kubelet rejects the node label {key} and does not start" for each in found.warnings)
 
 
 def _of_image(digest: str, artifacts: str = "kernel, initrd, rootfs") -> tuple[Problem, ...]:
@@ -98,17 +98,17 @@ UKI: Final = (
 )
 
 NO_ENDPOINT: Final = (
-    "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet does not set an endpoint"
+    "the Fleet does not set an endpoint, and copies of the boot files cannot serve one-time boots or record fetches"
 )
 LATE_END: Final = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
 RESTRICT: Final = "unknownServers: NotFound, serving: {restrict: true}"
-NO_SCRIPT: Final = "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
+NO_SCRIPT: Final = "boot loaders that get no boot script for the local disk (serving.restrict or localDisk: NotFound)"
 
 
 def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
     return (
-        f"{loaders} cannot ask {endpoint} whether the maintenance has ended, so copies do not serve the maintenance to "
-        "them"
+        f"{loaders} cannot ask {endpoint} whether the maintenance has ended, so copies of the boot files do not "
+        "serve the maintenance to these clients"
     )
 
 
@@ -198,11 +198,11 @@ def test_finding_m1_m2_validate_and_diff_warn_of_what_copies_cannot_do(
 ONLY_IPXE_OUTPUT = "baseURL: 'http://boot.test', outputs: [ipxe]"
 SECURE = "baseURL: 'http://boot.test', hardware: [{{select: All, secureBoot: true{}}}]"
 ONLY_IPXE = "templates: {ipxe: web.ipxe}"
-BIOS = "secureBoot is true, but the firmware is BIOS, which has no Secure Boot (web01)"
-BUILT = "Secure Boot is on, but DHCP names the GRUB that gitboot builds, which has no signature (web01)"
-NO_OUTPUT = "Secure Boot is on, but the Fleet has no output grub, so DHCP names an iPXE without a signature (web01)"
+BIOS = "secureBoot is true, but the firmware is BIOS, which does not support Secure Boot (web01)"
+BUILT = "Secure Boot is on, but DHCP names the unsigned GRUB that gitboot builds (web01)"
+NO_OUTPUT = "Secure Boot is on, but the Fleet's outputs do not include grub, so DHCP names an unsigned iPXE (web01)"
 BY_HTTPS = "Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from https://boot.test (web01)"
-NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has only a template for iPXE (web01)"
+NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has a template only for iPXE (web01)"
 
 
 @for_each(
@@ -251,8 +251,8 @@ def test_p4_a_server_that_cannot_boot_under_secure_boot_is_a_warning(
             "the Fleet",
             SECURE.format(""),
             "",
-            "hardware of Fleet/test sets secureBoot: write secureBoot: false in Server/web01, or change the selector "
-            "of that hardware entry",
+            "a `hardware` entry of Fleet/test sets secureBoot; write secureBoot: false in Server/web01, or change the "
+            "selector of that entry",
         ),
         ("both", SECURE.format(""), "secureBoot: true", "remove secureBoot from Server/web01"),
     ],
@@ -269,8 +269,8 @@ ROOT_URL = "baseURL: 'http://boot.test'"
 BY_GRUB = "BootImage/live-1 has a loaderSignature, but GRUB does not verify it (web01)"
 BY_PXELINUX = BY_GRUB.replace("GRUB", "PXELINUX")
 BY_TEMPLATE = BY_GRUB.replace("GRUB", "the template for iPXE")
-BY_FIRMWARE = BY_GRUB.replace("GRUB", "the firmware, which boots the uki")
-BY_ISO = BY_GRUB.replace("GRUB", "the firmware, which boots the iso")
+BY_FIRMWARE = BY_GRUB.replace("GRUB", "the firmware that boots the uki")
+BY_ISO = BY_GRUB.replace("GRUB", "the firmware that boots the iso")
 VERIFIES = "kernel http://boot.test/k\nimgverify vmlinuz http://boot.test/k.sig\nboot\n"
 
 
@@ -369,8 +369,8 @@ DRAIN: Final = "drain: {url: 'https://drain.test'}"
     [
         ("- 20T12:00", f"before: {{{FILE}}}", "", ""),
         ("- 20T12:00", f"before: {{{FILE}}}", f"# a comment\n\nrepair {SHA} # ada\nother {SHA}\n", ""),
-        ("- 20T12:00", f"before: {{{FILE}}}", f"\nrepair {SHA[:12]}", "approvals.txt:2 GB1036 the line is not an"),
-        ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line is not an"),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"\nrepair {SHA[:12]}", "approvals.txt:2 GB1036 the line does not"),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line does not"),
         ("", f"before: {{{FILE}}}", "", "005.yaml:4 GB1044 spec: `before` requires a window with an end"),
         ("- 20T12:00", "before: {}", "", "005.yaml:4 GB1044 spec.before: `before` requires `approval` or `drain`"),
         ("- 20T12:00", "before: {approval: {}}", "", "of file and url, found neither"),

@@ -150,7 +150,7 @@ def test_e11_e12_a_server_without_a_record_is_new_returning_or_unverified(
 @pytest.mark.parametrize(
     ("seen", "carries", "why"),
     [
-        ({uuid_of("web01")}, None, "the ledger contains this machine"),
+        ({uuid_of("web01")}, None, "the machine is known to the ledger"),
         ((), "the MAC address 52:54:00:00:00:01 of db01", "replaces"),
     ],
 )
@@ -513,7 +513,9 @@ def test_the_unchanged_export_is_valid() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_invalid_records_are_rejected_with_the_name_of_their_file(case: str, data: bytes) -> None:
-    with pytest.raises(UsageError, match=r"^backup/records\.json: not exported records \(.+\); use ops/records"):
+    with pytest.raises(
+        UsageError, match=r"^backup/records\.json does not contain exported records \(.+\); use ops/records"
+    ):
         parse_exported_records(data, "backup/records.json")
 
 

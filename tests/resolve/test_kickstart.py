@@ -123,11 +123,16 @@ def test_finding_p10_pykickstart_agrees() -> None:
 @for_each(
     ("text", "line", "message", "hint"),
     [
-        ("text\n%psot\n%end\n", 2, "line 2 of the rendered kickstart begins with", "did you mean %post?"),
-        ("text\n\nlnag en_US\n", 3, "not a command", "did you mean lang?"),
-        ("text\n%post\n%pre\n%end\n", 3, "begins %pre inside the section %post of line 2", "close %post"),
+        (
+            "text\n%psot\n%end\n",
+            2,
+            'line 2 of the rendered kickstart: "%psot" is not a kickstart section',
+            "did you mean %post?",
+        ),
+        ("text\n\nlnag en_US\n", 3, '"lnag" is not a kickstart command', "did you mean lang?"),
+        ("text\n%post\n%pre\n%end\n", 3, "%pre begins inside the section %post of line 2", "close %post"),
         ("text\n%post\na\n", 2, "is not closed", "%end"),
-        ("text\npart / --sieze=1\n", 2, "there is no option --sieze", "correct the options"),
+        ("text\npart / --sieze=1\n", 2, "part is invalid .there is no option --sieze.$", "correct the options"),
     ],
 )
 def test_finding_p10_a_fault_of_a_kickstart_has_its_line(text: str, line: int, message: str, hint: str) -> None:

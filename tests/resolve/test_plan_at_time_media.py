@@ -154,7 +154,7 @@ def test_a_medium_with_user_data_stays_as_long_as_the_boot_medium(evidence: str,
 @for_each(
     ("format", "method", "says"),
     [
-        ("CloudInit", "Pxe", "method Pxe inserts no medium"),
+        ("CloudInit", "Pxe", "method Pxe does not insert a medium"),
         ("Preseed", "VirtualMedia", "systems do not look for Preseed on a medium"),
         ("Generic", "VirtualMedia", "systems do not look for Generic on a medium"),
         ("Kickstart", "VirtualMedia", None),

@@ -314,7 +314,7 @@ def test_e11_servers_that_move_in_from_another_repository_are_not_installed(worl
     assert {summarize_plan(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
     assert summarize_plan(world.plan("new")) == INSTALLS
     (event,) = world.told("ServerUnknown")
-    assert "and 44 more: it is new with provision 3" in event.message
+    assert "and 44 more: a new server with provision 3 may have been installed elsewhere" in event.message
 
 
 def test_e11_the_provision_number_that_counts_is_the_first_one_of_a_server(tmp_path: Path, world: World) -> None:
@@ -585,11 +585,15 @@ def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, wanti
 
 SOLES = '{"fra1":"0123"}'  # the fetch log of the host, by site
 CLAIMS = {
-    "the instance let another host claim a site": ("spool/.forwarded/soles", SOLES, "of fra1 alone"),
-    "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 alone"),
-    "this host was about to give its claim back": ("spool/.endpoints/sole.left", '{"site":"fra1"}', "of fra1 alone"),
-    "the file is damaged": ("spool/.forwarded/soles", "{", "of a site alone"),
-    "fetches were recorded in another folder then": ("state/spool/.forwarded/soles", SOLES, "of fra1 alone"),
+    "the instance let another host claim a site": ("spool/.forwarded/soles", SOLES, "of fra1 (gitboot serve"),
+    "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 (gitboot serve"),
+    "this host was about to give its claim back": (
+        "spool/.endpoints/sole.left",
+        '{"site":"fra1"}',
+        "of fra1 (gitboot serve",
+    ),
+    "the file is damaged": ("spool/.forwarded/soles", "{", "of a site (gitboot serve"),
+    "fetches were recorded in another folder then": ("state/spool/.forwarded/soles", SOLES, "of fra1 (gitboot serve"),
 }
 
 
@@ -613,7 +617,7 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     wanting.request("stop", reason="smoke", everything=False)
     wanting.request("start")
     assert (
-        f"still withholds boots that write disks: another host served the one-time boots {told}"
+        f"still withholds boots that write disks: only another host served the one-time boots {told}"
         in wanting.told("Requested")[-1].message
     )
     wanting.turn(hours=8)  # the window ends as usual

@@ -162,7 +162,7 @@ def test_an_installation_by_another_tool_is_recorded_with_its_version_or_image(r
         None,
     )
     assert item["drift"] == {
-        "ImageDrift": "another tool installed the version Ubuntu 22.04.5, but the plan is BootImage/flatcar-1 (1)"
+        "ImageDrift": "another tool installed version Ubuntu 22.04.5, but the plan boots BootImage/flatcar-1 (1)"
     }
     row = rack.said("records", "show", "web01").splitlines()[1]
     assert "version Ubuntu 22.04.5" in row and row.endswith("ImageDrift")
@@ -234,8 +234,8 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
 @for_each(
     ("content", "said"),
     [
-        ("garbage", "not exported records"),
-        ("[]", "not exported records"),
+        ("garbage", "does not contain exported records"),
+        ("[]", "does not contain exported records"),
         ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
         ('{"items": []}', "contains no server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),

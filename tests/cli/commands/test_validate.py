@@ -27,7 +27,7 @@ TIE = Problem(
     line=5,
     column=11,
     code=Code.POLICY_TIE,
-    message="BootPolicy/web and BootPolicy/edge select a server with the same priority (web01)",
+    message="BootPolicy/web and BootPolicy/edge select the server at the same priority (web01)",
     hint="raise the priority of one",
 )
 OVERDUE = structs.replace(
