@@ -261,7 +261,7 @@ def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, ur
     assert "(NotRecorded)" in get(url + ENTRY).text
     found = http_peers.get(f"{url}/readyz")
     assert found.status_code == 503
-    assert f"the endpoint cannot record fetches: {here.spool} cannot be written: No such file" in found.text
+    assert f"because it cannot record fetches: {here.spool} cannot be written: No such file" in found.text
     assert {"gitboot_fetch_log_writable 0.0", "gitboot_ready 0.0"} <= set(
         http_peers.get(f"{url}/metrics").text.splitlines()
     )
@@ -314,7 +314,7 @@ def test_e30_an_endpoint_with_another_fetch_log_serves_no_one_time_boot(here: Si
         (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
         text = get(url + ENTRY).text
         assert DISK in text
-        assert "only an endpoint with the spool of the instance serves this boot" in text
+        assert "only an endpoint that uses the spool of the instance can serve this boot" in text
         assert other.observed() == []
 
 
