@@ -400,8 +400,7 @@ class MirrorRecords:
         if copied is not None:
             if copied.stamp.ledger != self._ledger:
                 raise ForeignTree(
-                    f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to the ledger {self._ledger} "
-                    f"({_HINT})"
+                    f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to {self._ledger} ({_HINT})"
                 )
             return False
         if (held := self._target.observe(_HINT)) is None:

@@ -360,7 +360,7 @@ def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_li
     before = files_of(copy)
     done = captured("verify-mirror", copy, "--tree", older, "--repair", ALL)
     assert (done.returncode, files_of(copy)) == (8, before)
-    assert "earlier version" in done.stderr and "name the OUTPUT that gitboot publishes to now" in done.stderr
+    assert "earlier version" in done.stderr and "set --tree to the OUTPUT that gitboot publishes to now" in done.stderr
     assert repaired(copy, publisher.root, ENTRY)[0] == 0
 
 
