@@ -249,7 +249,7 @@ def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
         parse_instant(signed["expires"])
         by_key = {str(each["keyid"]): _parse_hexadecimal(each["sig"], 64) for each in signatures}
         if len(by_key) != len(signatures):
-            raise ValueError("a key has signed twice")
+            raise ValueError("a key signed the file twice")
         return _Metadata(name, signed, canonical_json(signed), by_key)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _build_damage(name, error) from error

@@ -231,7 +231,8 @@ class Bucket:
             return PublishError(f"{self._name}: {_describe_clock_fault(said)}")
         if status[:3] in ("401", "403") or code in _TOKEN_CODES:
             return PublishError(
-                f"{self._name}: the store rejects the credentials, or they lack a permission: {code or status}{where}"
+                f"{self._name}: the store rejects the credentials, or the credentials lack a permission: "
+                f"{code or status}{where}"
             )
         if status.startswith("404"):
             return PublishError(f"{self._name}: the bucket does not exist{where}")

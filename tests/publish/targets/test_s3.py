@@ -576,13 +576,13 @@ def _error(request: Callable[[], object]) -> GitbootError:
         (
             "403 Forbidden",
             "AccessDenied",
-            "the store rejects the credentials, or they lack a permission: AccessDenied",
+            "the store rejects the credentials, or the credentials lack a permission: AccessDenied",
             PublishError,
         ),
         (
             "400 Bad Request",
             "ExpiredToken",
-            "the store rejects the credentials, or they lack a permission: Expired",
+            "the store rejects the credentials, or the credentials lack a permission: Expired",
             PublishError,
         ),
         ("404 Not Found", "NoSuchBucket", "the bucket does not exist", PublishError),
