@@ -120,7 +120,7 @@ class Tokens:
             tokens = self._read()
         if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:
             raise UsageError(
-                f"{self._file} needs one token per line, each with at least {_MIN_TOKEN_LENGTH} characters"
+                f"{self._file} must contain one token per line, each with at least {_MIN_TOKEN_LENGTH} characters"
             )
 
     def has(self, token: bytes) -> bool:

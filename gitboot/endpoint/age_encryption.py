@@ -72,7 +72,7 @@ def make_key(file: Path) -> str:
     key = x25519.Identity.generate()
     public = str(key.to_public())
     if not create_output_file(file, f"# public key: {public}\n{key}\n".encode(), mode=0o600):
-        raise UsageError(f"{file} already exists; name a new file")
+        raise UsageError(f"{file} already exists; choose another file")
     return public
 
 
@@ -84,5 +84,5 @@ def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:
     try:
         parsed = [x25519.Recipient.from_str(each) for each in recipients]
     except pyrage.RecipientError:  # the message does not contain the value, because the value may be a secret key
-        raise UsageError("expected a complete public key, which begins with age1") from None
+        raise UsageError("expected a complete age public key (age1…)") from None
     return pyrage.encrypt(content, parsed, armored=True)

@@ -216,7 +216,10 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
             labels.append((key, label_value))
         else:
             known = ", ".join(("limit", "continue", *FILTERS, "label"))
-            raise UsageError(f"{name}={value}: expected {known}; limit is 1 to {MAX_PAGE_ITEMS}, label is KEY=VALUE")
+            raise UsageError(
+                f"{name}={value}: expected one of {known}; limit is a number from 1 to {MAX_PAGE_ITEMS}, and label has "
+                "the form KEY=VALUE"
+            )
     return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
 
 
@@ -325,7 +328,9 @@ class PushSecret:
         except OSError as error:
             raise UsageError(f"--push-secret: {self._file} cannot be read: {error.strerror}") from None
         if len(secret) < _MIN_SECRET_LENGTH:
-            raise UsageError(f"--push-secret: {self._file} needs at least {_MIN_SECRET_LENGTH} characters")
+            raise UsageError(
+                f"--push-secret: the secret in {self._file} needs at least {_MIN_SECRET_LENGTH} characters"
+            )
         return secret
 
 

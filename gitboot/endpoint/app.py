@@ -109,7 +109,7 @@ if TYPE_CHECKING:
 
 
 _logger = logging.getLogger(__name__)
-_FAILED_REQUEST: Final = "the endpoint could not answer %s %r"
+_FAILED_REQUEST: Final = "the endpoint could not answer the request %s %r"
 _METHODS: Final = ("GET", "HEAD")
 _OPERATOR_PATHS: Final = ("/api/", "/metrics", PAGE_PATH)
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz")

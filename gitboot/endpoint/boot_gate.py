@@ -76,7 +76,7 @@ class FetchFilter:
         If the Fleet lists clients, each fetch by one of these clients counts as evidence.
         """
         if is_check(agent, query):
-            return "the request is a check by gitboot"
+            return "the request is one of gitboot's own checks"
         if self._terms != (terms := self._tree.terms):
             self._terms, self._is_monitor, self._is_boot_client = (
                 terms,
@@ -92,10 +92,11 @@ class FetchFilter:
         if is_tool(agent):
             return f"{agent.split()[0][:40]} is not a boot loader"
         if client is None or _is_own_address(client):
-            return f"{client or 'the client'} is this host, and not a boot loader"
+            return "the request comes from this host, not from a boot loader"
         if has_identity(query):
             return None
-        return f"{agent[:40] or 'the client'} does not identify as a boot loader, and sends no UUID or serial number"
+        name = agent[:40] or "the client"
+        return f"{name} does not identify itself as a boot loader, and sends no UUID or serial number"
 
 
 _is_loopback: Final = build_network_matcher(LOOPBACK)
@@ -200,12 +201,10 @@ def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Call
 # Whether a boot is served
 
 _OTHER_ENDPOINT: Final = GateDenial(
-    DenialReason.ANOTHER_SPOOL, "only an endpoint with the spool of the instance serves this boot"
+    DenialReason.ANOTHER_SPOOL, "only an endpoint that uses the spool of the instance can serve this boot"
 )
 _NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "the endpoint could not record the fetch")
-_NO_SPOOL: Final = GateDenial(
-    DenialReason.NOT_RECORDED, "the endpoint could not record the fetch, because it has no spool"
-)
+_NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "the endpoint has no spool, so it could not record the fetch")
 
 
 def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
@@ -214,7 +213,7 @@ def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
 
 
 _OLDER_TREE: Final = GateDenial(
-    DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since then"
+    DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since it was made"
 )
 _UNKNOWN_CLIENT: Final = ""  # stands for a client whose address is not in the records
 
@@ -323,13 +322,12 @@ class BootGate:
     def _decrypt(self, guarded: GuardedPath, encrypted: bytes) -> bytes | GateDenial:
         name = guarded.path.rpartition("/")[2]
         if self._keys is None:
-            return GateDenial(
-                DenialReason.NO_KEY, f"the secret {name}: this endpoint was started without --secret-keys"
-            )
+            why = f"the endpoint cannot decrypt the secret {name}, because it was started without --secret-keys"
+            return GateDenial(DenialReason.NO_KEY, why)
         try:
             return self._keys.decrypt(b64decode(encrypted))
         except DecryptionError as error:
-            return GateDenial(DenialReason.NO_KEY, f"the secret {name}: {error}")
+            return GateDenial(DenialReason.NO_KEY, f"the endpoint cannot decrypt the secret {name}: {error}")
 
     async def _check_secret_fetch(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
         recorder, token = self._recorder, guarded.digest

@@ -69,7 +69,8 @@ FAMILIES: Final = (
     Family(
         "gitboot_clock_offset_seconds",
         _GAUGE,
-        "Seconds by which this clock is ahead of the instance's clock; 0 if the difference is within the limit.",
+        "Seconds by which the endpoint's clock is ahead of the instance's clock; 0 if the difference is within the "
+        "limit.",
     ),
     Family(
         "gitboot_http_requests",
@@ -84,12 +85,12 @@ FAMILIES: Final = (
         _COUNTER,
         "Install boots and secrets that the endpoint withheld.",
         ("reason",),
-        "as in events and in the condition BootsServed",
+        "the same reasons as in events and in the condition BootsServed",
     ),
     Family(
         "gitboot_operator_requests_rejected",
         _COUNTER,
-        "Requests for pages of operators that the endpoint rejected.",
+        "Rejected requests for operator pages.",
         ("reason",),
     ),
     Family(
@@ -97,7 +98,7 @@ FAMILIES: Final = (
         _COUNTER,
         "Idle connections that the endpoint closed to make room for others.",
     ),
-    Family("gitboot_unknown_machine_requests", _COUNTER, "Requests for a boot by unknown machines."),
+    Family("gitboot_unknown_machine_requests", _COUNTER, "Boot requests from unknown machines."),
     Family(
         "gitboot_operators_certificate_readable",
         _GAUGE,
@@ -122,11 +123,11 @@ FAMILIES: Final = (
     Family(
         "gitboot_machine_handshakes_failed",
         _COUNTER,
-        "TLS handshakes of machines that failed; absent without machines-tls.",
+        "Failed TLS handshakes with machines; absent without machines-tls.",
         ("reason",),
-        "NoSharedCipher: the machine has no suite of the endpoint; CertificateRejected: the machine does not accept "
-        "the certificate; Closed: the machine closed the connection, as firmware does if it does not accept the "
-        "certificate; Other: for example, the machine does not use TLS",
+        "NoSharedCipher: the machine supports no cipher suite of the endpoint; CertificateRejected: the machine does "
+        "not accept the certificate; Closed: the machine closed the connection, as firmware does if it does not "
+        "accept the certificate; Other: for example, the machine does not use TLS",
     ),
     # Metrics of the instance, from its status in the tree
     Family(
@@ -149,11 +150,11 @@ FAMILIES: Final = (
     Family(
         "gitboot_commit_problems",
         _GAUGE,
-        "Problems and warnings of the newest commit.",
+        "Problems and warnings in the newest commit.",
         ("severity", "code"),
         "code: see problems.md",
     ),
-    Family("gitboot_servers", _GAUGE, "Servers by phase, which states what they boot now.", ("phase",)),
+    Family("gitboot_servers", _GAUGE, "Servers by phase. The phase shows what a server boots now.", ("phase",)),
     Family("gitboot_records", _GAUGE, "Servers by the state of their provisioning record.", ("known",)),
     Family(
         "gitboot_installs",
@@ -178,10 +179,11 @@ FAMILIES: Final = (
     Family(
         "gitboot_installing_last_step_timestamp_seconds",
         _GAUGE,
-        "The time of the oldest last step of all running installations; absent if no installation runs.",
+        "The time of the last step of the installation that has waited longest for its next step; absent if no "
+        "installation is running.",
     ),
     Family("gitboot_drifted_servers", _GAUGE, "Provisioned servers that differ from their plan.", ("type",)),
-    Family("gitboot_bmcs", _GAUGE, "BMCs with a task, by the last task result.", ("outcome",)),
+    Family("gitboot_bmcs", _GAUGE, "BMCs with a task, by the result of the last task.", ("outcome",)),
     Family(
         "gitboot_servers_below_minimum_version",
         _GAUGE,
@@ -191,11 +193,11 @@ FAMILIES: Final = (
     Family(
         "gitboot_condition",
         _GAUGE,
-        "1 for the status that a condition has, 0 for the other status.",
+        "1 for the current status of each condition, 0 for the other status.",
         ("type", "status"),
         "status: true, false",
     ),
-    Family("gitboot_condition_reason", _GAUGE, "1 for the reason of each condition.", ("type", "reason")),
+    Family("gitboot_condition_reason", _GAUGE, "1 for the current reason of each condition.", ("type", "reason")),
     Family(
         "gitboot_bmc_conditions",
         _GAUGE,
@@ -207,12 +209,12 @@ FAMILIES: Final = (
     Family(
         "gitboot_next_transition_timestamp_seconds",
         _GAUGE,
-        "The time of the next transition, at which a plan changes without a commit; absent if there is no such plan.",
+        "The time of the next transition, when a plan changes without a commit; absent if no plan will change.",
     ),
     Family(
         "gitboot_unknown_machines",
         _GAUGE,
-        "Unknown machines that requested a boot within 30 days; at most 1,000.",
+        "Unknown machines that requested a boot in the last 30 days; at most 1,000.",
     ),
     Family("gitboot_reconcile_duration_seconds", _HISTOGRAM, "Duration of reconciles since the start of the instance."),
     Family(

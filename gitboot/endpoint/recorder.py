@@ -107,7 +107,7 @@ class SpoolRecorder:
         done, _ = await asyncio.wait([pending], timeout=self._deadline_s)
         if not done:
             self._note_result(TimeoutError())
-            _logger.error("the spool did not record a fetch of %s within %s s", observation.server, self._deadline_s)
+            _logger.error("the spool did not record a fetch for %s within %s s", observation.server, self._deadline_s)
             if written.cancel() and not observation.may_serve_unrecorded:
                 return False
         else:
@@ -115,7 +115,7 @@ class SpoolRecorder:
             if error is None:
                 self.intents.add(observation)
                 return True
-            _logger.error("the spool could not record a fetch of %s: %s", observation.server, error)
+            _logger.error("the spool could not record a fetch for %s: %s", observation.server, error)
         self.intents.withhold(observation)
         return False
 
@@ -201,7 +201,7 @@ class SpoolRecorder:
         if error is None:
             self._last_written_s, self.failure = time.monotonic(), None
         elif isinstance(error, TimeoutError):
-            self.failure = f"{self._spool.folder}: a write takes longer than {self._deadline_s:g} s"
+            self.failure = f"{self._spool.folder}: a write did not finish within {self._deadline_s:g} s"
         else:
             self.failure = f"{self._spool.folder} cannot be written: {getattr(error, 'strerror', None) or error}"
 
@@ -468,20 +468,15 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
             return None
-        return (
-            "this endpoint has no spool, and the Fleet does not set an endpoint; the endpoint withholds one-time boots"
-        )
+        return "this endpoint has no spool, and the Fleet sets no `endpoint`, so this endpoint withholds one-time boots"
     if recorder.withheld_reason is not None:
         return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:
-        return f"the endpoint cannot record fetches: {recorder.failure}; it withholds one-time boots"
+        return f"the endpoint withholds one-time boots, because it cannot record fetches: {recorder.failure}"
     if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
-        return (
-            "the output tree belongs to another spool, not to the spool of this endpoint; the endpoint withholds "
-            "one-time boots"
-        )
+        return "the output tree does not belong to the spool of this endpoint, so the endpoint withholds one-time boots"
     if recorder.deletion_count > terms.loss_count:
-        return "the output tree is older than the last deletion in the spool; the endpoint withholds one-time boots"
+        return "the output tree is older than the last deletion in the spool, so the endpoint withholds one-time boots"
     return None
 
 

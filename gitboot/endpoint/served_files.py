@@ -372,7 +372,10 @@ class CheckedClock:
             return None
         if self.up.seconds - self._began_s >= STALE_S or self._keeping() is ClockState.SYNCHRONISED:
             return None
-        return "this clock is ahead of the last time that the instance wrote: the clock is wrong, or no instance runs"
+        return (
+            "the clock of this host is ahead of the last time that the instance wrote, so the clock is wrong, or no "
+            "instance is running"
+        )
 
     def compare(self, instance_time: object) -> None:
         """Compare this clock with a time that the instance wrote. Ignore a malformed time."""
@@ -429,7 +432,8 @@ class CheckedClock:
 
 def _format_offset(offset: timedelta) -> str:
     seconds = offset.total_seconds()
-    return f"this clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the clock of the instance"
+    relation = "ahead of" if seconds > 0 else "behind"
+    return f"the clock of this host is {abs(seconds):.0f} s {relation} the clock of the instance"
 
 
 def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:

@@ -76,10 +76,12 @@ class Certificate:
             return None if is_first else Event(at=at, type="CertificateReadable", message=message)
         if self.failure == failure:
             return None
-        effect = "keeps the previous certificate" if self._current is not None else "rejects connections"
-        return Event(
-            at=at, type="CertificateUnreadable", message=f"{self.failure}: the endpoint {effect}", warning=True
+        effect = (
+            "the endpoint keeps the previous certificate"
+            if self._current is not None
+            else "the endpoint rejects connections"
         )
+        return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {effect}", warning=True)
 
     def load(self) -> None:
         """Load the two files, and use them for new connections. Raises `UsageError` if gitboot cannot use them."""
@@ -91,7 +93,7 @@ class Certificate:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
         except ssl.SSLError:
-            raise UsageError(f"{file} has no PEM certificate") from None
+            raise UsageError(f"{file} does not contain a PEM certificate") from None
         except OSError as error:  # another program removed the file meanwhile
             raise UsageError(f"{file} cannot be read: {error.strerror}") from None
         try:
@@ -100,7 +102,7 @@ class Certificate:
             raise UsageError(f"{key} has a passphrase; remove it with `openssl pkey`") from None
         except ssl.SSLError as error:
             if error.reason is None:
-                raise UsageError(f"{key} has no PEM private key") from None
+                raise UsageError(f"{key} does not contain a PEM private key") from None
             if error.reason == _MISMATCH:
                 raise UsageError(
                     f"{key} does not match {file}; the server's own certificate must be the first in that file"
@@ -127,15 +129,15 @@ class Certificate:
         if self._suites is Suites.FIRMWARE and not has_rsa_key(public_key):
             raise UsageError(
                 f"{self._key} is not an RSA key, so firmware cannot use {self._file}; get a certificate for an RSA "
-                "key, or set firmware-ciphers = false if no machine boots by UEFI HTTPS boot"
+                "key, or set firmware-ciphers = false if no machine uses UEFI HTTPS boot"
             )
         other = self._other
         if other is None or public_key != other._public_key:
             return
         if Suites.FIRMWARE in (self._suites, other._suites):
             raise UsageError(
-                f"{self._file} has the same key as {other._file}: create another key for one of them, or set "
-                "firmware-ciphers = false. A thief of the machines' key can decrypt recorded connections"
+                f"{self._file} has the same key as {other._file}, so anyone who steals the machines' key can decrypt "
+                "recorded connections (create another key for one of them, or set firmware-ciphers = false)"
             )
 
     def _select_certificate(self, connection: ssl.SSLObject, *_: Any) -> None:

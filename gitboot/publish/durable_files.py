@@ -485,7 +485,7 @@ def find_group_id(name: str) -> int:
             found = grp.getgrnam(name).gr_gid
         except KeyError:
             raise UsageError(
-                f"--output-group {name}: this host has no group {name}; run getent group to list the groups"
+                f"--output-group {name}: this host has no group {name}; run `getent group` to list the groups"
             ) from None
     if os.geteuid() != 0 and found not in (os.getegid(), *os.getgroups()):
         raise UsageError(

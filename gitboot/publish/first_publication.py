@@ -323,7 +323,8 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
             raise PublishError(
                 f"{place}: publishing needs {about}{format_count(round(need.inodes), 'inode')}, "
                 f"but the file system has only {free:,} free "
-                "(use a file system with more inodes: mkfs.ext4 -N, or mount -o nr_inodes for a tmpfs)"
+                "(use a file system with more inodes, for example made with mkfs.ext4 -N, or mount -o nr_inodes for a "
+                "tmpfs)"
             )
         if need.size * surely > free_bytes:
             raise PublishError(

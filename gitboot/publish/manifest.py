@@ -92,7 +92,7 @@ def parse_digests(data: bytes) -> dict[str, str]:
     """Parse a node or a leaf of the manifest. Raises ValueError."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(digest, str) for digest in found.values()):
-        raise ValueError("the file is not a part of a manifest")
+        raise ValueError("the file is not part of a manifest")
     return found
 
 
@@ -144,7 +144,5 @@ def parse_head(data: bytes) -> Head:
         }:
             return Head(stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger), nodes=nodes, shared=shared)
         case {"version": int(version)} if version != FORMAT:
-            raise UnknownFormat(
-                f"the manifest has the format {version}, but this version of gitboot reads the format {FORMAT}"
-            )
-    raise ValueError(f"the file is not a manifest of the format {FORMAT}")
+            raise UnknownFormat(f"the manifest has format {version}, but this version of gitboot reads format {FORMAT}")
+    raise ValueError(f"the file is not a manifest in format {FORMAT}")

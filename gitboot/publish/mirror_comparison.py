@@ -49,7 +49,7 @@ _GONE: Final = (404, 410)
 _COMMENT: Final = sha256(b"#").hexdigest()  # of the body of a 404 (see gitboot.render.web_servers)
 _GRUB: Final = "grub.cfg"
 _SHIMS: Final = ("assets/loaders/shimx64.efi", "assets/loaders/shimaa64.efi")
-_EARLIER: Final = "an earlier publication had this file, and machines can still fetch it"
+_EARLIER: Final = "an earlier publication contained this file, and machines can still fetch it"
 
 
 class MirrorReport(Struct, frozen=True, kw_only=True):
@@ -306,7 +306,7 @@ class WebMirror:
             message = f"a cache stored this file {answer.age_s} s ago: {remedy}"
             yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=message)
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
-            message = f"a cache serves a different version of this file than the mirror behind the cache: {remedy}"
+            message = f"a cache and the mirror behind it serve different versions of this file: {remedy}"
             yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=message)
         elif stored is not None and may_be_cached(answer.cache_control or ""):
             message = "caches may store the list: configure the mirror to send Cache-Control: no-cache"
@@ -330,7 +330,8 @@ class WebMirror:
             if answer.status == 403:
                 raise HostUnreachable(
                     f"{url} answers 403: this host may not read the signed list of the mirror (add this host to the "
-                    "Fleet's spec.provisioning.monitors and copy the configuration again, or run the command there)"
+                    "Fleet's spec.provisioning.monitors and copy the configuration again, or run the command on a host "
+                    "that is listed there)"
                 )
             if answer.status != 200:
                 raise HostUnreachable(f"{url} answers {answer.status}")
@@ -505,7 +506,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
         return CheckedFile(None, is_in_transition=file.right[0] is not None)
     present = [each for each in file.right if each is not None]
     if not present:
-        return CheckedFile(check_absence(file.path, answer, "the file is a version that is valid at another time"))
+        return CheckedFile(check_absence(file.path, answer, "this version of the file is valid at another time"))
     version = next((each for each in present if each.sha256 == answer.sha256), present[0])
     if (found := next(_faults(file, version, answer), None)) is None:
         return CheckedFile(None, is_in_transition=version != file.right[0])
@@ -514,8 +515,9 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
         if other not in present and other.sha256 is not None and other.sha256 == answer.sha256:
             until = file.versions[number + 1].since if number + 1 < len(file.versions) else None
             times = (("from", other.since), ("until", until))
-            counts = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None) or "of before"
-            fault, message = MirrorFault.STALE, f"the file has the version {counts}"
+            valid = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None)
+            message = f"the file is the version that is valid {valid}" if valid else "the file is an earlier version"
+            fault = MirrorFault.STALE
             break
     return CheckedFile(MirrorFinding(path=file.path, fault=fault, message=message))
 
@@ -544,7 +546,7 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     A cache may store 404 and 410 responses by its own rules (RFC 9110, 15.1), and Varnish stores them for two minutes.
     From such a cache, a machine that was just added to the fleet would get the old response instead of its boot script.
     """
-    found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
+    found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot this file")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
         return found
     return MirrorFinding(
@@ -564,8 +566,8 @@ def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding
         return MirrorFinding(
             path=UNKNOWN_MACHINE,
             fault=MirrorFault.WRONG,
-            message=f"the {answer.status} response has an empty body, so shim waits forever: send the body #, with "
-            "error_page in nginx or handle_errors in Caddy as in OUTPUT/ops/serve, or with a custom error response of "
+            message=f"the {answer.status} response has an empty body, so shim waits forever: set the body to # with "
+            "error_page in nginx or handle_errors in Caddy (see OUTPUT/ops/serve), or with a custom error response of "
             "the CDN",
         )
     return _check_grub_body(UNKNOWN_MACHINE, answer)
@@ -581,7 +583,7 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(
         path=path,
         fault=MirrorFault.WRONG,
-        message=f"the {answer.status} response has a body other than #, which GRUB executes as its configuration",
+        message=f"the body of the {answer.status} response must be #, because GRUB executes it as its configuration",
     )
 
 
@@ -632,7 +634,7 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         yield MirrorFault.MISTYPED, f"the Content-Type must be {wanted}, but it is {given or 'missing'}"
     if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
-        yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
+        yield MirrorFault.CACHEABLE, f"Cache-Control lacks {lacking}, so a cache may answer with an earlier version"
 
 
 def is_fetched_by_machines_only(path: str) -> bool:

@@ -483,9 +483,8 @@ class Tree:
                 wrong.append(path)
                 os.unlink(os.path.join(self._root, path))
         if wrong:
-            raise Failure(
-                f"{wrong[0]} and {len(wrong) - 1} other files differ from the list or from the digest in their path"
-            )
+            more = f" ({len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
+            raise Failure(f"{wrong[0]} differs from the list, or from the digest in its path{more}")
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def order(self, path: str) -> Tuple[int, str]:
@@ -536,7 +535,8 @@ def main(
     for what, path in places:
         if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
             parser.error(
-                f"{what}: choose a file outside DIR, because the program overwrites DIR and a web server serves it"
+                f"{what}: choose a file outside DIR, because the program replaces the files in DIR, and a web server "
+                "serves them"
             )
     try:
         with open(options.state + ".lock", "a") as lock:
@@ -581,17 +581,17 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         mirror.remember(keys)
         foreign = mirror.find_foreign_file()
         if foreign is not None:
-            warn(f"{foreign} is in the folder of --to, but no tree was copied there before: choose an empty folder")
+            warn(f"--to: the folder contains {foreign}, but no tree was copied there before (choose an empty folder)")
             return 1
     _end_windows(mirror, state)
     try:
         run(mirror, source, keys)
     except (Failure, ListProblem, OSError) as error:
         _end_windows(mirror, state)
-        warn(f"the mirror keeps its files, and still ends maintenance windows: {error}")
+        warn(f"the tree was not copied: {error} (the mirror keeps its files, and still ends maintenance windows)")
         return 1
     if state.made is not None and state.latest - state.made > timedelta(days=1):
-        warn(f"the list is from {_format_time(state.made)}: the publisher is down or unreachable")
+        warn(f"the list is from {_format_time(state.made)}, so the publisher is down or unreachable")
     return 0
 
 

@@ -212,9 +212,9 @@ class _Attempt:
             theirs = list_version(found[0].content) if found[0] is not None else 0
             if theirs > (ours := list_version(self._published[LIST_TIMESTAMP])):
                 raise PublishError(
-                    f"{store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {root} has the earlier version "
-                    f"{ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited that "
-                    "file of the mirror, remove it)"
+                    f"{store.name}: {SIGNED}{TIMESTAMP} has version {theirs}, but {root} has the earlier version "
+                    f"{ours} (set --tree to the OUTPUT that gitboot publishes to now; if somebody has edited that file "
+                    "of the mirror, remove it)"
                 )
         self._files = _read_right_files(root, now, parallel, compute_digest(manifest))
         self._now = now
@@ -287,11 +287,11 @@ class _Attempt:
     def _check(self) -> None:
         """Raise `Overtaken` if the tree or the mirror's records have changed, or if a transition has passed."""
         if self._next_transition is not None and self._clock() >= self._next_transition:
-            raise Overtaken(f"{self._root}: a file changed by itself at {format_instant(self._next_transition)}")
+            raise Overtaken(f"{self._root}: a scheduled change was due at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
             raise Overtaken(f"{self._root}: another process published in the meantime")
         if self._records is not None and not self._records.is_as_observed():
-            raise Overtaken(f"{self._store.name}: an instance is writing there")
+            raise Overtaken(f"{self._store.name}: an instance is writing to this mirror")
 
 
 def _stage(path: str) -> tuple[int, int]:
@@ -341,7 +341,7 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
     if signed is not None and signed.made > now + TOLERANCE:
         raise PublishError(
             f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, but the clock of this host shows "
-            f"{format_instant(now)} (correct the clock: a repair would begin maintenance windows again)"
+            f"{format_instant(now)} (correct the clock; otherwise, the repair would begin maintenance windows again)"
         )
     for name in boot.names():
         if name.startswith(SIGNED):
@@ -408,8 +408,8 @@ class MirrorRecords:
         glance = tree.read_summary()
         if glance is None or find_outdated_servers(glance, held):
             raise Overtaken(
-                f"{self._name}: an instance is writing there, or the target has another publication than the tree "
-                f"(wait until the instance has updated the target, or name its OUTPUT with --tree)"
+                f"{self._name}: an instance is writing to this target, or the target and the tree have different "
+                "publications (wait until the instance has updated the target, or set --tree to its OUTPUT)"
             )
         return True
 

@@ -106,7 +106,7 @@ class OutputDirectory:
         try:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(
-                    f"{root}: {holder} publishes to this directory (stop it, or choose another directory)"
+                    f"{root}: {holder} publishes to this directory (stop that process, or choose another directory)"
                 )
             if modes is not OPEN_MODES:
                 apply_modes(root, modes)
@@ -220,7 +220,9 @@ class OutputDirectory:
         self._window_ends = WindowEnds()
         if not self.is_unchanged:
             if not complete:
-                raise PublishError(f"{self._disk.root}: somebody replaced the tree; gitboot publishes all of it again")
+                raise PublishError(
+                    f"{self._disk.root}: somebody replaced the tree; gitboot publishes the whole tree again"
+                )
             self._reopen()
         elif self._unfinished is not None and finish_first_publication(self._disk):
             self._tree = Tree(self._disk)
@@ -324,7 +326,7 @@ class OutputDirectory:
         self._disk, self._last_manifest = disk, b""
         if holder := disk.lock(LOCK):
             raise PublishError(
-                f"{disk.root}: {holder} publishes to this directory (stop it, or choose another directory)"
+                f"{disk.root}: {holder} publishes to this directory (stop that process, or choose another directory)"
             )
         finish_first_publication(disk)
         self._tree, self._references = Tree(disk), ContentReferences()
@@ -378,7 +380,7 @@ def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], s
     if tree.stamp is not None and tree.stamp.ledger != ledger and tree.stamp.ledger != heir_of():
         raise ForeignTree(
             f"{disk.root} belongs to the ledger {tree.stamp.ledger}, not to {ledger} "
-            "(choose another directory, or take this one over with gitboot records begin)"
+            "(choose another directory, or take over this directory with gitboot records begin)"
         )
 
 

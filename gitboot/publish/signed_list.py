@@ -495,13 +495,13 @@ def read_list_keys(folder: Path) -> ListKeys:
     roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
-            f"{folder} lacks root.json files or targets.json files; copy all of them from the host of the root key"
+            f"{folder} lacks root.json or targets.json files; copy all of these files from the host of the root key"
         )
     newest, delegation = max(roots), max(targets)
     try:
         for number, data in [*roots.items(), (delegation, targets[delegation])]:
             if json.loads(data)["signed"]["version"] != number:
-                raise ValueError("a name that has another version")
+                raise ValueError("the name of a file contains a different version from the file")
         signed, delegated = (json.loads(each)["signed"] for each in (roots[newest], targets[delegation]))
         roles = (signed["roles"]["snapshot"], signed["roles"]["timestamp"], delegated["delegations"]["succinct_roles"])
         trusted = [set(role["keyids"]) for role in roles]
@@ -514,8 +514,8 @@ def read_list_keys(folder: Path) -> ListKeys:
         ) from None
     if not all(keyid in each for each in trusted):
         raise KeyNotInRoot(
-            f"{newest}.root.json and {delegation}.targets.json in {folder} do not both name {PUBLICATION_KEY}; copy "
-            "the key and all .json files from the host of the root key"
+            f"{newest}.root.json and {delegation}.targets.json in {folder} must both name {PUBLICATION_KEY}; copy the "
+            "key and all .json files from the host of the root key"
         )
     return ListKeys(
         keyid=keyid,

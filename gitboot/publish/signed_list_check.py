@@ -47,8 +47,9 @@ from gitboot.publish.signed_list_reader import (
 )
 
 _INCOMPLETE: Final = (
-    "the list names another version of this listing: a publication or a copy is in progress, or somebody changed the "
-    "mirror. Run the command again. If the finding stays, let gitboot publish and the mirror copy again"
+    "the list names a different version of this listing, because a publication or a copy is in progress, or because "
+    "somebody changed the mirror. Run the command again. If the finding remains, publish again with gitboot, and copy "
+    "the tree to the mirror again"
 )
 _LIST_FAULTS: Final = {
     MISSING: MirrorFault.MISSING,
@@ -81,14 +82,16 @@ def compare_with_list(
             if mirror.names() is None:
                 findings += mirror.find_extra_files(())
             return MirrorReport(findings=sort_findings(findings), files=0, unread=(), in_transition=())
-        clock = f"but the clock of this host shows {format_instant(now)}"
+        shown = format_instant(now)
         if signed.expires <= now:
             path = f"{SIGNED}{signed.expiring}"
-            message = f"{path} expired at {format_instant(signed.expires)}, {clock}"
+            message = f"{path} expired at {format_instant(signed.expires)}, and the clock of this host shows {shown}"
             findings.append(MirrorFinding(path=path, fault=MirrorFault.EXPIRED, message=message))
         if signed.made > now + TOLERANCE:
-            made = format_instant(signed.made)
-            message = f"the list was made at {made}, {clock} (correct the clock that is wrong)"
+            message = (
+                f"the list was made at {format_instant(signed.made)}, but the clock of this host shows {shown} "
+                "(correct the clock that is wrong)"
+            )
             findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
         listed: list[MirrorFinding] = []
         files, hidden = reader.read_files(signed, now, listed)

@@ -172,7 +172,7 @@ class AcceptedList(NamedTuple):
 def _check_unique_names(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object has the same name twice")
+        raise ValueError("an object contains the same name twice")
     return found
 
 
@@ -244,12 +244,12 @@ def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
         document = _parse_json(data)
         signed, signatures = document["signed"], document["signatures"]
         if signed["_type"] != kind or str(signed["spec_version"]).split(".")[0] != "1":
-            raise ValueError(f"expected TUF metadata of the role {kind}, version 1")
+            raise ValueError(f"expected metadata of the role {kind} in TUF version 1")
         check_count(signed["version"], 1)
         parse_instant(signed["expires"])
         by_key = {str(each["keyid"]): _parse_hexadecimal(each["sig"], 64) for each in signatures}
         if len(by_key) != len(signatures):
-            raise ValueError("a key has signed twice")
+            raise ValueError("a key signed the file twice")
         return _Metadata(name, signed, canonical_json(signed), by_key)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _build_damage(name, error) from error
@@ -294,9 +294,9 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
     found = len(_find_signers(metadata, role.keys))
     if found >= role.threshold:
         return
-    message = f"the file has {found} valid signatures, but needs {role.threshold}"
+    message = f"expected at least {role.threshold} valid signatures, found {found}"
     if previous_role is not None and len(_find_signers(metadata, previous_role.keys)) >= previous_role.threshold:
-        message = "a replaced key signed the file: gitboot has not signed again yet, or somebody uses the old key"
+        message = "a replaced key signed the file. gitboot has not signed it again yet, or somebody uses the old key"
     raise ListProblem(BAD_SIGNATURE, metadata.name, message)
 
 
@@ -345,20 +345,20 @@ class _MetadataReader:
                     raise ListProblem(
                         BAD_SIGNATURE,
                         f"{version - 1}.root.json",
-                        "the public key that you named signed no root metadata",
+                        "the given public key did not sign any root metadata",
                     )
                 return trusted
             metadata = _parse_metadata(name, data, "root")
             root = _parse_root(metadata)
             if root.version != version:
-                raise ListProblem(DAMAGED, name, f"the metadata has version {root.version}")
+                raise ListProblem(DAMAGED, name, f"expected version {version}, found version {root.version}")
             if trusted is not None:
                 _check_signatures(metadata, trusted.roles["root"])
             elif not keys <= _find_signers(metadata, root.roles["root"].keys):
                 continue  # skip root metadata that is older than these keys
             _check_signatures(metadata, root.roles["root"])
             trusted, self.previous_root = root, trusted
-        raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} roots")
+        raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} files with root metadata")
 
     def get_metadata(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
         """Read a metadata file that other metadata refers to.
@@ -374,7 +374,8 @@ class _MetadataReader:
             raise ListProblem(DAMAGED, file_name, "the length of the file differs from the one in the list")
         metadata = _parse_metadata(file_name, data, kind)
         if metadata.signed["version"] != version:
-            raise ListProblem(DAMAGED, file_name, "the metadata has version {}".format(metadata.signed["version"]))
+            found = metadata.signed["version"]
+            raise ListProblem(DAMAGED, file_name, f"expected version {version}, found version {found}")
         return metadata
 
 
@@ -482,7 +483,7 @@ def check_path(path: str) -> str:
     if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
         raise ValueError(f"a listing must not contain the path {path!r}")
     if parts[0] == SIGNED.rstrip("/"):
-        raise ValueError(f"a listing contains a file of the list itself: {path!r}")
+        raise ValueError(f"a listing must not contain {path!r}, which is a file of the signed list itself")
     return path
 
 
@@ -568,7 +569,7 @@ def read_list(
         data = reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
         try:
             if data is None:
-                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (endpoints of gitboot do not serve one)")
+                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot endpoints do not serve it)")
             return _read_verified_list(reading, data, known, accepted, each)
         except ListProblem:
             if not left or reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:
@@ -647,10 +648,10 @@ def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> N
     if accepted is None:
         return
     if newest.root < accepted.root:
-        message = f"the newest root has version {newest.root}, but the program read version {accepted.root} before"
+        message = f"the newest root has version {newest.root}, but the program already read version {accepted.root}"
         raise ListProblem(OLDER, f"{newest.root}.root.json", message)
     if newest.keys == accepted.keys and (newest.timestamp < accepted.timestamp or newest.snapshot < accepted.snapshot):
-        message = f"the list has version {newest.timestamp}, but the program read version {accepted.timestamp} before"
+        message = f"the list has version {newest.timestamp}, but the program already read version {accepted.timestamp}"
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
@@ -661,7 +662,7 @@ def _bin_role(delegations: Dict[str, Any]) -> _Role:
     """Return the role whose keys sign the bins (TAP 15, with 8 bits)."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
-        raise ValueError("the list does not have the bins that gitboot writes")
+        raise ValueError("the bins of the list differ from the bins that gitboot writes")
     return _parse_role(roles, _ed25519_keys(delegations["keys"]))
 
 
@@ -687,6 +688,6 @@ def _read_bin(
         if not _TARGET.match(target):
             raise ValueError(f"{target!r} is not the name of a listing")
         if hashlib.sha256(target.encode("utf-8")).hexdigest()[:2] != number.group(1):
-            raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to another bin")
+            raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to a different bin")
         found[target] = Target(digest, check_count(each["length"], 0))
     return metadata, found

@@ -307,7 +307,7 @@ class _Decision:
                 in_the_way.add(path)
         if in_the_way:
             shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], 10)
-            raise PublishError(f"gitboot did not write {shown}, but must write a file there: move it away")
+            raise PublishError(f"gitboot does not replace files that it did not write: {shown} (move them away)")
 
     # Remove files
 

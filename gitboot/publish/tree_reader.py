@@ -271,7 +271,7 @@ def _parse(disk: Disk, path: str, data: _S, parse_file: Callable[[_S], _T]) -> _
 def _parse_paths(data: bytes) -> list[str]:
     paths = json.loads(data)
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        raise ValueError("not a list of paths")
+        raise ValueError("the file is not a list of paths")
     return paths
 
 

@@ -188,23 +188,23 @@ def judge(
 
 
 def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
-    may_boot = "servers that may boot an image that claims for the first time to write no disk"
+    may_boot = "servers that may boot an image that claims for the first time not to write to disks"
     return (
         (
             Guard.MAX_UNKNOWN_CHANGES,
-            "changes of the boot of unknown machines",
+            "changes to the boot of unknown machines",
             int(extent.unknown),
             limits.max_unknown_changes,
         ),
         (
             Guard.MAX_ACCESS_CHANGES,
-            "settings that let more clients fetch",
+            "settings that let more clients fetch files",
             extent.access,
             limits.max_access_changes,
         ),
         # Hold the commit even without affected servers, because any server may boot such an image later.
         (Guard.MAX_REINSTALLS, may_boot, extent.after if extent.disk_claims else 0, limits.max_reinstalls),
-        (Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images),
+        (Guard.MUTATED_IMAGES, "edited images in use", extent.mutated_images, limits.mutated_images),
         (Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes),
     )
 
@@ -270,11 +270,11 @@ class AckLine(Struct, frozen=True, kw_only=True):
     """The acknowledgement of one guard in a well-formed line of a commit message."""
 
     STALE: ClassVar[str] = (
-        "the line acknowledges other changes. The commits changed since then, or another version of gitboot computed "
-        "the digest. Review the commits again"
+        "the line acknowledges other changes. The commits have changed since the line was written, or another version "
+        "of gitboot computed the digest. Review the commits again"
     )
     USED: ClassVar[str] = (
-        "a signed acknowledgement counts once, and a commit with the same signed content was accepted before "
+        "a signed acknowledgement counts only once, and a commit with the same signed content was already accepted "
         "(--reinstalls-need signed). Sign a new commit"
     )
 
@@ -337,11 +337,11 @@ def _find_line_fault(line: str) -> str | None:
 
 def _find_guard_fault(guard: str, message: Message, need: ReinstallsNeed | None) -> str | None:
     if guard in ONLY_APPROVED:
-        return f"only gitboot approve acknowledges {guard}, not a line in a commit message"
+        return f"only gitboot approve can acknowledge {guard}, not a line in a commit message"
     if guard != Guard.MAX_REINSTALLS or need is None:
         return None
     if need is ReinstallsNeed.APPROVE:
-        return "only gitboot approve acknowledges reinstallations (--reinstalls-need approve)"
+        return "only gitboot approve can acknowledge reinstallations (--reinstalls-need approve)"
     if message.signer is None:
         return "reinstallations need a commit that is signed with a listed key (--reinstalls-need signed)"
     if message.signer.is_forge:
@@ -483,8 +483,8 @@ class Extent(Struct, frozen=True, kw_only=True):
     resets: int  # running servers that a maintenance can reset because of the commit
     unknown: bool  # whether the boots of unknown machines change
     mutated_images: int  # images that were edited although they are in use
-    disk_claims: int  # images that claim for the first time to write no disk
-    access: int  # changed settings that let more clients fetch
+    disk_claims: int  # images that claim for the first time not to write to disks
+    access: int  # changed settings that let more clients fetch files
     takeover: bool  # whether another instance may act for the fleet
     areas: tuple[Area, ...]  # the first one is the whole fleet
     unknown_claims: tuple[str, ...] = ()  # new servers with a boot, new in the fleet, that claims to write no disk

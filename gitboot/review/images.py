@@ -680,11 +680,18 @@ def _judge_rollout(
     accept_fetched: bool,
 ) -> tuple[StepOutcome, str]:
     if rollout != applied_rollout:
-        applied = f"the instance applied {proof.commit[:12]}, which has another rollout"
-        return StepOutcome.WAITS, f"{applied} ({_format_rollout(applied_rollout)}, here {_format_rollout(rollout)})"
-    if proof.at is None or not -MAX_REPORT_AGE <= at - proof.at <= MAX_REPORT_AGE:
-        time = f"is from {format_instant(proof.at)}" if proof.at is not None else "has no time"
-        return StepOutcome.WAITS, f"the last status of the instance {time}, so it is not current"
+        applied, here = _format_rollout(applied_rollout), _format_rollout(rollout)
+        return (
+            StepOutcome.WAITS,
+            f"the instance applied {proof.commit[:12]}, whose rollout ({applied}) differs from the one here ({here})",
+        )
+    if proof.at is None:
+        return StepOutcome.WAITS, "the last status of the instance has no time, so it is not current"
+    if not -MAX_REPORT_AGE <= at - proof.at <= MAX_REPORT_AGE:
+        return (
+            StepOutcome.WAITS,
+            f"the last status of the instance is from {format_instant(proof.at)}, so it is not current",
+        )
     if proof.wait_reason is not None:
         return StepOutcome.WAITS, proof.wait_reason
     if failed := servers_by_state["failed"]:
@@ -700,12 +707,12 @@ def _judge_rollout(
     if not number and following is None:
         return StepOutcome.WAITS, f"{share}; the rollout reaches no server, and there is no higher step"
     if counted * 100 < after * number:
-        unproven = (
-            f"; not installed yet: {format_names(servers_by_state['unproven'])}" if servers_by_state["unproven"] else ""
-        )
+        reasons = [f"{share}, fewer than {after} %"]
+        if unproven := servers_by_state["unproven"]:
+            reasons.append(f"not installed yet: {format_names(unproven)}")
         if begun and not accept_fetched:
-            unproven += f"; {format_names(begun)} fetched the boot and reported no completion"
-        return StepOutcome.WAITS, f"{share}, fewer than {after} %{unproven}"
+            reasons.append(f"{format_names(begun)} fetched the boot but reported no completion")
+        return StepOutcome.WAITS, "; ".join(reasons)
     return StepOutcome.NEXT, share
 
 

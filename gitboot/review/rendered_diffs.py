@@ -165,7 +165,7 @@ def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) 
     if len(lines) > _MAX_DIFF_LINES:
         lines[_MAX_DIFF_LINES:] = [f"… {format_rest(len(lines) - _MAX_DIFF_LINES, 'line')}"]
     if hidden_lines and old is not None and new is not None:
-        lines.append(f"… {format_count(hidden_lines, 'line')} HIDDEN: looks like a secret, and differs")
+        lines.append(f"… {format_count(hidden_lines, 'line')} HIDDEN: changed, and may contain a secret")
     return lines
 
 

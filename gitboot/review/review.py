@@ -123,7 +123,7 @@ class Review(Struct, frozen=True, kw_only=True):
         if self.head.problems:
             yield "Problems", self.head.problems
         if self.base.problems and self.base.decisions is None:
-            yield "Problems of the base", self.base.problems
+            yield "Problems in the base", self.base.problems
 
     @property
     def headline(self) -> str:
@@ -136,9 +136,9 @@ class Review(Struct, frozen=True, kw_only=True):
                 assert self.verdict is not None  # noqa: S101 - a held review has a verdict
                 return f"held by {', '.join(self.verdict.holding)}"
             case ReviewOutcome.UNCHANGED:
-                return "unchanged: no decision changes"
+                return "unchanged: no decisions change"
         acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
-        return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds it"
+        return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds the changes"
 
     @property
     def note_on_records(self) -> str | None:
@@ -150,7 +150,7 @@ class Review(Struct, frozen=True, kw_only=True):
             return None
         if any(reason.why in RAISED_NUMBERS for each in changes for reason in each.reinstalls):
             return None
-        return "The instance ignores maxReinstalls if its records show that no server is installed again."
+        return "The instance ignores maxReinstalls if its records show that no server will be installed again."
 
     @property
     def note_on_identities(self) -> str | None:
@@ -160,8 +160,9 @@ class Review(Struct, frozen=True, kw_only=True):
         ):
             return None
         return (
-            "Two commits cannot show which machine had a new identity (MAC address, serial number, UUID, address, name)"
-            " before BASE. The instance counts a server for maxReinstalls if an installed machine had the identity."
+            "A comparison of two commits cannot show which machine had a new identity (MAC address, serial number, "
+            "UUID, address, name) before BASE. The instance counts a server for maxReinstalls if an installed machine "
+            "had the identity."
         )
 
     @property

@@ -171,7 +171,7 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it(tmp_path: Pa
             eventually(lambda: instance.status()["attempted"]["commit"] == newest)
             found = instance.status()["attempted"]["held"]
             assert "maxBmcChanges" in found["guards"]
-            assert "only gitboot approve acknowledges" in condition(instance, "CommitAccepted")["message"]
+            assert "only gitboot approve can acknowledge" in condition(instance, "CommitAccepted")["message"]
             assert stranger.came == []
             # A person with a shell approves it, and gitboot uses it then.
             rack.said("approve", found["digest"], "--guard", "maxBmcChanges", "--reason", "it is ours")

@@ -102,7 +102,7 @@ def test_a_commit_that_would_reinstall_servers_is_held_and_the_accepted_one_stay
     (event,) = (event for event in parts.events if event.type == "Held")
     assert f"Gitboot-Ack: {get_held(parts).digest} maxReinstalls maxUpdatePercent" in event.message
     assert f"gitboot approve {get_held(parts).digest[:16]} --all-guards --reason '…' --state DIRECTORY" in event.message
-    assert "it could reinstall 12 servers (maxReinstalls allows 0)" in event.message
+    assert "the commit could reinstall 12 servers (maxReinstalls allows 0)" in event.message
 
 
 def test_a_held_commit_is_accepted_with_an_approval_of_its_digest_and_of_each_guard(

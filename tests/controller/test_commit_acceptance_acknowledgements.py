@@ -295,7 +295,7 @@ def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
             held = parts.reconciler.status.held
             assert (applied(parts), held is not None and held.commit == newest) == (back, True), name
             assert held is not None and held.guards == ("maxReinstalls",), name
-            assert "counts once" in find_ignored_acknowledgements(parts), name  # its signature is right
+            assert "counts only once" in find_ignored_acknowledgements(parts), name  # its signature is right
         # A person with a key signs the same change once more.
         again = people[kind].commit(work, message=f"Agreed again\n\n{said}")
         reconcile_once(parts, 3 + len(forms))
@@ -352,7 +352,7 @@ def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_di
         newest = merge_with(work, broken, signed, "flatcar-2", f"Fine\n\n{said}")
         reconcile_once(parts, 3)
         assert applied(parts) == broken != newest
-        assert "counts once" in find_ignored_acknowledgements(parts)
+        assert "counts only once" in find_ignored_acknowledgements(parts)
 
 
 def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not_void_it(
@@ -423,7 +423,7 @@ def test_a_rewind_does_not_make_an_acknowledgement_count_again(
         work.git("reset", "--quiet", "--hard", signed)
         reconcile_once(parts, 4)
         assert applied(parts) == first
-        assert "counts once" in find_ignored_acknowledgements(parts)
+        assert "counts only once" in find_ignored_acknowledgements(parts)
 
 
 def _signed_with(algorithm: str, person: Person, raw: bytes) -> bytes:
@@ -449,7 +449,7 @@ def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
         merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
         reconcile_once(parts, 3)
         assert applied(parts) == back
-        assert "counts once" in find_ignored_acknowledgements(parts)
+        assert "counts only once" in find_ignored_acknowledgements(parts)
 
 
 @pytest.mark.parametrize("kind", ["ssh", "openpgp"])
@@ -472,7 +472,7 @@ def test_an_acknowledgement_with_other_line_endings_and_another_encoding_counts_
         merge_with(work, back, replayed, "flatcar-2", "Fine")
         reconcile_once(parts, 3)
         assert applied(parts) == back
-        assert "counts once" in find_ignored_acknowledgements(parts)
+        assert "counts only once" in find_ignored_acknowledgements(parts)
 
 
 def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
@@ -526,7 +526,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
         assert applied(parts) == back
         assert len(instance_tables.read_acknowledgements(parts.ledger)) >= (1 if rewound else 2)
         assert instance_tables.read_facts(parts.ledger).searched == back
-        assert "counts once" in find_ignored_acknowledgements(parts)
+        assert "counts only once" in find_ignored_acknowledgements(parts)
 
 
 def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
@@ -580,7 +580,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
             *("diff", f"{back}..HEAD", "--path", work.path, "--reinstalls-need", "signed"),
             *("--allowed-signers", tmp_path / "signers"),
         )
-        assert (review.code, "counts once" in review.out) == (4, True)
+        assert (review.code, "counts only once" in review.out) == (4, True)
 
 
 # The signed text

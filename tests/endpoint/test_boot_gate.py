@@ -248,7 +248,7 @@ def test_an_endpoint_is_ready_if_no_other_can_serve_more(here: Site) -> None:
         (here.root / TERMS).write_bytes(
             endpoint_files.render_terms(ServingTerms(fetch_log_id="f" * 32, forwards_machines=True))[TERMS].content
         )
-        assert "another spool, not to the spool of this endpoint" in http_peers.get(f"{url}/readyz").text
+        assert "does not belong to the spool of this endpoint" in http_peers.get(f"{url}/readyz").text
         here.publish(commit="3")
         assert http_peers.get(f"{url}/readyz").status_code == 200
 
@@ -261,7 +261,7 @@ def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, ur
     assert "(NotRecorded)" in get(url + ENTRY).text
     found = http_peers.get(f"{url}/readyz")
     assert found.status_code == 503
-    assert f"the endpoint cannot record fetches: {here.spool} cannot be written: No such file" in found.text
+    assert f"because it cannot record fetches: {here.spool} cannot be written: No such file" in found.text
     assert {"gitboot_fetch_log_writable 0.0", "gitboot_ready 0.0"} <= set(
         http_peers.get(f"{url}/metrics").text.splitlines()
     )
@@ -314,7 +314,7 @@ def test_e30_an_endpoint_with_another_fetch_log_serves_no_one_time_boot(here: Si
         (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
         text = get(url + ENTRY).text
         assert DISK in text
-        assert "only an endpoint with the spool of the instance serves this boot" in text
+        assert "only an endpoint that uses the spool of the instance can serve this boot" in text
         assert other.observed() == []
 
 

@@ -199,7 +199,7 @@ def break_it(how: str, pair: Pair, authority: Authority) -> None:
     ("how", "why"),
     [
         ("another key", "operators.key does not match "),
-        ("half a certificate", "operators.pem has no PEM certificate"),
+        ("half a certificate", "operators.pem does not contain a PEM certificate"),
         ("no key", "operators.key cannot be read: No such file or directory"),
         ("a locked key", "operators.key has a passphrase"),
     ],
@@ -311,7 +311,7 @@ def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
         ("a certificate alone", "Option '--operators-tls' requires 2 arguments."),
         ("without a socket", "--operators-tls needs --operators-listen"),
         ("another key", "operators.key does not match {folder}/operators.pem; the server's own"),
-        ("half a certificate", "{folder}/operators.pem has no PEM certificate"),
+        ("half a certificate", "{folder}/operators.pem does not contain a PEM certificate"),
         ("no key", "{folder}/operators.key cannot be read: No such file or directory"),
         ("a locked key", "has a passphrase; remove it with `openssl pkey`"),
     ],

@@ -165,7 +165,7 @@ def test_a_group_is_named_or_numbered() -> None:
 
 
 def test_an_unknown_group_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no group no-such-group; run getent group"):
+    with pytest.raises(UsageError, match="no group no-such-group; run `getent group`"):
         find_group_id("no-such-group")
 
 

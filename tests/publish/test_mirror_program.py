@@ -379,7 +379,7 @@ def test_a_folder_with_other_files_is_not_changed(host: MirrorHost, capsys: pyte
     other = host.served / "index.html"
     other.write_text("another site")
     assert host.run(INSIDE) == 1
-    assert "index.html is in the folder of --to" in capsys.readouterr().err
+    assert "--to: the folder contains index.html" in capsys.readouterr().err
     assert {path.name for path in host.served.iterdir()} == {"index.html"}
 
 
@@ -503,10 +503,10 @@ def _signed(publisher: SignedSite, signer: ListSigner) -> None:
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
-    "an edited boot script": (_edited, "differ from the list or from the digest in their path"),
+    "an edited boot script": (_edited, "from the list, or from the digest in its path"),
     "a list of another publisher": (
         lambda publisher: _signed(publisher, ListSigner()),
-        "public key that you named signed no root",
+        "the given public key did not sign any root",
     ),
     "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "the list is not signed"),
     "no list": (lambda publisher: shutil.rmtree(publisher.boot / "signed"), "there is no signed list"),
@@ -545,7 +545,7 @@ def test_an_earlier_tree_is_not_served(
     host.run(INSIDE)
     host.source = str(tmp_path / "earlier/boot")
     assert host.run(INSIDE) == 1
-    assert "but the program read version" in capsys.readouterr().err
+    assert "but the program already read version" in capsys.readouterr().err
     assert host.boots("/added") == b"#!ipxe\n"
 
 

@@ -360,7 +360,7 @@ def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_li
     before = files_of(copy)
     done = captured("verify-mirror", copy, "--tree", older, "--repair", ALL)
     assert (done.returncode, files_of(copy)) == (8, before)
-    assert "earlier version" in done.stderr and "name the OUTPUT that gitboot publishes to now" in done.stderr
+    assert "earlier version" in done.stderr and "set --tree to the OUTPUT that gitboot publishes to now" in done.stderr
     assert repaired(copy, publisher.root, ENTRY)[0] == 0
 
 
@@ -456,7 +456,7 @@ def test_finding_m6_a_target_is_repaired_only_if_it_has_the_version_of_the_tree(
     folder_target(tmp_path / "target", publisher.root)
     without_window(publisher)
     with closing(WatchedStore(tmp_path / "target/boot")) as store:
-        with pytest.raises(PublishError, match=r"another publication than the tree \(wait until the instance"):
+        with pytest.raises(PublishError, match=r"have different publications \(wait until the instance"):
             mend(store, publisher)
         assert store.written == {}
 

@@ -245,7 +245,7 @@ def test_finding_r10_a_guard_that_a_line_cannot_acknowledge_leaves_the_others() 
     assert list(given) == [(DIGEST, "maxDeletes")]
     assert [each.why.partition(" (")[0] for each in unheeded] == [
         "reinstallations need a commit that is signed with a listed key",
-        "only gitboot approve acknowledges maxBmcChanges, not a line in a commit message",
+        "only gitboot approve can acknowledge maxBmcChanges, not a line in a commit message",
     ]
 
 
@@ -318,4 +318,4 @@ def test_the_lines_that_a_review_prints_are_accepted_as_acknowledgements() -> No
 def test_no_line_of_a_message_acknowledges_a_guard_that_needs_approve(guard: Guard) -> None:
     message = Message("c1", f"Gitboot-Ack: {DIGEST} {guard}")
     given, (ignored,) = find_acknowledgements([message], DIGEST)
-    assert (given, ignored.why) == ({}, f"only gitboot approve acknowledges {guard}, not a line in a commit message")
+    assert (given, ignored.why) == ({}, f"only gitboot approve can acknowledge {guard}, not a line in a commit message")

@@ -119,7 +119,7 @@ def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_s
     for text in (found.text, found.markdown):
         shown = " ".join(text.split())
         assert "access changes for every machine · 0 servers changed" in shown
-        assert "spec.provisioning.clients: 10.0.0.0/8 → every client (more clients can fetch)" in shown
+        assert "spec.provisioning.clients: 10.0.0.0/8 → every client (more clients can fetch files)" in shown
 
 
 # Groups
@@ -200,7 +200,7 @@ def test_a_hidden_secret_is_shown_as_different() -> None:
     old = {**FLEET, **web("password: hunter2\n")}
     review = reviewed(web("password: {% if server.name == 'fra1-web07' %}hunter4{% else %}hunter3{% endif %}\n"), old)
     assert ["fra1-web07"] in [list(group.names) for group in review.groups]
-    assert having(review, "HIDDEN: looks like a secret, and differs") == {n[8:-5] for n in FLEET if "-web" in n}
+    assert having(review, "HIDDEN: changed, and may contain a secret") == {n[8:-5] for n in FLEET if "-web" in n}
     assert not having(review, "hunter")
 
 
@@ -485,7 +485,9 @@ def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> Non
     (danger,) = [each for each in found.find_dangers() if each.risk is Risk.ACCESS]
     assert danger.names == ("every machine",)
     (reason,) = danger.reasons
-    assert reason.startswith("spec.serving.oneTimeBoots: EndpointOnly → Copies (more clients can fetch repeatedly; ")
+    assert reason.startswith(
+        "spec.serving.oneTimeBoots: EndpointOnly → Copies (more clients can fetch files repeatedly; "
+    )
     assert reason.endswith(
         "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log)"
     )

@@ -148,7 +148,7 @@ def test_the_step_is_about_the_servers_that_it_reaches() -> None:
         ("it spoke longer ago", {}, {"at": NOON - timedelta(hours=1, seconds=1)}, "Waits", "it is not current"),
         ("it speaks of tomorrow", {}, {"at": NOON + timedelta(days=1)}, "Waits", "it is not current"),
         ("it has no time", {}, {"at": None}, "Waits", "it is not current"),
-        ("it is behind Git", {}, {"here": decided_at(60)[0]}, "Waits", "cccccccccccc, which has"),
+        ("it is behind Git", {}, {"here": decided_at(60)[0]}, "Waits", "cccccccccccc, whose rollout"),
         ("it rolls out another image", {}, {"here": decided_at(new="flatcar-1")[0]}, "Waits", "cccccccccccc"),
     ],
 )

@@ -99,9 +99,9 @@ def test_a_new_image_shows_what_it_claims(claim: str, expected: str) -> None:
         (
             SIGNED,
             (None, "signed by a key that is not listed"),
-            f"not verified: it is signed by a key that is not listed; claims: signed by {KEY}",
+            f"not verified: the file is signed by a key that is not listed; claims: signed by {KEY}",
         ),
-        (SIGNED, (None, None), f"not verified: it has no signature; claims: signed by {KEY}"),
+        (SIGNED, (None, None), f"not verified: the file has no signature; claims: signed by {KEY}"),
         ("provenance: {digest: published}", (None, None), "claims: published"),
     ],
 )
@@ -271,7 +271,7 @@ def test_no_format_shows_a_secret_of_a_source_or_of_a_claim() -> None:
 
 DIRECT = (
     "BootProfile/{profile} boots BootImage/flatcar-1 without ImageStream/stable, which requires signatures of this "
-    "image only while it is in the stream"
+    "image only while the image is in the stream"
 )
 
 

@@ -43,7 +43,7 @@ class TargetFolder:
         try:
             modes = TreeModes.from_folder(root.stat())
         except OSError as error:
-            hint = "create the folder, with the permissions and the group for its files"
+            hint = "create the folder with the permissions and the group that its files should have"
             raise PublishError(f"{root}: {error.strerror} ({hint})") from error
         self._disk = Disk(root, modes)
 

@@ -406,12 +406,12 @@ def _parse_rsync_address(
         or {"", ".", ".."}.intersection(path.split("/")[1:] or [""])
     ):
         raise UsageError(
-            f"--target {display_url}: expected {'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}, "
-            "with the path of a folder"
+            f"--target {display_url}: expected the URL of a folder, such as "
+            f"{'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}"
         )
     if not is_daemon and not paths.keys() >= {"ssh_key", "known_hosts"}:
         raise UsageError(
-            f"--target {display_url}: add the private key and the file of host keys: ?ssh-key=…&known-hosts=…"
+            f"--target {display_url}: add the private key and the known-hosts file: ?ssh-key=…&known-hosts=…"
         )
     return RsyncAddress(host=host, path=path, user=user, port=parts.port, is_daemon=is_daemon, serves=serves, **paths)
 

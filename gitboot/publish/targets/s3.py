@@ -85,7 +85,7 @@ class Bucket:
             try:
                 client["root_certificate"] = address.ca_bundle.read_bytes()
             except OSError as error:
-                raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
+                raise UsageError(f"the certificates in {address.ca_bundle} cannot be read: {error.strerror}") from error
         # so that access logs show that gitboot read the object, and not a machine
         client["user_agent"] = f"gitboot/{__version__}"
         with self._translate_errors():
@@ -231,7 +231,8 @@ class Bucket:
             return PublishError(f"{self._name}: {_describe_clock_fault(said)}")
         if status[:3] in ("401", "403") or code in _TOKEN_CODES:
             return PublishError(
-                f"{self._name}: the store rejects the credentials, or they lack a permission: {code or status}{where}"
+                f"{self._name}: the store rejects the credentials, or the credentials lack a permission: "
+                f"{code or status}{where}"
             )
         if status.startswith("404"):
             return PublishError(f"{self._name}: the bucket does not exist{where}")
@@ -265,12 +266,13 @@ def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
 def _describe_clock_fault(text: str) -> str:
     """Describe how far this host's clock is off, based on the text of a `_SKEWED` error."""
     times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
-    behind = "differs from the store's"
+    fault = "the clock of this host differs from the clock of the store"
     with suppress(ValueError):
         ours, theirs = map(datetime.fromisoformat, times)
         seconds = round((ours - theirs).total_seconds())
-        behind = f"is {abs(seconds):,} s {'ahead of' if seconds > 0 else 'behind'} the store's"
-    return f"the clock of this host {behind}, so the store rejects its requests (correct the clock)"
+        relation = "ahead of" if seconds > 0 else "behind"
+        fault = f"the clock of this host is {abs(seconds):,} s {relation} the clock of the store"
+    return f"{fault}, so the store rejects requests from this host (correct the clock)"
 
 
 def _find_cause(source: str) -> str:
@@ -286,11 +288,12 @@ def _find_cause(source: str) -> str:
 
 def _describe_certificate_times(match: re.Match[str]) -> str:
     here, there = (format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there"))
-    words = f"expired at {there}" if match["which"] == "Expired" else f"is not valid before {there}"
-    return (
-        f"the certificate of the store {words}, and the clock of this host shows {here} (renew the certificate, or "
-        "correct the clock)"
+    fault = (
+        f"the certificate of the store expired at {there}"
+        if match["which"] == "Expired"
+        else f"the certificate of the store is not valid before {there}"
     )
+    return f"{fault}, and the clock of this host shows {here} (renew the certificate, or correct the clock)"
 
 
 # Patterns for the debug text of errors from rustls, Rust's standard library and reqwest.

@@ -139,10 +139,10 @@ def _build_parser(kind: type[_T], fault: str) -> Callable[[bytes], _T]:
     return parse
 
 
-parse_head: Final = _build_parser(TargetHead, "the file is not the head of a target in format 1")
+parse_head: Final = _build_parser(TargetHead, "the file is not a target head in format 1")
 parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a shard of a target")
 # parses the list of the files at a target that are in no shard
-parse_unlisted: Final = _build_parser(frozenset[_Path], "not a list of paths")
+parse_unlisted: Final = _build_parser(frozenset[_Path], "the file is not a list of paths")
 
 
 def render_head(head: TargetHead) -> bytes:
@@ -514,7 +514,7 @@ class StoreTarget:
         except PublishError:
             if self.is_as_observed():
                 raise
-            raise Overtaken(f"{self._name}: an instance is writing there") from None
+            raise Overtaken(f"{self._name}: an instance is writing to this target") from None
 
     def is_as_observed(self) -> bool:
         """Return whether no process has started or finished a step since `observe`."""
@@ -578,7 +578,7 @@ class StoreTarget:
             self._last_head = store.get(HEAD)
             if self._last_head is None or self._last_head.content != data:
                 self._last_head = None
-                raise HostUnreachable(f"{self._name}: another process has just started to write there")
+                raise HostUnreachable(f"{self._name}: another process has just started to write to this target")
             return head
         head = self._own_head(
             found.content, "choose another target, or take over this target with gitboot records begin"
@@ -611,17 +611,17 @@ class StoreTarget:
         try:
             return parse_head(content)
         except ValueError as error:
-            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another target)") from error
+            raise PublishError(f"{self._name}: {HEAD}: {error} (choose another target)") from error
 
     def _build_conflict_error(self, current_head: StoredFile | None) -> OperatorError:
         if current_head is None:
-            return PublishError(f"{self._name}: {HEAD} was removed by another process")
+            return PublishError(f"{self._name}: another process removed {HEAD}")
         head = self._parse_head(current_head.content)
         if head.ledger != self._ledger:
             return ForeignTree(f"{self._name} now belongs to the ledger {head.ledger}, not to {self._ledger}")
         return LockedByAnother(
-            f"{self._name}: another process with this ledger writes there ({head.writer}; this process is "
-            f"{self._writer}): stop one of them, then restart this one"
+            f"{self._name}: another process with the same ledger writes to this target ({head.writer}; this process "
+            f"is {self._writer}). Stop one of the processes, then restart this process"
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:

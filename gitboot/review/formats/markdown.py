@@ -529,7 +529,7 @@ def _trip_problems(review: Review) -> Iterator[Problem]:
             hint = f"check the change, then acknowledge it: {line if trip.guard in by_line else review.approval}"
             # show a line only once, because each line has a long digest
             if first is not None and (trip.guard in by_line) == (first in by_line):
-                hint = f"check the change. The line for {first} acknowledges this limit too"
+                hint = f"check the change. The line for {first} also acknowledges this limit"
             first = first or trip.guard
             yield structs.replace(_make_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 

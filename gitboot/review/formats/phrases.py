@@ -72,14 +72,14 @@ def describe_rendered(group: Group) -> str:
         return f"diff for {group.names[0]}"
     *names, last = sorted(group.own, key=lambda name: name != "name") or ("",)
     listed = f"{', '.join(names)} and {last}" if names else last
-    own = f"same diff with their own {listed}" if listed else "same diff"
-    return f"diff for {group.names[0]}; the other servers have the {own}"
+    own = f" with their own {listed}" if listed else ""
+    return f"diff for {group.names[0]}; the other servers have the same diff{own}"
 
 
 def format_outlier(outlier: Outlier) -> list[str]:
     """List the diff lines in which a group differs from a larger group with the same causes."""
     signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
-    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines at other positions"]
+    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines, but at other positions"]
     return [*shown, *filter(None, [format_rest(len(signed) - _MAX_OUTLIER_LINES, "line")])]
 
 
@@ -103,10 +103,14 @@ def format_access(bmc: BmcAccess | None) -> str | None:
     """Describe a BMC's address, its credentials, and how gitboot checks its certificate."""
     if bmc is None:
         return None
-    encrypted = bmc.address.lower().startswith("https:")
-    trust = ", unverified" if not bmc.verify else ", verified by a CA of the repository" if bmc.ca is not None else ""
-    pinned = f", with the certificate {bmc.fingerprint}" if bmc.fingerprint is not None else ""
-    return f"{bmc.credentials} at {bmc.address}{trust + pinned if encrypted else ', unencrypted'}"
+    parts = [f"{bmc.credentials} at {bmc.address}"]
+    if not bmc.address.lower().startswith("https:"):
+        return ", ".join([*parts, "unencrypted"])
+    if not bmc.verify or bmc.ca is not None:
+        parts.append("verified with a CA from the repository" if bmc.verify else "unverified")
+    if bmc.fingerprint is not None:
+        parts.append(f"with the certificate {bmc.fingerprint}")
+    return ", ".join(parts)
 
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
@@ -125,10 +129,11 @@ def format_reinstall(reinstall: Reinstall) -> str:
     if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
         return f"{maintenance} is new: {reinstall.new}"
     if reinstall.why is ReinstallReason.WRITES_DISK:
-        return f"{reinstall.new} writes disks, {reinstall.old or 'the local disk'} did not"
+        before = f"{reinstall.old} did not" if reinstall.old else "the server booted its local disk before"
+        return f"{reinstall.new} writes disks, but {before}"
     words = {
-        "source": maintenance or "its policy",
-        "boots": f"{maintenance} boots" if maintenance else "it boots",
+        "source": maintenance or "the policy of the server",
+        "booter": maintenance or "the server",
         "why": reinstall.why,
         "old": reinstall.old or "(none)",
         "new": reinstall.new or "(none)",
@@ -138,23 +143,23 @@ def format_reinstall(reinstall: Reinstall) -> str:
 
 _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
     ReinstallReason.MAINTENANCE: f"{{source}}: {{old}} {ARROW} {{new}}",
-    ReinstallReason.UNCOVERED: "Maintenance/{old} no longer replaces {source}",
+    ReinstallReason.UNCOVERED: "Maintenance/{old} no longer overrides the boot from {source}",
     ReinstallReason.MAC: "{new} was a MAC address of Server/{old}",
     ReinstallReason.SERIAL: "{new} was the serial number of Server/{old}",
     ReinstallReason.ADDRESS: "{new} was an address of Server/{old}",
     ReinstallReason.UUID: "{new} was the UUID of Server/{old}",
     ReinstallReason.NAME: "{new} was the name of Server/{old}",
     ReinstallReason.NID: "{new} was the nid of Server/{old}",
-    ReinstallReason.CLAIM: "{boots} BootImage/{new}, which claims for the first time to write no disk",
+    ReinstallReason.CLAIM: "{booter} boots BootImage/{new}, which claims for the first time not to write to disks",
     ReinstallReason.CLAIM_OF_BOOT: (
-        "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or a base URL that "
-        "are new for this image"
+        "{booter} boots BootImage/{new}, which claims not to write to disks, but with arguments, scripts, templates or "
+        "a base URL that are new for this image"
     ),
     ReinstallReason.RECORD: (
-        "BootPolicy/{new} installs it only if the record of the instance shows another image. Without a record, "
-        "gitboot regards it as installed"
+        "BootPolicy/{new} installs the server only if the instance's record shows a different image. Without a record, "
+        "gitboot regards the server as installed"
     ),
-    ReinstallReason.STOPPED: "the Fleet no longer stops {source}",
+    ReinstallReason.STOPPED: "the Fleet no longer stops boots from {source}",
 }
 
 
@@ -182,20 +187,25 @@ def format_unknown_reason(reason: UnknownReason) -> str:
 
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
     UnknownCause.CAME: (
-        "it is new with provision {0}, so it may be installed already. Set provision to 1 to install it, or record its "
-        "state with gitboot records set"
+        "the server is new with provision {0}, so it may be installed already. Set provision to 1 to install the "
+        "server, or record its state with gitboot records set"
     ),
     UnknownCause.REPLACES: (
-        "it replaces {0}, which no Server document has. gitboot installs it only if the instance has a record of {0} "
-        "with a lower provision number"
+        "the server replaces the UUID {0}, which no Server document contains. gitboot installs the server only if the "
+        "instance has a record of this UUID with a lower provision number"
     ),
-    UnknownCause.BOARD: "its UUID was {0}. Set replaces: {0}, and raise provision to install it",
-    UnknownCause.NOT_RAISED: "it replaces another board at provision {0}. Raise provision to install it",
+    UnknownCause.BOARD: "the UUID of the server was {0}. To install the server, set replaces: {0} and raise provision",
+    UnknownCause.NOT_RAISED: (
+        "the server replaces another board, but provision {0} is not higher than before. Raise provision to install "
+        "the server"
+    ),
     UnknownCause.MOVED: (
-        "it moves to the site {0}, whose instance has no record of it. Run gitboot records hand-over and take-over, or "
-        "record its state with gitboot records set"
+        "the server moves to the site {0}, whose instance has no record of the server. Run gitboot records hand-over "
+        "and take-over, or record the state of the server with gitboot records set"
     ),
-    UnknownCause.OVERWRITTEN: "Maintenance/{0} writes its disks. Raise provision to install it again afterwards",
+    UnknownCause.OVERWRITTEN: (
+        "Maintenance/{0} writes the disks of the server. To install the server afterwards, raise provision"
+    ),
 }
 
 
@@ -204,7 +214,7 @@ def format_effect(effect: Effect) -> str:
     if effect.when is not EffectTime.WINDOW:
         return effect.when
     if effect.start is None and effect.end is None:
-        return f"while Git contains Maintenance/{effect.maintenance}"
+        return f"in Maintenance/{effect.maintenance}, until it is removed from Git"
     start, end = (format_instant(each) if each else "-" for each in (effect.start, effect.end))
     return f"in Maintenance/{effect.maintenance}, [{start}, {end})"
 
@@ -233,21 +243,23 @@ def format_exceeded_limit(trip: Trip) -> str:
 
 
 _EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
-    "commits taken back": "it does not descend from the accepted commit",
-    "instances that may no longer act": "it takes servers away from the instance that manages them now",
-    "BMCs that never received these credentials": "it sends credentials to {BMC} that never received them before",
-    "first boots": "it gives {server} a first boot",
-    "servers that may be reset": "it could reset {server}",
-    "servers that may be reinstalled": "it could reinstall {server}",
-    "servers that may boot an image that claims for the first time to write no disk": (
-        "{server} could boot an image that claims for the first time to write no disk"
+    "commits taken back": "the commit does not descend from the accepted commit",
+    "instances that may no longer act": "the commit takes servers away from the instance that manages them now",
+    "BMCs that never received these credentials": (
+        "the commit sends credentials to {BMC} that never received these credentials"
     ),
-    "changes of the boot of unknown machines": "it changes the boot of unknown machines",
-    "settings that let more clients fetch": "it changes {setting} so that more clients can fetch",
-    "images in use edited": "it edits {image} in use",
-    "servers left": "it leaves no server in the fleet",
-    "servers removed": "it removes {server}",
-    "servers changed": "it changes {server}",
+    "first boots": "the commit gives {server} a first boot",
+    "servers that may be reset": "the commit could reset {server}",
+    "servers that may be reinstalled": "the commit could reinstall {server}",
+    "servers that may boot an image that claims for the first time not to write to disks": (
+        "{server} could boot an image that claims for the first time not to write to disks"
+    ),
+    "changes to the boot of unknown machines": "the commit changes the boot of unknown machines",
+    "settings that let more clients fetch files": "the commit changes {setting} so that more clients can fetch files",
+    "edited images in use": "the commit edits {image} that servers use",
+    "servers left": "the commit leaves no server in the fleet",
+    "servers removed": "the commit removes {server}",
+    "servers changed": "the commit changes {server}",
 }
 _GUARDS_WITHOUT_NUMBER: Final = frozenset({Guard.ALLOW_EMPTY, Guard.ALLOW_REWIND, Guard.ALLOW_TAKEOVER})
 _TRIP_TEXTS: Final[Mapping[Guard, str]] = {
@@ -288,7 +300,7 @@ def format_access_change(change: AccessChange) -> str:
             return format_value(setting if isinstance(setting, str) else ", ".join(setting))
         return "every client" if change.field.endswith(".clients") else "(absent)"
 
-    effect = "more clients can fetch" if change.widens else "fewer clients can fetch"
+    effect = "more clients can fetch files" if change.widens else "fewer clients can fetch files"
     if change.widens and change.field == ONE_TIME_BOOTS:
         effect += _RISK_OF_COPIES
     return f"{change.field}: {clients(change.old)} {ARROW} {clients(change.new)} ({effect})"
@@ -308,7 +320,7 @@ def format_claim(image: str, place: tuple[str, int, int], writer: str | None) ->
     """
     path, line, _ = place
     author = f"written by {writer}" if writer is not None else "not committed yet"
-    return f"BootImage/{image} claims for the first time to write no disk ({path}:{line}, {author})"
+    return f"BootImage/{image} claims for the first time not to write to disks ({path}:{line}, {author})"
 
 
 # Provenance of images
@@ -326,14 +338,14 @@ def format_file_claim(claim: FileClaim) -> str:
     shown = f"claims: {origin}" if claimed is not None else origin
     is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED
     if is_signed and not claim.names_signature:
-        shown += ", but the image does not have a signature"
+        shown = f"{shown}, but the image does not have a signature"
     if claim.before != claimed:
         shown += f"; before: {format_origin(claim.before)}"
     if (signer := claim.verified_by) is not None:
         is_same_key = claimed is not None and _fold_key(claimed.key or "") == _fold_key(signer.key)
         return f"verified: signed by {signer}" + ("" if is_same_key else f"; {shown}")
     if claim.result is not None and (claim.result.fault is not None or is_signed):
-        fault = f"it is {claim.result.fault}" if claim.result.fault is not None else "it has no signature"
+        fault = f"the file is {claim.result.fault}" if claim.result.fault is not None else "the file has no signature"
         return f"not verified: {fault}; {shown}"
     return shown
 
@@ -363,7 +375,7 @@ def has_unverified_claims(image: ImageProvenance) -> bool:
 
 
 CLAIMS_NOTE: Final = (
-    "A claim is a statement of the document. To verify claims, run `gitboot artifacts signatures -o json=FILE`, and "
+    "A claim is a statement in the document. To verify claims, run `gitboot artifacts signatures -o json=FILE`, and "
     "pass FILE to `gitboot diff --verified`."
 )
 
@@ -416,8 +428,10 @@ def list_provenance_risks(provenance: ProvenanceChanges) -> Iterator[ProvenanceR
         yield ProvenanceRisk(left.stream, reason, left.place)
     for boot, place in provenance.uncovered:
         by = f" by BootProfile/{boot.profile}" if boot.document.kind != "BootProfile" else ""
-        reason = f"{boot.document} boots BootImage/{boot.image}{by} without ImageStream/{boot.stream}"
-        reason += ", which requires signatures of this image only while it is in the stream"
+        reason = (
+            f"{boot.document} boots BootImage/{boot.image}{by} without ImageStream/{boot.stream}, which requires "
+            "signatures of this image only while the image is in the stream"
+        )
         yield ProvenanceRisk(boot.stream, reason, place)
 
 
@@ -506,7 +520,7 @@ def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[st
             )
 
 
-HARMLESS_NOTE: Final = "Guards ignore harmless changes, because they offer a server no new boot."
+HARMLESS_NOTE: Final = "Guards ignore harmless changes, because these changes do not offer a new boot to any server."
 
 
 def _format_measure(number: int, size: int, percent: int, small: int) -> str:

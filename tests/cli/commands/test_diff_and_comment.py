@@ -99,7 +99,9 @@ def test_the_check_of_signatures_feeds_the_review(work: Work, tmp_path: Path) ->
         assert review(true, 0) == f"verified: signed by vendor <vendor@example.net> ({key})"
         web.put("/kernel.sig", by_gpg(people["vendor"], keys / "vendor.asc"))
         found = review(true, 3)
-        assert re.fullmatch(rf"not verified: it is .*changed after it was signed.*; claims: signed by {key}", found)
+        assert re.fullmatch(
+            rf"not verified: the file is .*changed after it was signed.*; claims: signed by {key}", found
+        )
 
 
 @pytest.mark.parametrize(
@@ -443,7 +445,7 @@ def test_t9_an_instance_may_require_a_signature_or_an_approval_for_reinstallatio
     people["ada"].commit(work, message=f"Fine\n\n{line}")
     assert diff("main..topic", *signed).code == 0
     done = diff("main..topic", *approved)
-    assert (done.code, "only gitboot approve acknowledges reinstallations" in done.out) == (4, True)
+    assert (done.code, "only gitboot approve can acknowledge reinstallations" in done.out) == (4, True)
     assert "\n    Gitboot-Ack:" not in done.out
 
 

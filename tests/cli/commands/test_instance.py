@@ -289,7 +289,7 @@ def test_finding_r10_status_prints_one_command_that_approves_the_held_commit_on_
     start = lines.index("    1. Review the changes:")
     assert re.fullmatch("    commit [0-9a-f]{12} is on hold until it is approved:", lines[start - 3])
     assert lines[start - 2 : start] == [
-        "    - it could reinstall 1 server (maxReinstalls allows 0)",
+        "    - the commit could reinstall 1 server (maxReinstalls allows 0)",
         "    Servers to reinstall: web01",
     ]
     assert lines[start + 2 : start + 5 : 2] == [

@@ -62,7 +62,7 @@ def test_errors_are_reported_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "none").write_text("hunter2")
     public = run("keygen", tmp_path / "key").output.strip()
     assert "a secret needs a recipient" in fails("encrypt", tmp_path / "none", "--file", out)
-    assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
+    assert "expected a complete age public key" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
     assert "the limit is 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
     no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--file", out)
     assert "line 1 is not an age key" in no_key and "hunter2" not in no_key

@@ -314,7 +314,7 @@ def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: 
     with start() as parts:
         begin(parts, repository, TWO_COMMITS)
         message = [each.message for each in parts.events if each.type == "Held"][-1]
-        assert "it could reinstall 1 server (maxReinstalls allows 0)" in message
+        assert "the commit could reinstall 1 server (maxReinstalls allows 0)" in message
         assert f"Moved identities: web02 gets {MAC.replace(':', '-')}, the MAC address of web01" in message
 
 

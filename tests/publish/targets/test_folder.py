@@ -251,7 +251,7 @@ def test_a_target_that_names_a_file_for_operators_is_an_error(path: str) -> None
         parse_units(json.dumps({"web01": {"state": "", "files": {path: digest}}}).encode())
     with pytest.raises(ValueError, match="not a list of paths"):
         parse_unlisted(json.dumps(["boot/boot.ipxe", path]).encode())
-    with pytest.raises(ValueError, match="not the head of a target"):
+    with pytest.raises(ValueError, match="not a target head"):
         parse_head(json.dumps({**head, "shards": {"00": path}}).encode())
     assert parse_head(json.dumps({**head, "shards": {"00": digest}}).encode()).shards == {"00": digest}
 

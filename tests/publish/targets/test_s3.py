@@ -363,7 +363,7 @@ def test_of_two_processes_that_begin_at_once_only_one_writes_boot_scripts(
             )
 
     store.fails = other_is_first
-    with pytest.raises(HostUnreachable, match="another process has just started to write there"):
+    with pytest.raises(HostUnreachable, match="another process has just started to write to this target"):
         site.follow()
     with pytest.raises(ForeignTree, match="theirs"):
         site.follow()
@@ -520,14 +520,17 @@ def test_finding_s8_an_object_that_is_sent_slowly_ends_at_the_timeout() -> None:
     [
         (
             "<RequestTime>20261120T120000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
-            "the clock of this host is 3,600 s behind the store's",
+            "the clock of this host is 3,600 s behind the clock of the store",
         ),
         (
             "<RequestTime>20261120T140000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
-            "the clock of this host is 3,600 s ahead of the store's",
+            "the clock of this host is 3,600 s ahead of the clock of the store",
         ),
-        ("<ServerTime>2026-11-20T13:00:00Z</ServerTime>", "the clock of this host differs from the store's"),
-        ("<RequestTime>x</RequestTime><ServerTime>y</ServerTime>", "the clock of this host differs from the store's"),
+        ("<ServerTime>2026-11-20T13:00:00Z</ServerTime>", "the clock of this host differs from the clock of the store"),
+        (
+            "<RequestTime>x</RequestTime><ServerTime>y</ServerTime>",
+            "the clock of this host differs from the clock of the store",
+        ),
     ],
 )
 def test_finding_m10_a_rejected_request_names_a_wrong_clock_first(times: str, words: str) -> None:
@@ -573,13 +576,13 @@ def _error(request: Callable[[], object]) -> GitbootError:
         (
             "403 Forbidden",
             "AccessDenied",
-            "the store rejects the credentials, or they lack a permission: AccessDenied",
+            "the store rejects the credentials, or the credentials lack a permission: AccessDenied",
             PublishError,
         ),
         (
             "400 Bad Request",
             "ExpiredToken",
-            "the store rejects the credentials, or they lack a permission: Expired",
+            "the store rejects the credentials, or the credentials lack a permission: Expired",
             PublishError,
         ),
         ("404 Not Found", "NoSuchBucket", "the bucket does not exist", PublishError),

@@ -27,11 +27,20 @@ from tests.helpers.fleets import SEED, at, decision, server
         (Reinstall(ReinstallReason.POLICY, None, "web"), "policy (none) → web"),
         (Reinstall(ReinstallReason.MAC, "b", "52-54-00-00-00-01"), "52-54-00-00-00-01 was a MAC address of Server/b"),
         (Reinstall(ReinstallReason.SERIAL, "b", "4J8VM72"), "4J8VM72 was the serial number of Server/b"),
-        (Reinstall(ReinstallReason.WRITES_DISK, None, "os-1"), "os-1 writes disks, the local disk did not"),
+        (
+            Reinstall(ReinstallReason.WRITES_DISK, None, "os-1"),
+            "os-1 writes disks, but the server booted its local disk before",
+        ),
         (Reinstall(ReinstallReason.MAINTENANCE, None, "os-1, Once", "m"), "Maintenance/m is new: os-1, Once"),
         (Reinstall(ReinstallReason.MAINTENANCE, "run 1", "run 2", "m"), "Maintenance/m: run 1 → run 2"),
-        (Reinstall(ReinstallReason.UNCOVERED, "h", None, "m"), "Maintenance/h no longer replaces Maintenance/m"),
-        (Reinstall(ReinstallReason.UNCOVERED, "h", None), "Maintenance/h no longer replaces its policy"),
+        (
+            Reinstall(ReinstallReason.UNCOVERED, "h", None, "m"),
+            "Maintenance/h no longer overrides the boot from Maintenance/m",
+        ),
+        (
+            Reinstall(ReinstallReason.UNCOVERED, "h", None),
+            "Maintenance/h no longer overrides the boot from the policy of the server",
+        ),
     ],
 )
 def test_each_reason_to_reinstall_has_a_phrase(asked: Reinstall, expected: str) -> None:
@@ -42,7 +51,7 @@ def test_each_reason_to_reinstall_has_a_phrase(asked: Reinstall, expected: str) 
     ("effect", "expected"),
     [
         (Effect(EffectTime.NEXT_BOOT), "at the next boot"),
-        (Effect(EffectTime.WINDOW, None, None, "m"), "while Git contains Maintenance/m"),
+        (Effect(EffectTime.WINDOW, None, None, "m"), "in Maintenance/m, until it is removed from Git"),
         (Effect(EffectTime.WINDOW, at("20T22:00"), None, "m"), "in Maintenance/m, [2026-11-20T22:00:00Z, -)"),
     ],
 )
@@ -84,15 +93,15 @@ def test_each_exceeded_limit_has_a_phrase(trip: Trip, expected: str) -> None:
     [
         (
             Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0),
-            "it does not descend from the accepted commit (guard allowRewind)",
+            "the commit does not descend from the accepted commit (guard allowRewind)",
         ),
         (
             Trip(guard=Guard.MAX_DELETES, what="servers removed", number=2600, limit=25),
-            "it removes 2,600 servers (maxDeletes allows 25)",
+            "the commit removes 2,600 servers (maxDeletes allows 25)",
         ),
         (
             Trip(guard=Guard.MAX_REINSTALLS, what="servers that may be reinstalled", number=1, limit=0),
-            "it could reinstall 1 server (maxReinstalls allows 0)",
+            "the commit could reinstall 1 server (maxReinstalls allows 0)",
         ),
         (
             Trip(
@@ -104,11 +113,11 @@ def test_each_exceeded_limit_has_a_phrase(trip: Trip, expected: str) -> None:
                 percent=True,
                 area="site=a",
             ),
-            "it changes 4 of 10 servers in site=a, 40 % (maxUpdatePercent allows 30 %)",
+            "the commit changes 4 of 10 servers in site=a, 40 % (maxUpdatePercent allows 30 %)",
         ),
         (
             Trip(guard=Guard.MAX_SMALL_GROUP, what="servers removed", number=5, limit=3, of=9, area="role=db"),
-            "it removes 5 of 9 servers in role=db (maxSmallGroup allows 3)",
+            "the commit removes 5 of 9 servers in role=db (maxSmallGroup allows 3)",
         ),
     ],
 )
