@@ -48,10 +48,10 @@ _NO_UUID: Final = remark_missing(
     "the source does not contain the UUID: add the UUID that `dmidecode -s system-uuid` or the BMC shows"
 )
 _GUESSED_ARCHITECTURE: Final = remark_guessed(
-    "the source does not contain the architecture, so the import wrote x86_64: check it"
+    "the source does not contain the architecture, so the import wrote x86_64: check this value"
 )
 _GUESSED_FIRMWARE: Final = remark_guessed(
-    "the source does not contain the firmware, so the import wrote UEFI: check it"
+    "the source does not contain the firmware, so the import wrote UEFI: check this value"
 )
 PENDING: Final = "pending"  # the folder for documents that a person must complete
 IGNORE: Final = f"# Documents from `gitboot import` that a person must complete (see import-report.md)\n/{PENDING}/\n"
@@ -109,7 +109,8 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             name = f"{build_document_name(source_name)}-{number}"
         if name != source_name:
             is_valid = build_document_name(source_name) == source_name
-            fault = f"{source_name} is {'not unique in the source' if is_valid else 'not a valid document name'}"
+            invalid, repeated = f"{source_name} is not a valid document name", f"{source_name} is not unique"
+            fault = repeated if is_valid else invalid
             each = structs.replace(
                 each,
                 remarks=(
@@ -234,7 +235,7 @@ def _render_server(
         *remark_if(
             machine.boot is not None and policy is None,
             remark_missing(
-                f"the boot {machine.boot} is incomplete or missing: complete or add it, or select another boot"
+                f"the boot {machine.boot} is incomplete or missing: add the missing data, or select another boot"
             ),
         ),
         *more,
@@ -324,8 +325,8 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *missing_parts,
         *more,
         remark_guessed(
-            "the import assumed an installer, and wrote writesDisk: true and networkBoot: Once: for a diskless system, "
-            "write false and Always"
+            "the import assumed an installer, and wrote writesDisk: true and networkBoot: Once (for a diskless system, "
+            "write false and Always)"
         ),
         *remark_if(boot.architecture is None, _GUESSED_ARCHITECTURE),
         *remark_if(
@@ -531,8 +532,8 @@ def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[st
     lines = [
         *(f"# Imported from {system}", "", f"{summarize(fleet)}.", ""),
         "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC.",
-        f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,",
-        "or complete a document and move it out of the folder.",
+        f"Incomplete documents are in `{PENDING}/`, which the fleet ignores.",
+        "Add the missing data and import again, or complete a document and move it out of the folder.",
     ]
     if without_uuid := sum(_NO_UUID in item.remarks for item in fleet.items):
         lines += (

@@ -317,8 +317,8 @@ def parse_bmc(
         return ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc")), ()
     found = _REDFISH.fullmatch(address)
     if found is None:
-        fault = f"uses {address.partition(':')[0]}, which is not supported" if "://" in address else "has no scheme"
-        return None, (remark_lost(f"the BMC was left out, because its address {fault}: add the BMC by hand"),)
+        scheme = f"the unsupported scheme {address.partition(':')[0]}" if "://" in address else "no scheme"
+        return None, (remark_lost(f"the BMC was left out, because its address has {scheme}: add the BMC by hand"),)
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
     bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",

@@ -435,7 +435,10 @@ def _read_foreman_boot(
     files = _find_foreman_files(system, architecture or "x86_64")
     if files is None:
         return None, [
-            remark_lost(f"the boot was not imported, because {system_name} is of the family {system.get('family')}")
+            remark_lost(
+                f"the boot was not imported, because the import does not support the family {system.get('family')} of "
+                f"{system_name}"
+            )
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
     kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)

@@ -83,8 +83,10 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
         reasons = [*row.remarks, *guessed]
         if not macs and not any(each.kind is RemarkKind.REJECTED for each in reasons):
-            shown = f"identifies the machine by {row.identifier}" if row.identifier else "does not contain one"
-            reasons.append(remark_missing(f"the MAC address is unknown, because the reservation {shown}"))
+            by_other = f"the MAC address is unknown, because the reservation identifies the machine by {row.identifier}"
+            reasons.append(
+                remark_missing(by_other if row.identifier else "the reservation does not have a MAC address")
+            )
         if not macs:
             reasons += (
                 remark_lost(f"the address {each} was left out, because no interface is known") for each in row.addresses

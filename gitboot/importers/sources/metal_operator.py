@@ -279,7 +279,9 @@ def _choose_boot(
         remarks.append(_explain_missing_config("the boot of the server's maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(
-            remark_guessed("the boot was found only by its name, because the source has no ServerBootConfiguration")
+            remark_guessed(
+                "the import found the boot only by its name, because the source has no ServerBootConfiguration"
+            )
         )
     if boot is None and workload is None and not chosen:
         remarks.append(

@@ -119,7 +119,7 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
         (host(provision_method="image"), {}, "because the provision method is image"),
         (host(medium_id=9), {}, "the boot of OS from medium M is incomplete: put the responses of /api/v2/media into"),
         (host(operatingsystem_name=None), {}, "the boot was not imported, because the host has no operating system"),
-        (host(), {"family": "Windows"}, "because OS is of the family Windows"),
+        (host(), {"family": "Windows"}, "the import does not support the family Windows of OS"),
         (host(), {}, "the other interfaces nor the BMC: export /api/v2/hosts/NAME"),
     ],
 )
