@@ -401,7 +401,7 @@ class SignatureCheck:
         if not is_listed:
             if artifact.provenance is not None and artifact.provenance.digest is not DigestOrigin.SIGNED:
                 return None
-            raise UntrustedSignature(f"missing from the list at {checksums.url}, which {by.name} signed")
+            raise UntrustedSignature(f"not in the list at {checksums.url}, which {by.name} signed")
         return by
 
     def _check_member(self, artifact: Artifact, archive: str, path: str) -> None:

@@ -310,7 +310,7 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
             raise UntrustedRelease(
                 place,
                 f"the file is {each.fault}",
-                "do not boot the file; try again later, or add the vendor's missing key with --image-keys",
+                "do not boot the file: try again later, or add the vendor's missing key with --image-keys",
             )
         elif release_files.keys and at not in declared_unsigned:
             raise UntrustedRelease(

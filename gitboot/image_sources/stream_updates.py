@@ -206,7 +206,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             newest.index_url,
             f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} in the fleet has "
             f"the newer version {latest.spec.version}",
-            f"try again later; if that image belongs to another channel, set its annotation {CHANNEL}",
+            f"try again later, or set the annotation {CHANNEL} of that image if it belongs to another channel",
         )
     # An image that another stream with the same source uses does not block this stream from using the image too.
     own = [

@@ -324,7 +324,7 @@ def test_a_list_in_a_signed_release_of_debian_vouches_for_the_files_in_it(
     assert "SHA256SUMS is not in the list at" in vendor.fault_of_kernel(path)
     vendor.put("SHA256SUMS", sums("# {} {}"))
     release()
-    assert "missing from the list at" in vendor.fault_of_kernel(path)
+    assert "not in the list at" in vendor.fault_of_kernel(path)
     vendor.web.files["/InRelease"] = vendor.web.files["/InRelease"].replace(b"Debian", b"Ubuntu")
     assert "changed after it was signed" in vendor.fault_of_kernel(path)
 
@@ -392,7 +392,7 @@ def test_a_claimed_provenance_is_compared_with_the_signer(vendor: Vendor) -> Non
     other = "F" * 40
     for of_kernel, says in [
         (f"{signature}, provenance: {{digest: signed, key: {other}}}", f"but vendor <vendor@example.net> ({key})"),
-        (f", provenance: {{digest: signed, key: {key}}}", "but the image does not have a signature"),
+        (f", provenance: {{digest: signed, key: {key}}}", "but does not have a signature"),
         (f"{signature.replace('.openpgp', '.none')}, provenance: {{digest: signed, key: {key}}}", "is unavailable"),
     ]:
         code, (problem,), _ = read(of_kernel)

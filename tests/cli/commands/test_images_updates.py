@@ -311,7 +311,7 @@ def _endless_index(site: Site) -> None:
         (
             _behind,
             Exit.SOURCE,
-            "the newest release is 1.1.0, but BootImage/someos-1.2.0 of the fleet has the newer version",
+            "the newest release is 1.1.0, but BootImage/someos-1.2.0 in the fleet has the newer version",
         ),
         (_tampered, Exit.SOURCE, "x86_64.initrds.0: the file is not valid: it was changed after it was signed"),
         (_by_a_stranger, Exit.SOURCE, "which is not an allowed key"),
