@@ -136,7 +136,7 @@ def build_image(
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
         raise MalformedIndex(
             release.index_url,
-            f"the version {quote_value(release.version)} has characters that gitboot does not accept",
+            f"the version {quote_value(release.version)} contains characters that gitboot does not accept",
             "a version may contain only letters, digits, and the characters . _ + ~ : -",
         )
     for file in release_files.files:

@@ -474,7 +474,7 @@ class StreamUpdater:
         """Raise `UsageError` unless the existing BootImage contains the release for all architectures of a stream."""
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
-            raise UsageError(f"BootImage/{image.metadata.name} already exists, with the version {image.spec.version}")
+            raise UsageError(f"BootImage/{image.metadata.name} already exists with the version {image.spec.version}")
         # two channels of a source may contain the same version
         if not is_from_source(image, release.source, release.channel):
             of = f"the channel {release.channel} of {release.source}" if release.channel else release.source

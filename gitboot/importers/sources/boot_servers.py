@@ -452,7 +452,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
             *of_uuid,
             *remark_if(
                 not has_boot and not image,
-                remark_lost("the boot was not imported, because the instance does not have a kernel or an image"),
+                remark_lost("the boot was not imported, because the instance has neither a kernel nor an image"),
             ),
             *remark_if(
                 not reader.nics and not reader.remarks,
@@ -463,11 +463,11 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
             ),
             *remark_if(
                 address is None and "driver" not in node,
-                remark_missing("the source does not contain the driver and the BMC: export the nodes with --long"),
+                remark_missing("the source contains neither the driver nor the BMC: export the nodes with --long"),
             ),
             *remark_if(
                 address is None and "driver" in node,
-                remark_lost(f"the driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
+                remark_lost(f"the driver {node.get('driver')} uses neither Redfish nor IPMI: add the BMC by hand"),
             ),
             *remark_if(
                 image,

@@ -150,7 +150,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
             remark_kept(str(config)),
             *remark_if(
                 spec.get("ignitionSecretRef"),
-                remark_lost("the Ignition is in a Secret: write it as user data, without secrets"),
+                remark_lost("the Ignition configuration is in a Secret: write it as user data, without secrets"),
             ),
             *remark_if(
                 spec.get("ipxeScriptSecretRef"),
@@ -327,7 +327,7 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
     first = next((each for each in configs if each.boot), None)
     return first.boot if first else None, [
         *(
-            remark_missing(f"the boot of {each} was not imported, because it does not have a kernel or a uki")
+            remark_missing(f"the boot of {each} was not imported, because it has neither a kernel nor a UKI")
             for each in configs
             if not each.boot
         ),
