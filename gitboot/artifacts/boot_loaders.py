@@ -65,12 +65,12 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
     Packaged(
         path="loaders/ipxe-aarch64.efi",
         sources=("usr/lib/ipxe/ipxe-arm64.efi", "usr/share/ipxe/arm64-efi/ipxe.efi"),
-        package="ipxe of Debian 13 or newer",
+        package="ipxe from Debian 13 or newer",
     ),
     Packaged(
         path="loaders/snponly-aarch64.efi",
         sources=("usr/lib/ipxe/snponly-arm64.efi", "usr/share/ipxe/arm64-efi/snponly.efi"),
-        package="ipxe-bootimgs-aarch64, which Fedora has and Debian does not",
+        package="ipxe-bootimgs-aarch64, which exists in Fedora but not in Debian",
     ),
     Built(path="loaders/grub-x86_64.efi", target="x86_64-efi", package="grub-efi-amd64-bin"),
     Built(path="loaders/grub-aarch64.efi", target="arm64-efi", package="grub-efi-arm64-bin:arm64"),
@@ -175,7 +175,7 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> Placed:
         return Placed(
             path=_SIGNED_GRUB,
             outcome=Placement.UNCHANGED,
-            message=f"gitboot did not write {target}, so gitboot does not replace it; the signed GRUB loads this file",
+            message=f"another program wrote {target}, so gitboot does not replace it; the signed GRUB loads this file",
         )
     is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
     return Placed(
@@ -195,7 +195,7 @@ def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, st
             without_http = without_http or file
     if without_http is not None:
         return (
-            f"{without_http} cannot download by HTTP: unpack {loader.package} of Debian 13 or newer, and name its "
+            f"{without_http} cannot download over HTTP: unpack {loader.package} from Debian 13 or newer, and pass the "
             "folder with --system"
         )
     return f"install the package {loader.package}"
@@ -297,12 +297,14 @@ if insmod http; then
   done
 fi
 """
-    return f"# gitboot: the signed GRUB of Debian loads this script by TFTP\n{by_http}{SIGNED_GRUB_CHAIN}"
+    return f"# gitboot: the signed GRUB of Debian loads this script over TFTP\n{by_http}{SIGNED_GRUB_CHAIN}"
 
 
 def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     if urlsplit(base_url).scheme != "http":
-        return f"GRUB can download only over http, not from {base_url}: set --base-url to an http URL of the same files"
+        return (
+            f"GRUB can download only over http, not from {base_url}: set --base-url to an http URL for the same files"
+        )
     folders = (system / "usr/lib/grub" / loader.target for system in systems)
     if (modules := next((folder for folder in folders if (folder / "http.mod").is_file()), None)) is None:
         return f"install the package {loader.package}"

@@ -161,7 +161,7 @@ def _open_content(
             first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
             if is_part and _parse_number(first) != offset:
                 raise HostUnreachable(
-                    f"gitboot requested the file from byte {offset}, but the server returned it from {first or 'none'}"
+                    f"gitboot requested the file from byte {offset}, but received it from byte {first or 'unknown'}"
                 )
             yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, CHUNK), b""))
             return
@@ -583,10 +583,10 @@ def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         size = _parse_size(described["size"]) if "size" in described else info.size
         if min(size, info.size) < 0:
-            raise tarfile.ReadError("a member has a negative size")
+            raise tarfile.ReadError("the archive contains a file with a negative size")
         if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):  # the header describes the next member
             if info.size > _LARGEST_EXTENDED_HEADER:
-                raise _Refused(f"an extended header is too large: {info.size:,} bytes")
+                raise _Refused(f"an extended tar header is too large: {info.size:,} bytes")
             content = source.read(info.size)
             source.skip(-info.size % tarfile.BLOCKSIZE)
             is_name = info.type == tarfile.GNUTYPE_LONGNAME
@@ -612,7 +612,7 @@ def _parse_extended_header(content: bytes) -> dict[str, bytes]:
         length = _parse_size(content[at : at + 10].partition(b" ")[0])
         name, equals, value = content[at : at + length].partition(b" ")[2].partition(b"=")
         if not equals or not value.endswith(b"\n"):
-            raise tarfile.ReadError("an extended header is malformed")
+            raise tarfile.ReadError("an extended tar header is malformed")
         records[name.decode(errors="replace")] = value[:-1]
         at += length
     return records
@@ -620,7 +620,7 @@ def _parse_extended_header(content: bytes) -> dict[str, bytes]:
 
 def _parse_size(text: bytes) -> int:
     if not text.isdigit() or len(text) > 18:
-        raise tarfile.ReadError("an extended header is malformed")
+        raise tarfile.ReadError("an extended tar header is malformed")
     return int(text)
 
 
@@ -663,5 +663,5 @@ class _BoundedFile:
 
     def read(self, size: int = -1) -> bytes:
         if size > _LARGEST_ZIP_READ:
-            raise _Refused(f"the directory of the archive is too large: {size:,} bytes")
+            raise _Refused(f"the directory of the zip archive is too large: {size:,} bytes")
         return self._file.read(size if size >= 0 else _LARGEST_ZIP_READ)

@@ -66,11 +66,11 @@ class Registries:
         registry does not respond.
         """
         with self._open(reference, f"manifests/{reference.version}", {"Accept": ", ".join(MANIFESTS)}) as answer:
-            content = _read_limited(answer, f"{reference}: the manifest")
+            content = _read_limited(answer, f"the manifest of {reference}")
         found = Digest(sha256(content).hexdigest())
         if reference.digest not in (None, found):
             raise RegistryRefused(
-                f"{reference}: the registry returned different content, with the digest sha256:{found}"
+                f"the registry returned different content for {reference}, with the digest sha256:{found}"
             )
         return found, content
 
@@ -80,12 +80,12 @@ class Registries:
         for _ in range(_MOST_TAG_PAGES):
             after = f"&{urlencode({'last': found[-1]})}" if found else ""
             with self._open(reference, f"tags/list?n={_TAGS_PER_PAGE}{after}", {}) as answer:
-                content = _read_limited(answer, f"{reference}: the list of tags")
+                content = _read_limited(answer, f"the list of tags for {reference}")
                 is_last = "Link" not in answer.headers  # OCI distribution specification, "Listing Tags"
             try:
                 page = _tags(content).tags or ()
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-                raise RegistryRefused(f"{reference}: the registry did not return a list of tags: {error}") from None
+                raise RegistryRefused(f"the registry did not return a list of tags for {reference}: {error}") from None
             if is_last or not page or page[-1] in found:
                 return (*found, *page)
             found += page
@@ -319,11 +319,11 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
         if len(several) > 1:
             names = ", ".join(sorted({each.cname or each.digest for each in several}))
             raise RegistryRefused(
-                f"{name} has {len(several)} images for {architecture}: add --cname with the start of one of {names}"
+                f"{name} has {len(several)} images for {architecture}; add --cname with the start of a name: {names}"
             )
     if not found:
         known = ", ".join(sorted({each.cname for each in index if each.cname}))
-        has = f"; it has {known}" if cname and known else ""
+        has = f"; its images are {known}" if cname and known else ""
         raise RegistryRefused(f"{name} has no image for {' or '.join(Architecture)}{has}")
     return {architecture: found[architecture][0] for architecture in sorted(found)}
 
@@ -384,7 +384,7 @@ class RegistryCredentials(Struct, frozen=True):
         except ValueError:
             user, colon = b"", b""
         if not user or not colon:
-            raise UsageError(f"{self.file}: the entry for {host} needs USER:PASSWORD in base64 under auth")
+            raise UsageError(f"{self.file}: the field `auth` for {host} must contain USER:PASSWORD in base64")
         return f"Basic {pair}"
 
     def check(self) -> None:
@@ -470,7 +470,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         """
         found = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?", text)
         if found is None or "@" in found["host"]:
-            raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY, with * for any characters")
+            raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY (* matches any text)")
         if set(found["host"]) <= set("*?."):
             raise UsageError(f"{text!r} would allow any registry: name the host or its domain")
         return cls(
@@ -555,7 +555,7 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
             )
         except (HostUnreachable, OperatorError) as error:
             return (
-                f"`gitboot artifacts resolve {quote_words(image)}` prints the fields to write; lookup failed: {error}"
+                f"run `gitboot artifacts resolve {quote_words(image)}` to print the fields (the lookup failed: {error})"
             )
 
     return tuple(

@@ -153,7 +153,7 @@ class VendorKeys:
             raise UnlistedKey("signed by an OpenPGP key, but gitboot has no trusted OpenPGP keys")
         packets = split_openpgp_signatures(signatures)
         if len(packets) > _MOST_SIGNATURES:
-            raise UntrustedSignature(f"not verified: it has more than {_MOST_SIGNATURES} OpenPGP signatures")
+            raise UntrustedSignature(f"not verified, because there are more than {_MOST_SIGNATURES} OpenPGP signatures")
         faults: list[UntrustedSignature] = []
         for packet in packets:
             try:
@@ -163,7 +163,7 @@ class VendorKeys:
             else:
                 if only is None or found.key in only:
                     return ImageSigner(found.key, printable(found.person))
-                faults.append(UnlistedKey(f"signed by the key {found.key}, which is not allowed to sign it"))
+                faults.append(UnlistedKey(f"signed by the key {found.key}, which is not an allowed key"))
         faults = faults or [UntrustedSignature("not signed: the OpenPGP signature is empty")]
         raise next((each for each in faults if not isinstance(each, UnlistedKey)), faults[0])
 
@@ -181,7 +181,7 @@ class VendorKeys:
                     return ImageSigner(key, f"minisign key {path.stem}")
                 if "the key id in the public key is" not in f"{done.output}{done.errors}":
                     raise UntrustedSignature(
-                        "not the file for which its minisign signature was made, or the signature is malformed"
+                        "not signed: its minisign signature is malformed or belongs to a different file"
                     )
         raise UnlistedKey("signed by a minisign key that is not listed")
 
@@ -308,16 +308,16 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
     def false_claim(self) -> str | None:
         """The reason why the image's statement about the digest is false, or None if gitboot finds no fault.
 
-        The text completes a sentence that begins with the name of the file. gitboot can check only statements about
-        signatures, because it cannot determine when a vendor published a digest.
+        gitboot can check only statements about signatures, because it cannot determine when a vendor published a
+        digest.
         """
         if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
             return None
-        claim = f"claims a signature by the key {self.claim.key}"
+        claim = f"the image claims a signature by the key {self.claim.key}"
         if self.by is None:
-            return f"{claim}, but {f'it is {self.fault}' if self.fault else 'the image does not have a signature'}"
+            return f"{claim}, but {f'the file is {self.fault}' if self.fault else 'does not have a signature'}"
         if _normalise_key(self.claim.key or "") != _normalise_key(self.by.key):
-            return f"{claim}, but {self.by} signed it"
+            return f"{claim}, but {self.by} signed the file"
         return None
 
 
@@ -413,7 +413,9 @@ class SignatureCheck:
         except ArtifactMissing as error:
             raise UntrustedSignature(f"not verified: {error}") from error
         if digest.hexdigest() != artifact.sha256:
-            raise UntrustedSignature(f"not the file {path} in {archive}, which has the sha256 {digest.hexdigest()}")
+            raise UntrustedSignature(
+                f"different from the file {path} in {archive}, which has the sha256 {digest.hexdigest()}"
+            )
 
     def _read_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
         if checksums not in self._lists:
@@ -437,7 +439,9 @@ class SignatureCheck:
             (each.algorithm, each.digest) in known and each.size in (None, len(content))
             for each in read_checksum_list(outer)
         ):
-            raise UntrustedSignature(f"not verified: {checksums.url} is not in the list at {checksums.listed_in.url}")
+            raise UntrustedSignature(
+                f"not verified, because {checksums.url} is not in the list at {checksums.listed_in.url}"
+            )
         return read_checksum_list(content), by
 
     def _read_signed(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
@@ -459,7 +463,7 @@ class SignatureCheck:
         for chunk in self._chunks(url):
             content += chunk
             if len(content) > most_bytes:
-                raise UntrustedSignature(f"not verified: {url} has more than {most_bytes:,} bytes")
+                raise UntrustedSignature(f"not verified, because {url} has more than {most_bytes:,} bytes")
         return bytes(content)
 
     def _fetch_copy(self, artifact: Artifact) -> _Copy:
@@ -478,10 +482,12 @@ class SignatureCheck:
                     of_512.update(chunk)
                     written.write(chunk)
                     if written.tell() > most_bytes:
-                        raise UntrustedSignature(f"not the file at {url}, which has more than {most_bytes:,} bytes")
+                        raise UntrustedSignature(
+                            f"different from the file at {url}, which has more than {most_bytes:,} bytes"
+                        )
             self._copy = _Copy(url, path, Digest(of_256.hexdigest()), of_512.hexdigest())
         if member is None and self._copy.sha256 != artifact.sha256:
-            raise UntrustedSignature(f"not the file at {url}, which has the sha256 {self._copy.sha256}")
+            raise UntrustedSignature(f"different from the file at {url}, which has the sha256 {self._copy.sha256}")
         return self._copy
 
     def _drop_copy(self) -> None:

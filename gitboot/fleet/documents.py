@@ -104,8 +104,9 @@ def read_resource(value: dict[str, Value]) -> Resource:
     """
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
-        expected = "there is no kind" if isinstance(kind, str) else "expected a kind, found"
-        code, message = Code.KIND, f"{expected} {quote_value(kind)}"
+        shown = quote_value(kind)
+        message = f"there is no kind {shown}" if isinstance(kind, str) else f"expected a kind, found {shown}"
+        code = Code.KIND
         if kind is None:
             code, message = Code.MISSING_FIELD, "the document has no kind"
         otherwise = f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
@@ -322,7 +323,9 @@ def parse_encrypted(data: bytes) -> bytes:
         raise NotEncrypted("the file is encrypted with a passphrase; encrypt it to a key instead")
     if "X25519" not in kinds:
         others = sorted({kind[:20] for kind in kinds if not kind.endswith("-grease")})
-        raise NotEncrypted(f"the file has no recipient age1…; its recipients are: {', '.join(others[:3]) or 'none'}")
+        raise NotEncrypted(
+            f"the file is not encrypted to a key age1… (recipient types: {', '.join(others[:3]) or 'none'})"
+        )
     if len(kinds) > _MAX_RECIPIENTS:
         raise NotEncrypted(f"the file has {len(kinds)} recipients; the limit is {_MAX_RECIPIENTS}")
     return data

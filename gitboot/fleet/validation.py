@@ -384,7 +384,7 @@ def _find_second_fleets(draft: Draft) -> Iterator[Remark]:
         yield Remark(
             spot=draft.spot(other, ("metadata", "name")),
             code=Code.DUPLICATE_NAME,
-            message=f"a repository has only one Fleet, and {fleets[0]} is at {{}}".format,
+            message=f"a repository can have only one Fleet, but {fleets[0]} is already at {{}}".format,
             hint="remove one of the two documents",
             other=draft.spot(fleets[0], ("metadata", "name")),
         )
@@ -409,9 +409,9 @@ def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
 
 
 _OWN_DUPLICATE_HINTS: Final = {
-    "MAC address": "write the interface's own address, which `ethtool -P INTERFACE` prints also while it is in a bond; "
-    "interfaces may share only IP addresses",
-    "address": "remove one of the two; only different interfaces may share an address, for example in a bond",
+    "MAC address": "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a member of "
+    "a bond; interfaces may share only IP addresses",
+    "address": "remove one of the two addresses; only different interfaces may share an address, for example in a bond",
 }
 
 

@@ -375,7 +375,7 @@ class _Reader:
         mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
-            code, message, hint = Code.NOT_YAML, "YAML needs spaces here, found a tab", "indent with spaces"
+            code, message, hint = Code.NOT_YAML, "YAML does not allow a tab here", "indent with spaces"
         elif "nesting depth" in problem:  # libyaml 0.2.6 rejects deep nesting before it returns an event
             code, message, hint = Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS
         elif " tag" in context + problem:
@@ -399,7 +399,7 @@ class _Reader:
         except MarkedYAMLError as error:
             self.note_syntax(error)
         except UnicodeDecodeError:  # PyYAML raises this error for %-escapes in a tag
-            self.note(self.start, Code.TAG, "a tag is not allowed: it is not UTF-8", _NO_TAGS)
+            self.note(self.start, Code.TAG, "a tag is not allowed, and this tag is not UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
         return None
@@ -411,7 +411,7 @@ class _Reader:
                 self.start,
                 Code.DOCUMENT_TOO_LARGE,
                 f"the document has {len(source):,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}",
-                "move a part of it to another document",
+                "split the document into several documents",
             )
             raise _UnreadableRest
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
@@ -471,7 +471,7 @@ class _Reader:
                 event,
                 Code.ALIAS,
                 "an alias is not allowed",
-                "repeat the value; put text that begins with '*' in quotes",
+                "repeat the value, or put text that begins with '*' in quotes",
             )
             return None
         if depth > MAX_DEPTH:
@@ -504,7 +504,7 @@ class _Reader:
                     event,
                     Code.INVALID_KEY,
                     "a key must not be a list or a mapping",
-                    "write text as the key; put a value that begins with '{{' in quotes",
+                    "use text as the key, or put a value that begins with '{{' in quotes",
                 )
             self._value(event, depth + 1)
             return
@@ -532,7 +532,7 @@ class _Reader:
                 event,
                 Code.ANCHOR,
                 "an anchor is not allowed",
-                "remove the anchor; put text that begins with '&' in quotes",
+                "remove the anchor, or put text that begins with '&' in quotes",
             )
         if event.tag is not None:
             self.refuse(event, Code.TAG, "a tag is not allowed", _NO_TAGS)
@@ -563,7 +563,7 @@ _TOO_DEEP: Final = f"lists and mappings are nested more than {MAX_DEPTH} levels 
 _NEST_LESS: Final = "reduce the nesting"
 # Conflict markers: git-merge(1), "How conflicts are presented".
 _CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
-_NO_TAGS = "remove the tag; put text that begins with '!' in quotes"
+_NO_TAGS = "remove the tag, or put text that begins with '!' in quotes"
 # Problems for which libyaml reports a location after the actual fault.
 _SEEN_TOO_LATE = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
@@ -577,13 +577,13 @@ _HINTS = {
     "did not find expected <document start>": "move the text into the document, or add a '---' line before the text",
     "did not find expected alphabetic or numeric character": "put text that begins with '*' or '&' in quotes",
     "did not find expected comment or line break": "begin the text of a block on the next line",
-    "did not find expected key": "indent all keys of a mapping equally; put the whole value in quotes",
+    "did not find expected key": "indent all keys of a mapping equally, or put the whole value in quotes",
     "did not find expected node content": "put text that begins with one of ,[]{} in quotes",
     "found character that cannot start any token": "put the text in quotes",
     "found unexpected document indicator": "close the quotes",
     "found unexpected end of stream": "close the quotes",
     "found unknown escape character": "use single quotes, in which a backslash has no special meaning",
-    "mapping values are not allowed in this context": "put text that contains ': ' in quotes; indent keys equally",
+    "mapping values are not allowed in this context": "put text that contains ': ' in quotes, or indent keys equally",
 }
 
 
@@ -609,7 +609,10 @@ def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = N
         shown += group[:MAX_SHOWN]
         count = len(group[MAX_SHOWN:]) + (more.get(path, 0) if severity is Severity.ERROR else 0)
         if count > 0:
-            are = "problem from here on is" if count == 1 else "problems from here on are"
-            message, code = f"{count:,} more {are} not shown", Code.TOO_MANY_PROBLEMS
+            one, several = (
+                "1 more problem from here on is not shown",
+                f"{count:,} more problems from here on are not shown",
+            )
+            message, code = one if count == 1 else several, Code.TOO_MANY_PROBLEMS
             shown.append(structs.replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))
     return tuple(sorted(shown))

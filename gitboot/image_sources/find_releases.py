@@ -85,7 +85,7 @@ def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
                     raise MalformedIndex(
                         url,
                         f"the file has more than {max_bytes:,} bytes",
-                        "check the URL; gitboot reads only small indexes and lists",
+                        "check the URL, because gitboot reads only small indexes and lists",
                     )
                 if time.monotonic() > ends_s:
                     raise SourceUnavailable(url, f"the download took more than {_LONGEST_READ_S:g} s")
@@ -113,9 +113,9 @@ class SourceReader:
         if self._spec.keys and not any(map(trust.compute_key_digest, self._spec.keys)):
             raise UntrustedIndex(
                 f"the ImageSource {self._name}",
-                f"gitboot does not have the public keys that may sign this source: {format_names(self._spec.keys)}",
-                "put the public key of the vendor into the directory of --image-keys (in CI, the variable "
-                "GITBOOT_IMAGE_KEYS names it)",
+                f"gitboot has none of the public keys of this source: {format_names(self._spec.keys)}",
+                "put the vendor's public key into the directory that --image-keys (in CI, the variable "
+                "GITBOOT_IMAGE_KEYS) names",
             )
 
     # Indexes
@@ -174,14 +174,14 @@ class SourceReader:
         try:
             return read_document(self._fetcher, url, _LARGEST_SIGNATURE)
         except ArtifactMissing as error:
-            raise self._distrust(signed_url, f"the index is not signed: {url}: {error}") from error
+            raise self._distrust(signed_url, f"the index is not signed ({url}: {error})") from error
 
     def _distrust(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
         hint = "try again later, and contact the vendor if the problem persists"
         if is_other_key:
             hint = (
-                "if the vendor has a new key, verify its fingerprint, and add it to the keys of the ImageSource "
-                f"{self._name}"
+                "if the vendor has a new key, verify the key's fingerprint, and add the fingerprint to the keys of the "
+                f"ImageSource {self._name}"
             )
         return UntrustedIndex(url, cause, hint)
 
@@ -322,7 +322,7 @@ class SourceReader:
             raise MalformedIndex(
                 list_url,
                 f"the list and the index have different digests for {printable(file.url)}",
-                "try again later; the vendor may be publishing a release now",
+                "try again later, because the vendor may be publishing a release now",
             )
         return structs.replace(file, sha256=file.sha256 or listed.sha256, sha512=listed.sha512)
 
@@ -361,7 +361,7 @@ class SourceReader:
             return parse_artifact_url(url)
         except Malformed as error:
             raise MalformedIndex(
-                printable(url[:300]), error.message, f"correct the templates of the ImageSource {self._name}"
+                printable(url[:300]), error.message, f"correct the URL templates in the ImageSource {self._name}"
             ) from error
 
 
@@ -381,7 +381,7 @@ def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSou
     if name in BUILT_IN_SOURCES:
         return load_vendor_source(name)
     names = sorted({*fleet_sources, *BUILT_IN_SOURCES})
-    hint = did_you_mean(name, names, f"use one of {', '.join(names)}, or add a document of the kind ImageSource")
+    hint = did_you_mean(name, names, f"use one of {', '.join(names)}, or add an ImageSource document")
     raise UsageError(f"there is no image source {printable(name)!r}; {hint}")
 
 
@@ -435,8 +435,8 @@ def list_releases(
     if not versions:
         raise MalformedIndex(
             url,
-            f"the index lists no release{f' of {channel}' if channel is not None else ''}",
-            f"check the channel, and match in the ImageSource {source.metadata.name}",
+            f"the index lists no releases{f' of the channel {channel}' if channel is not None else ''}",
+            f"check the channel, and the field match of the ImageSource {source.metadata.name}",
         )
     return tuple(
         Release(

@@ -136,7 +136,7 @@ def build_image(
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
         raise MalformedIndex(
             release.index_url,
-            f"the version {quote_value(release.version)} has characters that gitboot does not accept",
+            f"the version {quote_value(release.version)} contains characters that gitboot does not accept",
             "a version may contain only letters, digits, and the characters . _ + ~ : -",
         )
     for file in release_files.files:
@@ -221,7 +221,7 @@ class _Downloads:
         return self._known[url][2]
 
 
-_REPORT: Final = "the vendor's files and its index differ: try again later, and report it to the vendor"
+_REPORT: Final = "the vendor's files do not match the index: try again later, and report the mismatch to the vendor"
 
 
 def _check_url(release_files: ReleaseFiles, file: ReleaseFile) -> None:
@@ -291,7 +291,7 @@ def _convert_errors(place: str) -> Iterator[None]:
         raise SourceUnavailable(place, str(error)) from error
     except OSError as error:
         raise AssetError(
-            f"{place}: gitboot cannot store a download: {error.strerror}; set TMPDIR to a folder with more space"
+            f"{place}: gitboot cannot store the download ({error.strerror}); set TMPDIR to a folder with more space"
         ) from error
 
 
@@ -310,13 +310,13 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
             raise UntrustedRelease(
                 place,
                 f"the file is {each.fault}",
-                "do not boot the file: try again later, or add a missing key of the vendor with --image-keys",
+                "do not boot the file: try again later, or add the vendor's missing key with --image-keys",
             )
         elif release_files.keys and at not in declared_unsigned:
             raise UntrustedRelease(
                 place,
                 "the file has no signature",
-                "this source requires a signature for each file: check the index, and ask the vendor",
+                "this source requires a signature for each file: check the index, or ask the vendor for the signature",
             )
     return found
 
@@ -341,7 +341,7 @@ def format_origin(file: BuiltFile) -> str:
         case DigestOrigin.PUBLISHED:
             return f"published without a signature ({origin.url})"
         case DigestOrigin.FIRST_SEEN:
-            return "the vendor does not publish a digest; gitboot computed it at the first download"
+            return "the vendor does not publish a digest, so gitboot computed one at the first download"
 
 
 # Document
@@ -429,7 +429,7 @@ class _Document:
         comments = [f"{self.title}{channel}{dated}. Written by gitboot from {release.index_url}"]
         if unsigned:
             comments.append(
-                f"The vendor publishes no digest of these files, so gitboot computed it: {', '.join(unsigned)}"
+                f"The vendor publishes no digests of these files, so gitboot computed them: {', '.join(unsigned)}"
             )
         comments.append("yaml-language-server: $schema=../.gitboot/schemas/BootImage.json")
         annotations = {SOURCE: release.source, **({CHANNEL: release.channel} if release.channel is not None else {})}

@@ -235,7 +235,7 @@ def _get(value: Any, kind: type[T], *steps: str) -> T | None:
 def _need(value: Any, kind: type[T], url: str, *steps: str) -> T:
     found = _get(value, kind, *steps)
     if found is None:
-        place = ".".join(printable(step[:60]) for step in steps) or "its top"
+        place = ".".join(printable(step[:60]) for step in steps) or "the top level"
         raise _malformed(url, f"the index has no {_WORDS[kind]} at {place}")
     return found
 
@@ -302,7 +302,7 @@ def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
     """
     index = _need(_read_json(content, query.url), dict, query.url)
     if _get(index, str, "format") != "products:1.0":
-        raise _malformed(query.url, "the index is not in the format products:1.0 of simplestreams")
+        raise _malformed(query.url, "the index is not in the simplestreams format products:1.0")
     root = f"{query.url.partition('/streams/')[0]}/"
     for product, described in _need(index, dict, query.url, "products").items():
         for serial, release in (_get(described, dict, "versions") or {}).items():
@@ -507,11 +507,11 @@ def _read_url(text: str, url: str) -> str:
     try:
         found = parse_artifact_url(text)
     except Malformed as error:
-        raise _malformed(url, f"the index has a URL that gitboot does not use: {error.message}") from None
+        raise _malformed(url, f"the index contains a URL that gitboot does not accept: {error.message}") from None
     if not found.startswith(("https://", "http://")) or "#" in found:
-        raise _malformed(url, f"the index has a URL that gitboot does not use: {_quote(found)}")
+        raise _malformed(url, f"the index contains a URL that gitboot does not accept: {_quote(found)}")
     if urlsplit(url).scheme == "https" and not found.startswith("https://"):
-        raise _malformed(url, f"the index has an https URL, but the URL of the file {_quote(found)} is not https")
+        raise _malformed(url, f"the URL of the index is https, but the URL of the file {_quote(found)} is not")
     return found
 
 

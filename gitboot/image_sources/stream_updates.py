@@ -136,7 +136,9 @@ def list_followed_streams(
             raise UsageError(f"there is no ImageStream {name!r}; {hint}")
         if name not in following:
             path = repository.origins[Id("ImageStream", name)].path
-            raise UsageError(f"{path}: ImageStream {name} has no spec.follow: add it, with the name of a source")
+            raise UsageError(
+                f"{path}: ImageStream {name} has no spec.follow; add spec.follow with the name of a source"
+            )
     found = []
     for name in sorted({*names} or following):
         stream, follow = following[name], following[name].spec.follow
@@ -181,8 +183,8 @@ def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
         return None
     return Choice(
         outcome=UpdateOutcome.WAITS,
-        why=f"the rollout of {rollout.image} at {rollout.percent} % is not finished: set current to this image, and "
-        "remove rollout",
+        why=f"the rollout of {rollout.image} is still at {rollout.percent} %; to finish it, set current to this image, "
+        "and remove rollout",
     )
 
 
@@ -194,15 +196,17 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     if the fleet already has an image of the channel that is newer than the newest release.
     """
     if not releases:
-        raise MalformedIndex(followed.follow.source, "the index lists no releases", "check channel, or try again later")
+        raise MalformedIndex(
+            followed.follow.source, "the index lists no releases", "check spec.follow.channel, or try again later"
+        )
     newest, in_fleet = releases[-1], followed.find_fleet_images()
     latest = max(in_fleet.values(), key=lambda image: _release_key(image.spec.version), default=None)
     if latest is not None and _release_key(newest.version) < _release_key(latest.spec.version):
         raise StaleIndex(
             newest.index_url,
-            f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} of the fleet has "
+            f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} in the fleet has "
             f"the newer version {latest.spec.version}",
-            f"try again later. If that image belongs to another channel, set its annotation {CHANNEL}",
+            f"try again later, or set the annotation {CHANNEL} of that image if it belongs to another channel",
         )
     # An image that another stream with the same source uses does not block this stream from using the image too.
     own = [
@@ -222,9 +226,11 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     ]
     if not newer:
         if not any(followed.is_within_bounds(each.version) for each in releases):
-            why = f"no release matches the limits of spec.follow; the newest release is {printable(newest.version)}"
+            why = f"no release is within the limits of spec.follow; the newest release is {printable(newest.version)}"
         elif own_newest is not None and own_newest != followed.current.spec.version:
-            why = f"the fleet already has the image {own_newest}, but the stream does not use it: start a rollout"
+            why = (
+                f"the fleet has an image with the version {own_newest}, but the stream does not use it: start a rollout"
+            )
         else:
             why = f"no release that matches spec.follow is newer than {followed.current.metadata.name}"
         return Choice(outcome=UpdateOutcome.CURRENT, why=why)
@@ -232,8 +238,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     if not old_enough:
         return Choice(
             outcome=UpdateOutcome.WAITS,
-            why=f"the release {printable(newer[0].version)} is {_format_public_age(newer[0], now)}, but minimumAge is "
-            f"{followed.follow.minimum_age}",
+            why=f"{_describe_release_age(newer[0], now)}, but minimumAge is {followed.follow.minimum_age}",
         )
     chosen = old_enough[-1]
     older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
@@ -246,11 +251,12 @@ def _release_key(version: str) -> tuple[tuple[int, int, str], ...]:
     return (*key, (0, 0, ""))
 
 
-def _format_public_age(release: Release, now: datetime) -> str:
+def _describe_release_age(release: Release, now: datetime) -> str:
     assert release.published is not None  # noqa: S101 - releases without a date are old enough
+    version = printable(release.version)
     if release.published > now:
-        return "dated in the future"
-    return f"public for {format_age((now - release.published).total_seconds())}"
+        return f"the date of the release {version} is in the future"
+    return f"the release {version} was published {format_age((now - release.published).total_seconds())} ago"
 
 
 # The change
@@ -334,7 +340,7 @@ def format_message(followed: FollowedStream, release: Release, built: BuiltImage
         f"Index signed by: {release.index_signer or 'the vendor does not sign it'}",
     ]
     if built is None:
-        lines.append(f"BootImage/{image} is in the fleet already.")
+        lines.append(f"BootImage/{image} is already in the fleet.")
     for file in built.files if built is not None else ():
         lines += ["", f"{'.'.join(map(str, file.at))}: {format_origin(file)}", f"  {file.url}"]
         lines += [f"  sha256 {file.sha256}, {file.size:,} bytes"]
@@ -417,8 +423,8 @@ class StreamUpdater:
             return structs.replace(
                 update,
                 outcome=UpdateOutcome.WAITS,
-                why=f"the index has no date for {image}. The proposed commit is from {committed:%Y-%m-%d %H:%M} UTC, "
-                f"and minimumAge is {followed.follow.minimum_age}",
+                why=f"the index has no date for {image}, so minimumAge ({followed.follow.minimum_age}) counts from the "
+                f"proposed commit of {committed:%Y-%m-%d %H:%M} UTC",
             )
         return structs.replace(
             update,
@@ -468,20 +474,18 @@ class StreamUpdater:
         """Raise `UsageError` unless the existing BootImage contains the release for all architectures of a stream."""
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
-            raise UsageError(f"BootImage/{image.metadata.name} already exists, with the version {image.spec.version}")
+            raise UsageError(f"BootImage/{image.metadata.name} already exists with the version {image.spec.version}")
         # two channels of a source may contain the same version
         if not is_from_source(image, release.source, release.channel):
             of = f"the channel {release.channel} of {release.source}" if release.channel else release.source
             raise UsageError(
                 f"BootImage/{image.metadata.name} already exists, but it does not belong to {of}: add the release "
-                "under another "
-                "name with `gitboot new image --name`"
+                "under another name with `gitboot new image --name`"
             )
         if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
             raise UsageError(
                 f"BootImage/{image.metadata.name} has no files for {missing[0]}, and gitboot does not change "
-                "existing images: list all "
-                "architectures in spec.follow of each stream with this source"
+                "existing images: list all architectures in spec.follow of each stream that follows this source"
             )
         check_provenance(followed, image)
 
@@ -499,8 +503,8 @@ class StreamUpdater:
         other, built = self._built[name]
         if other != data:
             raise UsageError(
-                f"gitboot already proposes BootImage/{name} with other settings or architectures for another stream: "
-                "merge that proposal first"
+                f"for another stream, gitboot already proposes BootImage/{name} with different settings or "
+                "architectures; merge that proposal first"
             )
         check_provenance(followed, built.image)
         return built

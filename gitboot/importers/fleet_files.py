@@ -47,10 +47,14 @@ from gitboot.text import format_count, printable
 _NO_UUID: Final = remark_missing(
     "the source does not contain the UUID: add the UUID that `dmidecode -s system-uuid` or the BMC shows"
 )
-_GUESSED_ARCHITECTURE: Final = remark_guessed("the source does not contain the architecture: check the value x86_64")
-_GUESSED_FIRMWARE: Final = remark_guessed("the source does not contain the firmware: check the value UEFI")
+_GUESSED_ARCHITECTURE: Final = remark_guessed(
+    "the source does not contain the architecture, so the import wrote x86_64: check this value"
+)
+_GUESSED_FIRMWARE: Final = remark_guessed(
+    "the source does not contain the firmware, so the import wrote UEFI: check this value"
+)
 PENDING: Final = "pending"  # the folder for documents that a person must complete
-IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
+IGNORE: Final = f"# Documents from `gitboot import` that a person must complete (see import-report.md)\n/{PENDING}/\n"
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
@@ -104,12 +108,14 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             number += 1
             name = f"{build_document_name(source_name)}-{number}"
         if name != source_name:
-            why = "is not unique" if build_document_name(source_name) == source_name else "is not a valid document name"
+            is_valid = build_document_name(source_name) == source_name
+            invalid, repeated = f"{source_name} is not a valid document name", f"{source_name} is not unique"
+            fault = repeated if is_valid else invalid
             each = structs.replace(
                 each,
                 remarks=(
                     *each.remarks,
-                    remark_guessed(f"the name was changed, because the name {source_name} in the source {why}"),
+                    remark_guessed(f"the import changed the name, because {fault}"),
                 ),
             )
         found[name] = each
@@ -123,7 +129,9 @@ def _complete_architectures(inventory: ImportedInventory) -> Iterator[ImportedMa
     architectures = {boot.name: boot.architecture for boot in inventory.boots}
     for machine in inventory.machines:
         if machine.architecture is None and (found := architectures.get(machine.boot or "")) is not None:
-            remark = remark_guessed(f"the import took the architecture {found} from the boot {machine.boot}: check it")
+            remark = remark_guessed(
+                f"the import took the architecture {found} from the boot {machine.boot}: check this value"
+            )
             yield structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
         else:
             yield machine
@@ -198,7 +206,7 @@ def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[
     owner = owners.setdefault(identity, name)
     if owner != name:
         remarks.append(
-            remark_lost(f"the {identity} was left out, because {owner} also has it: correct one of the machines")
+            remark_lost(f"the {identity} was left out, because {owner} also has it: correct one of the two machines")
         )
     return owner != name
 
@@ -227,7 +235,7 @@ def _render_server(
         *remark_if(
             machine.boot is not None and policy is None,
             remark_missing(
-                f"the boot {machine.boot} is incomplete or not in the source: add it, or select another boot"
+                f"the boot {machine.boot} is incomplete or missing: add the missing data, or select another boot"
             ),
         ),
         *more,
@@ -265,8 +273,8 @@ def _render_server(
     pending = machine.uuid is None or not machine.nics or bool(unsupported)
     item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
     comment = (
-        "The old system manages this server. Remove lifecycle to let gitboot manage it, and set provision: 1 to "
-        "install it."
+        "The old system manages this server. To let gitboot manage it, remove lifecycle. To install it, set "
+        "provision: 1."
     )
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
 
@@ -276,8 +284,8 @@ def _list_unsupported(architecture: str | None) -> list[ImportRemark]:
         return []
     return [
         remark_missing(
-            f"gitboot does not support the architecture {architecture}, and boots only "
-            f"{' and '.join(Architecture)}: leave the machine out of the fleet"
+            f"gitboot supports only {' and '.join(Architecture)}, not the architecture {architecture}: leave the "
+            "machine out of the fleet"
         )
     ]
 
@@ -291,15 +299,15 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     except Malformed:
         return None, [
             remark_lost(
-                f"the BMC's address {bmc.address} was left out, because it is not an address for Redfish or IPMI: "
-                "add the BMC by hand"
+                f"the BMC's address {bmc.address} was left out, because it is not a Redfish or IPMI address: add the "
+                "BMC by hand"
             )
         ]
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
         remark_missing(
-            f"store the user and the password of the BMC in the directory of credentials, as {bmc.credentials}"
+            f"store the user name and the password of the BMC as {bmc.credentials} in the credentials directory"
         )
     ]
 
@@ -317,14 +325,14 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *missing_parts,
         *more,
         remark_guessed(
-            "the import wrote writesDisk: true and networkBoot: Once, as for an installer: for a diskless system, "
-            "write false and Always"
+            "the import assumed an installer, and wrote writesDisk: true and networkBoot: Once (for a diskless system, "
+            "write false and Always)"
         ),
         *remark_if(boot.architecture is None, _GUESSED_ARCHITECTURE),
         *remark_if(
             uki and arguments,
             remark_lost(
-                "these arguments were left out, because firmware does not pass arguments to a uki: "
+                "these arguments were left out, because firmware does not pass arguments to a UKI: "
                 f"{' '.join(arguments)}"
             ),
         ),
@@ -348,12 +356,12 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
     files = {
         _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), about, spec, {})
         for folder, kind, about, spec in (
-            ("images", "BootImage", "Its digests are those of the files that the old system serves.", image),
+            ("images", "BootImage", "The digests belong to the files that the old system serves.", image),
             ("profiles", "BootProfile", "This profile defines how a machine boots the image.", profile),
             (
                 "policies",
                 "BootPolicy",
-                "Servers refer to this policy in their field policy. The policy does not select servers itself.",
+                "Servers name this policy in their policy field. The policy itself does not select servers.",
                 {"select": "None", "profile": name, "networkBoot": "Once"},
             ),
         )
@@ -366,14 +374,18 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
 def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
     missing_parts: list[ImportRemark] = []
     if not boot.kernel and not boot.uki:
-        missing_parts.append(remark_missing("the boot has no kernel that machines can fetch: add its URL"))
+        missing_parts.append(
+            remark_missing("the boot has no kernel that machines can fetch: add the URL of the kernel")
+        )
 
     def artifact(url: str | None) -> dict[str, Any] | None:
         if url is None:
             return None
         if is_secret(url):
             missing_parts.append(
-                remark_missing("a URL contains a user, a password or a token: store the file at a URL without them")
+                remark_missing(
+                    "a URL contains a user name, a password or a token: store the file at a URL without these secrets"
+                )
             )
             return None
         try:
@@ -413,7 +425,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
         try:
             parse_kernel_argument(argument)
             if argument.startswith("-") and argument.strip("-"):
-                raise Malformed(Code.SHAPE, "-NAME would remove an argument")
+                raise Malformed(Code.SHAPE, "in gitboot, -NAME removes an argument")
             if "{{" not in argument:
                 quote_ipxe_arguments([argument])
         except (Malformed, Unquotable) as error:
@@ -492,11 +504,11 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
     head = [
         comment,
         "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
-        "Parked until you decide what the server is for. Then remove lifecycle. To allow its installation, set "
+        "The server is Parked until you decide what it is for. Then remove lifecycle. To allow its installation, set "
         "provision: 1.",
     ]
     if new.uuid is None:
-        head.append("Its UUID is missing: until you add it, gitboot does not install the server or contact its BMC.")
+        head.append("The UUID is missing. Until you add it, gitboot does not install the server or contact its BMC.")
     return render_document(
         head, "Server", name, _drop_empty(spec), labels=like.metadata.labels if like is not None else {}
     )
@@ -520,22 +532,23 @@ def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[st
     lines = [
         *(f"# Imported from {system}", "", f"{summarize(fleet)}.", ""),
         "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC.",
-        f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,",
-        "or complete a document and move it out of the folder.",
+        f"Incomplete documents are in `{PENDING}/`, which the fleet ignores.",
+        "Add the missing data and import again, or complete a document and move it out of the folder.",
     ]
     if without_uuid := sum(_NO_UUID in item.remarks for item in fleet.items):
         lines += (
             "",
-            f"{format_count(without_uuid, 'server')} without a UUID. Two commands print UUIDs with MAC addresses:",
+            f"{format_count(without_uuid, 'server')} {'has' if without_uuid == 1 else 'have'} no UUID. Two commands "
+            "print UUIDs with MAC addresses:",
             "",
-            "- `gitboot bmc scan NETWORK` reads them from the BMCs.",
+            "- `gitboot bmc scan NETWORK` reads the UUIDs from the BMCs.",
             "- `gitboot unknown-machines --state STATE` lists the machines that requested a boot from gitboot.",
             "",
-            "Save the output of one of them with `-o json=FILE`, or write a line `MAC UUID` for each machine to FILE.",
+            "Save the output of a command with `-o json=FILE`, or write a line `MAC UUID` for each machine to FILE.",
             "Then import again with `--uuids FILE`.",
         )
     if edited_files:
-        lines += ("", "## Files that you changed, and that the import did not replace", "")
+        lines += ("", "## Changed files that the import did not replace", "")
         lines += (f"- `{path}`" for path in sorted(edited_files))
     if fleet.remarks:
         lines += ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))

@@ -166,7 +166,7 @@ def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...
         return parse_lookup_uuid(str(value).strip()), ()
     except Malformed:
         return None, (
-            remark_rejected(f"the UUID {str(value)[:80]} was left out, because it is not the UUID of a board"),
+            remark_rejected(f"the UUID {str(value)[:80]} was left out, because it is invalid or a placeholder"),
         )
 
 
@@ -233,9 +233,9 @@ def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[Imp
     """Return the arguments that contain no secrets, and a remark for each argument that was removed."""
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
-    names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
+    names = (f"the kernel argument {each.partition('=')[0]}" if "=" in each else "a kernel argument" for each in secret)
     return tuple(each for each in all_arguments if each not in secret), tuple(
-        remark_lost(f"the kernel argument {name} is a secret and was left out: move it to the secrets of the user data")
+        remark_lost(f"{name} was left out, because it looks like a secret: move it to the secrets of the user data")
         for name in names
     )
 
@@ -288,8 +288,8 @@ def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tupl
         if (template := translate_ipxe_argument(argument)) is None:
             remarks += (
                 remark_lost(
-                    f"the kernel argument {argument.partition('=')[0]} was left out, because it uses a variable of "
-                    f"iPXE: {argument}"
+                    f"the kernel argument {argument.partition('=')[0]} was left out, because it uses an iPXE "
+                    f"variable: {argument}"
                 ),
             )
         elif template.strip() and not argument.startswith("initrd="):  # gitboot adds ``initrd=`` itself
@@ -317,10 +317,8 @@ def parse_bmc(
         return ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc")), ()
     found = _REDFISH.fullmatch(address)
     if found is None:
-        scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
-        return None, (
-            remark_lost(f"the BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
-        )
+        scheme = f"the unsupported scheme {address.partition(':')[0]}" if "://" in address else "no scheme"
+        return None, (remark_lost(f"the BMC was left out, because its address has {scheme}: add the BMC by hand"),)
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
     bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
@@ -332,13 +330,13 @@ def parse_bmc(
         *remark_if(
             "@" in parts.netloc,
             remark_lost(
-                "the user and the password in the BMC's address were left out: store them in the directory of "
-                "credentials"
+                "the user name and the password in the BMC's address were left out: store them in the credentials "
+                "directory"
             ),
         ),
         *remark_if(
             credentials is None,
-            remark_guessed("bmc.credentials: the source does not contain a name, so the import chose bmc"),
+            remark_guessed("the source does not name the BMC's credentials, so the import wrote bmc.credentials: bmc"),
         ),
     )
 

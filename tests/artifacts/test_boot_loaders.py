@@ -305,8 +305,8 @@ def test_a_signed_grub_without_http_is_not_placed(tmp_path: Path, system: Path) 
     told = placed(tmp_path / "out", older, tmp_path / "tftp")["loaders/grubx64.efi"]
     assert told.outcome is Placement.MISSING
     assert told.message == (
-        f"{grub} cannot download by HTTP: unpack grub-efi-amd64-signed of Debian 13 or newer, and name its folder with "
-        "--system"
+        f"{grub} cannot download over HTTP: unpack grub-efi-amd64-signed from Debian 13 or newer, and pass the folder "
+        "with --system"
     )
     assert not list(tmp_path.glob("*/**/grubx64.efi"))
     place(tmp_path / "out", None, BASE, lambda _: None, systems=[older, system])  # a later system has it

@@ -132,9 +132,9 @@ BAD = {
     "large extended header": (
         EXTENDED.tobuf(tarfile.GNU_FORMAT),
         "a.tar",
-        "an extended header is too large: 1,099,511,627,776 bytes",
+        "an extended tar header is too large: 1,099,511,627,776 bytes",
     ),
-    "negative size": (negative_size(), "a.tar", "damaged: a member has a negative size"),
+    "negative size": (negative_size(), "a.tar", "damaged: the archive contains a file with a negative size"),
     "cut off": (tar()[:200_000], "a.tar", "damaged: the archive ends too early"),
     "cut off gzip": (tar({"amd64/linux": INITRD}, mode="w:gz")[:-1000], "a.tar.gz", "damaged"),
     "cut off xz": (tar({"amd64/linux": INITRD}, mode="w:xz")[:-1000], "a.tar.xz", "damaged"),

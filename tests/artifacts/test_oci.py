@@ -181,9 +181,9 @@ def test_credentials_are_for_one_registry(rack: Rack, tmp_path: Path) -> None:
         ("{}", 0o604, "all users can read it"),
         ("[]", 0o600, "is not a registry credentials file"),
         ("\x00", 0o600, "is not a registry credentials file"),
-        ('{"auths": {"h": {}}}', 0o600, "needs USER:PASSWORD"),
-        ('{"auths": {"h": {"auth": "ü"}}}', 0o600, "needs USER:PASSWORD"),
-        ('{"auths": {"h": {"identitytoken": "x"}}}', 0o600, "needs USER:PASSWORD"),
+        ('{"auths": {"h": {}}}', 0o600, "must contain USER:PASSWORD"),
+        ('{"auths": {"h": {"auth": "ü"}}}', 0o600, "must contain USER:PASSWORD"),
+        ('{"auths": {"h": {"identitytoken": "x"}}}', 0o600, "must contain USER:PASSWORD"),
     ],
     ids=["open", "list", "binary", "empty", "not-base64", "refresh-token"],
 )
@@ -395,7 +395,7 @@ def test_an_index_has_one_image_an_architecture(index: list[Descriptor], cname: 
     ("index", "cname", "says"),
     [
         ([of("metal_pxe", AMD64), of("metal_uki", AMD64)], "metal", "2 images for x86_64.*metal_pxe, metal_uki"),
-        ([of("metal_pxe", AMD64)], "kvm", "it has metal_pxe"),
+        ([of("metal_pxe", AMD64)], "kvm", "its images are metal_pxe"),
         ([], "", "no image for"),
     ],
 )

@@ -358,7 +358,7 @@ def test_the_signature_of_an_archive_vouches_for_the_files_in_it(vendor: Vendor,
 
     for member, says in [
         ("boot/other", "the archive does not contain the file boot/other"),
-        ("boot/initrd", "not the file boot/initrd"),
+        ("boot/initrd", "different from the file boot/initrd"),
     ]:
         other = vendor.write((path / "fleet.yaml").read_text().partition("---\n")[2].replace("boot/vmlinuz", member))
         assert says in vendor.fault_of_kernel(other)
@@ -392,7 +392,7 @@ def test_a_claimed_provenance_is_compared_with_the_signer(vendor: Vendor) -> Non
     other = "F" * 40
     for of_kernel, says in [
         (f"{signature}, provenance: {{digest: signed, key: {other}}}", f"but vendor <vendor@example.net> ({key})"),
-        (f", provenance: {{digest: signed, key: {key}}}", "but the image does not have a signature"),
+        (f", provenance: {{digest: signed, key: {key}}}", "but does not have a signature"),
         (f"{signature.replace('.openpgp', '.none')}, provenance: {{digest: signed, key: {key}}}", "is unavailable"),
     ]:
         code, (problem,), _ = read(of_kernel)

@@ -89,9 +89,9 @@ def test_a_secret_key_that_is_given_as_a_recipient_is_not_shown() -> None:
         (b"age-encryption.org/v1\n-> scrypt c2FsdA 18\n\n--- " + b"A" * 43 + b"\n", "passphrase"),
         (
             b"age-encryption.org/v1\n-> ssh-ed25519 abc def\n\n--- " + b"A" * 43 + b"\n",
-            "its recipients are: ssh-ed25519",
+            "recipient types: ssh-ed25519",
         ),
-        (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "its recipients are: none"),
+        (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "recipient types: none"),
         (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "the limit is 20"),
         (pyrage.encrypt(b"x" * MAX_SECRET_BYTES, [ONE.to_public()]), "the limit is 65,536"),
     ],

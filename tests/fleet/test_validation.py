@@ -293,10 +293,10 @@ def test_two_servers_cannot_share_a_uuid_or_a_mac_address(
 # The fault that each names, with its remedy. {} is the place of the other value.
 GONE = "correct the wrong value, or remove the document of a machine that no longer exists"
 OWN_MAC = (
-    "write the interface's own address, which `ethtool -P INTERFACE` prints also while it is in a bond; "
+    "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a member of a bond; "
     "interfaces may share only IP addresses"
 )
-TWICE = "remove one of the two; only different interfaces may share an address, for example in a bond"
+TWICE = "remove one of the two addresses; only different interfaces may share an address, for example in a bond"
 BOND = (
     '{mac: "52:54:00:00:00:11", addresses: [10.1.0.9/24, "fd00::9"]}',
     '{mac: "52:54:00:00:00:12", addresses: ["FD00:0::9/64", 10.1.0.9]}',

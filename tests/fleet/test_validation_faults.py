@@ -205,7 +205,8 @@ MESSAGES: Final = {
         "Server/old01 is already at servers/edge01.yaml:4 (rename or remove one of the two documents)"
     ),
     "two Fleets": (
-        "a repository has only one Fleet, and Fleet/faultless is at fleet.yaml:4 (remove one of the two documents)"
+        "a repository can have only one Fleet, but Fleet/faultless is already at fleet.yaml:4 (remove one of the two "
+        "documents)"
     ),
     "a server that names no policy of the repository": ('there is no BootPolicy named "legcay" (did you mean legacy?)'),
     "a profile that names no user data of the repository": (

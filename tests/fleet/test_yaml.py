@@ -180,7 +180,7 @@ def test_each_fault_is_found_at_its_place(case: str, text: str | bytes, expected
     assert faults(text) == expected, case
 
 
-TAB = "GB1001: YAML needs spaces here, found a tab (indent with spaces)"
+TAB = "GB1001: YAML does not allow a tab here (indent with spaces)"
 MESSAGES = [
     ("a:\n\tb: c", f"2:1: {TAB}"),
     ("a: b\n\tc: d", f"2:1: {TAB}"),
@@ -198,7 +198,7 @@ MESSAGES = [
         "a:\n- b\nc: d\n- e",
         "4:1: GB1001: not YAML: did not find expected key"
         " (while parsing a block mapping that begins on line 1)"
-        " (indent all keys of a mapping equally; put the whole value in quotes)",
+        " (indent all keys of a mapping equally, or put the whole value in quotes)",
     ),
     (
         "- a\nb: c",
@@ -246,7 +246,7 @@ MESSAGES = [
     (
         "a: b: c",
         "1:5: GB1001: not YAML: mapping values are not allowed in this context"
-        " (put text that contains ': ' in quotes; indent keys equally)",
+        " (put text that contains ': ' in quotes, or indent keys equally)",
     ),
     (
         "a: |x",

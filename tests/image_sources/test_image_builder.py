@@ -128,7 +128,7 @@ def test_a_release_without_digests_becomes_a_document_with_the_digests_of_its_fi
     url = vendor.web.url
     assert built.text == (
         f"# someos 1.2.0, channel stable, published 2026-11-19. Written by gitboot from {url}/index.json\n"
-        "# The vendor publishes no digest of these files, so gitboot computed it: x86_64.kernel, x86_64.initrds.0, "
+        "# The vendor publishes no digests of these files, so gitboot computed them: x86_64.kernel, x86_64.initrds.0, "
         "x86_64.initrds.1, aarch64.iso\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/BootImage.json\n"
         "apiVersion: gitboot.dev/v1alpha1\n"
@@ -327,7 +327,7 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
         (_other_sha256, UntrustedRelease, "the sha256 digest of the file is"),
         (_other_sha512, UntrustedRelease, "the sha512 digest of the file is"),
         (_changed_after_signing, UntrustedRelease, r"x86_64\.iso: the file is not valid: the content changed"),
-        (_by_a_stranger, UntrustedRelease, "which is not allowed to sign it"),
+        (_by_a_stranger, UntrustedRelease, "which is not an allowed key"),
         (_signature_gone, UntrustedRelease, "unavailable"),
         (_signature_left_out, UntrustedRelease, "has no signature; this source requires a signature"),
         (_cut, SourceUnavailable, "ended too early"),
@@ -384,6 +384,6 @@ def test_a_full_disk_is_an_error_that_names_the_remedy(vendor: Vendor) -> None:
     files = vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL))
     with (
         limit_file_size(len(KERNEL) // 2),
-        pytest.raises(AssetError, match=r"a\.iso: gitboot cannot store a download: .* TMPDIR"),
+        pytest.raises(AssetError, match=r"a\.iso: gitboot cannot store the download .* TMPDIR"),
     ):
         vendor.build(files)

@@ -146,14 +146,14 @@ def test_an_index_with_too_many_releases_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("location", "says"),
     [
-        ("ftp://vendor.test/kernel", "a URL that gitboot does not use"),
+        ("ftp://vendor.test/kernel", "a URL that gitboot does not accept"),
         ("https://user:password@vendor.test/kernel", "must not contain a user name or a password"),
-        ("https://vendor.test/kernel#member", "a URL that gitboot does not use"),
-        ("http://vendor.test/kernel", "the index has an https URL, but the URL of the file"),
-        ("https://vendor.test/a b", "a URL that gitboot does not use"),
-        ("https://vendor.test/`reboot`", "a URL that gitboot does not use"),
-        ("oci://vendor.test/a@sha256:" + A, "a URL that gitboot does not use"),
-        ("https://[::1", "a URL that gitboot does not use"),
+        ("https://vendor.test/kernel#member", "a URL that gitboot does not accept"),
+        ("http://vendor.test/kernel", "the URL of the index is https, but the URL of the file"),
+        ("https://vendor.test/a b", "a URL that gitboot does not accept"),
+        ("https://vendor.test/`reboot`", "a URL that gitboot does not accept"),
+        ("oci://vendor.test/a@sha256:" + A, "a URL that gitboot does not accept"),
+        ("https://[::1", "a URL that gitboot does not accept"),
     ],
 )
 def test_a_url_in_an_index_is_one_that_a_document_may_have(location: str, says: str) -> None:

@@ -140,9 +140,9 @@ def test_older_releases_that_may_have_proposals_are_listed() -> None:
 @for_each(
     ("documents", "error", "text"),
     [
-        ((image("os-1.0"), image("os-2.0"), stream("s", "os-1.0")), StaleIndex, "BootImage/os-2.0 of the fleet"),
-        ((image("mine-3"), stream("s", "mine-3")), StaleIndex, "BootImage/mine-3 of the fleet"),
-        ((image("os-1"), written("x-5", "stable"), stream("s", "os-1")), StaleIndex, "BootImage/x-5 of the fleet"),
+        ((image("os-1.0"), image("os-2.0"), stream("s", "os-1.0")), StaleIndex, "BootImage/os-2.0 in the fleet"),
+        ((image("mine-3"), stream("s", "mine-3")), StaleIndex, "BootImage/mine-3 in the fleet"),
+        ((image("os-1"), written("x-5", "stable"), stream("s", "os-1")), StaleIndex, "BootImage/x-5 in the fleet"),
     ],
 )
 def test_an_index_that_is_behind_the_fleet_is_an_error(

@@ -715,11 +715,11 @@ def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) 
 def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Path, system: str) -> None:
     files = {name: text for name, text in SOURCES[system].items() if name != "facts.json"}
     report = (imported(tmp_path, system, files=files) / "import-report.md").read_text()
-    assert "1 server without a UUID" in report
+    assert "1 server has no UUID" in report
     for command in ("gitboot bmc scan", "gitboot unknown-machines"):
         assert f"`{command} " in report and typed(*command.split()[1:], "--help").code == 0
     report = (imported(tmp_path, system, *make_known_options(tmp_path), files=files) / "import-report.md").read_text()
-    assert "without a UUID" not in report
+    assert "no UUID" not in report
 
 
 def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path: Path) -> None:
@@ -739,9 +739,9 @@ def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: 
     assert re.fullmatch(r"ignition\.config\.url=http://boot\.example\.net/o/\w+/config\.ign", third)
     report = (fleet / "import-report.md").read_text()
     for word in (
-        "uses a variable of iPXE: their=${asset}",
-        "group default does not select a machine",
-        "web01-installed boots",
+        "uses an iPXE variable: their=${asset}",
+        "group default has no selector",
+        "group web01-installed, which boots",
     ):
         assert word in report
 
@@ -826,7 +826,7 @@ def test_of_two_machines_with_one_name_the_one_with_the_exact_spelling_keeps_it(
     report = (imported(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
     of_web01, of_the_other = (report[report.index(f"### {name}") :] for name in ("web01 ", "web01-2"))
     assert of_web01.startswith("### web01 ") and "the source's" not in of_web01[: of_web01.index("###", 3)]
-    assert "the name was changed, because the name Web01 in the source is not a valid document name" in of_the_other
+    assert "the import changed the name, because Web01 is not a valid document name" in of_the_other
 
 
 def test_bmcs_of_two_machines_with_one_name_share_no_password(tmp_path: Path) -> None:

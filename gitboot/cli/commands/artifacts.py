@@ -341,7 +341,7 @@ class CheckedFile(NamedTuple):
 def _judge_file(fleet: FleetRepository, name: str, file: VouchedFile, *, is_required: bool) -> Iterator[Problem]:
     image, field = Id("BootImage", name), ".".join(map(str, file.at[2:]))
     if file.false_claim is not None:
-        message, at = f"{field} of {image} {file.false_claim}", (*file.at, "provenance")
+        message, at = f"{field} of {image}: {file.false_claim}", (*file.at, "provenance")
         yield fleet.build_problem(Code.FALSE_PROVENANCE, message, image, *at, "key", hint=Code.FALSE_PROVENANCE.hint)
     elif file.by is None:
         found = f"is {file.fault}" if file.fault is not None else "has no signature"

@@ -73,7 +73,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
         remarks=tuple(
             remark_lost(
                 f"device {as_text(device.get('display')) or as_text(device.get('id'))} was left out, because it "
-                "has no name: name it in the source"
+                "has no name: name the device in the source"
             )
             for device in devices
             if not as_text(device.get("name"))
@@ -113,7 +113,7 @@ def _read_device(
         nics=tuple(reader.nics),
         labels=labels,
         remarks=(
-            remark_kept(f"device {device['name']}, but not its boot, which the source does not contain"),
+            remark_kept(f"device {device['name']} without its boot, which the source does not contain"),
             *reader.remarks,
             *of_uuid,
             *remark_if(
@@ -193,12 +193,12 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
             *of_bmc,
             remark_lost(
                 f"the boot was not imported, because MAAS deploys {system} with curtin from its own images: "
-                "write a BootImage of the installer"
+                "write a BootImage for the installer"
                 if system
-                else "the boot was not imported, because MAAS has not deployed a system, and boots only its own images"
+                else "the boot was not imported, because MAAS has not deployed a system and boots only its own images"
             ),
             *(
-                remark_lost(f"the tag {each} was left out: add a label if a policy must select by it")
+                remark_lost(f"the tag {each} was left out: add a label if a policy must select servers by this tag")
                 for each in as_list(row.get("tag_names"))
                 if as_text(each)
             ),
@@ -229,8 +229,8 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
         if not targets:
             remarks.append(
                 remark_lost(
-                    f"the {kind} {as_text(each.get('name'))} with {', '.join(own)} was left out: configure it in "
-                    "the user data"
+                    f"the {kind} {as_text(each.get('name'))} with {', '.join(own)} was left out: configure "
+                    f"the {kind} in the user data"
                 )
             )
             continue
@@ -350,7 +350,7 @@ def _read_foreman_host(
             *reasons,
             *remark_if(
                 as_text(host.get("compute_resource_name")),
-                remark_lost(f"the host is a virtual machine of {host.get('compute_resource_name')}"),
+                remark_lost(f"the host is a virtual machine on {host.get('compute_resource_name')}"),
             ),
         ),
     )
@@ -390,7 +390,7 @@ def _read_foreman_interfaces(
         )
     if not as_mappings(host.get("interfaces")):
         remarks.append(
-            remark_lost("a list does not contain the other interfaces and the BMC: export /api/v2/hosts/NAME")
+            remark_lost("a list of hosts contains neither the other interfaces nor the BMC: export /api/v2/hosts/NAME")
         )
     if not any(nic.boot for nic in reader.nics):
         reader.nics = [structs.replace(nic, boot=True) for nic in reader.nics]
@@ -427,7 +427,7 @@ def _read_foreman_boot(
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
         return None, [
             remark_missing(
-                f"the boot, {system_name} from medium {medium_name}, is incomplete: put the responses of "
+                f"the boot of {system_name} from medium {medium_name} is incomplete: put the responses of "
                 f"/api/v2/{what} into the same directory as the hosts"
             )
         ]
@@ -435,7 +435,10 @@ def _read_foreman_boot(
     files = _find_foreman_files(system, architecture or "x86_64")
     if files is None:
         return None, [
-            remark_lost(f"the boot was not imported, because the family of {system_name} is {system.get('family')}")
+            remark_lost(
+                f"the boot was not imported, because the import does not support the family {system.get('family')} of "
+                f"{system_name}"
+            )
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
     kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)

@@ -82,7 +82,7 @@ def read_terraform(files: Texts) -> ImportedInventory:
         if as_list(get_nested(state, "modules")):
             remarks.append(
                 remark_missing(
-                    f"the resources of {path} were not imported, because it is a state of version "
+                    f"the resources of {path} were not imported, because the version of the state is "
                     f"{as_text(get_nested(state, 'version'))}, not 4"
                 )
             )
@@ -133,23 +133,24 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
         remarks=(
             *(
                 remark_guessed(
-                    f"group {_get_name(group)} does not select a machine: it boots profile {group.get('profile')} on "
-                    "each machine that no other group selects. Select machines with a BootPolicy, or write a Server "
-                    "for each"
+                    f"group {_get_name(group)} has no selector, so it boots profile {group.get('profile')} on each "
+                    "machine that no other group selects: select these machines with a BootPolicy, or write a Server "
+                    "for each of them"
                 )
                 for group in defaults
             ),
             *remark_if(
                 len(defaults) > 1,
                 remark_lost(
-                    "matchbox uses one of several groups without a selector, and does not define which one: select "
-                    "one boot"
+                    "several groups have no selector, and matchbox does not define which of them it uses: select one "
+                    "boot"
                 ),
             ),
             *(
                 remark_lost(
-                    f"group {_get_name(group)} does not select a machine by MAC address, UUID or serial number: it "
-                    f"boots profile {group.get('profile')} if {_format_other_selectors(group)}"
+                    f"group {_get_name(group)}, which boots profile {group.get('profile')} if "
+                    f"{_format_other_selectors(group)}, was left out, because it does not select machines by MAC "
+                    "address, UUID or serial number"
                 )
                 for group in others
             ),
@@ -186,18 +187,18 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
     uuid, of_uuid = read_uuid(selector.get("uuid"))
     remarks = [
         remark_lost(
-            f"group {_get_name(group)} boots profile {group.get('profile')} if {_format_other_selectors(group)}: a "
-            "provisioned server boots its disk"
+            f"group {_get_name(group)}, which boots profile {group.get('profile')} if "
+            f"{_format_other_selectors(group)}, was left out, because a provisioned server boots its disk"
         )
         for group in groups
         if group is not first and group is not own
     ]
     if first is not own:
         remarks += [
-            remark_guessed(f"the boot was taken from group {_get_name(first)}, which does not have a selector"),
+            remark_guessed(f"the import took the boot from group {_get_name(first)}, which has no selector"),
             remark_lost(
-                f"group {_get_name(own)} boots profile {own.get('profile')} if {_format_other_selectors(own)}: a "
-                "provisioned server boots its disk"
+                f"group {_get_name(own)}, which boots profile {own.get('profile')} if "
+                f"{_format_other_selectors(own)}, was left out, because a provisioned server boots its disk"
             ),
         ]
     variables, labels, more = _read_metadata(as_mapping(get_nested(own, "metadata")))
@@ -214,7 +215,7 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
             *remarks,
             *remark_if(
                 first is own and _format_other_selectors(own),
-                remark_lost(f"group {_get_name(own)} also selects by {_format_other_selectors(own)}"),
+                remark_lost(f"other selectors of group {_get_name(own)} were left out: {_format_other_selectors(own)}"),
             ),
             *of_mac,
             *of_uuid,
@@ -234,15 +235,19 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
     for key, value in sorted(metadata.items()):
         text = as_text(value)
         if text is None or "\n" in text:
-            remarks.append(remark_lost(f"metadata {key} was left out, because it is not text: write it as vars"))
+            remarks.append(
+                remark_lost(f"metadata {key} was left out, because its value is not text: write the value as vars")
+            )
         elif is_secret(f"{key}={text}"):
-            remarks.append(remark_lost(f"metadata {key} is a secret and was left out: move it to secrets"))
+            remarks.append(
+                remark_lost(f"metadata {key} was left out, because it looks like a secret: move it to secrets")
+            )
         else:
             try:
                 variables[parse_variable_name(key)] = text
             except Malformed:
                 remarks.append(
-                    remark_lost(f"metadata {key} was left out, because its name is not valid for a variable: rename it")
+                    remark_lost(f"metadata {key} was left out, because {key} is not a valid variable name: rename it")
                 )
             if key in ("role", "rack", "site", "pool"):
                 try:
@@ -262,7 +267,9 @@ def _read_matchbox_boot(profile: Mapping[str, Any], templates: Texts) -> Importe
     first_boot = ("ignition.config.url=", "coreos.config.url=", "flatcar.config.url=")
     if data is not None and leads and not all(each.startswith(first_boot) for each in leads):
         data = None  # gitboot would also serve this data to the live system, which runs the installer
-        remarks = [remark_lost("the user data is for the system that is installed: coreos-installer fetches it")]
+        remarks = [
+            remark_lost("the user data was left out, because coreos-installer fetches it for the installed system")
+        ]
     if data is not None:
         # remove the old URL of the user data, because gitboot adds its own URL
         found = [argument for argument in found if argument not in leads]
@@ -279,7 +286,7 @@ def _read_matchbox_boot(profile: Mapping[str, Any], templates: Texts) -> Importe
             *remarks,
             *more,
             *(
-                remark_lost(f"{key} {profile[key]}: gitboot does not serve such files")
+                remark_lost(f"{key} {profile[key]} was left out, because gitboot does not serve such files")
                 for key in ("cloud_id", "generic_id")
                 if profile.get(key)
             ),
@@ -308,7 +315,7 @@ def _read_user_data(profile: Mapping[str, Any], templates: Texts) -> tuple[Impor
     try:
         version = get_nested(json.loads(text), "ignition", "version")
     except (ValueError, RecursionError):
-        return None, [remark_lost(f"user data {name} is not Ignition; convert it with butane")]
+        return None, [remark_lost(f"user data {name} is not Ignition: convert it with butane")]
     major, _, minor = str(version).removesuffix(".0").partition(".")
     if major != "3" or minor not in tuple("0123456"):
         return None, [remark_lost(f"user data {name} is Ignition {version}: convert it with ign-converter")]
@@ -347,7 +354,8 @@ def read_ironic(files: Texts) -> ImportedInventory:
         boots=tuple(boot for _, boot in sorted(boots.items())),
         remarks=tuple(
             remark_lost(
-                f"port {as_text(port['address'])}: its node {as_text(port.get('node_uuid'))} is not in the source"
+                f"port {as_text(port['address'])} was left out, because its node {as_text(port.get('node_uuid'))} is "
+                "not in the source"
             )
             for port in ports
             if str(port.get("node_uuid")) not in known
@@ -389,7 +397,9 @@ def _read_ironic_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
             *remarks,
             *remark_if(
                 not is_url,
-                remark_missing(f"the kernel {kernel} is an image in Glance: store it at a URL, and add the URL"),
+                remark_missing(
+                    f"the kernel {kernel} is an image in Glance: store the kernel at a URL, and add this URL"
+                ),
             ),
         ),
     )
@@ -442,7 +452,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
             *of_uuid,
             *remark_if(
                 not has_boot and not image,
-                remark_lost("the boot was not imported, because the instance does not have a kernel or an image"),
+                remark_lost("the boot was not imported, because the instance has neither a kernel nor an image"),
             ),
             *remark_if(
                 not reader.nics and not reader.remarks,
@@ -453,14 +463,15 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
             ),
             *remark_if(
                 address is None and "driver" not in node,
-                remark_missing("the source does not contain the driver and the BMC: export the nodes with --long"),
+                remark_missing("the source contains neither the driver nor the BMC: export the nodes with --long"),
             ),
             *remark_if(
                 address is None and "driver" in node,
-                remark_lost(f"the driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
+                remark_lost(f"the driver {node.get('driver')} uses neither Redfish nor IPMI: add the BMC by hand"),
             ),
             *remark_if(
-                image, remark_lost(f"the instance's image {image.rpartition('@')[2]} is written by Ironic's agent")
+                image,
+                remark_lost(f"the image {image.rpartition('@')[2]} was left out, because Ironic's agent writes it"),
             ),
             *more,
         ),
@@ -495,8 +506,8 @@ def read_cobbler(files: Texts) -> ImportedInventory:
         boots=tuple(sorted(boots.values(), key=lambda boot: boot.name)),
         remarks=tuple(
             remark_lost(
-                f"interface {each.get('name')} with MAC address {as_text(each.get('mac_address'))}: its system "
-                f"{as_text(each.get('system_uid'))} is not in the source"
+                f"interface {each.get('name')} with MAC address {as_text(each.get('mac_address'))} was left out, "
+                f"because its system {as_text(each.get('system_uid'))} is not in the source"
             )
             for each in interfaces
             if as_text(each.get("system_uid")) not in of_systems
@@ -600,7 +611,7 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
         None,
     )
     arguments, more = translate_arguments([*options, *_list_added_arguments(distro, installs=autoinstall != "")])
-    template = autoinstall or "of Cobbler's settings"
+    template = autoinstall or "from Cobbler's settings"
     kernel, initrd = (_find_file_url(distro, kind) for kind in ("kernel", "initrd"))
     return ImportedBoot(
         name=name,
@@ -611,20 +622,24 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
         remarks=(
             remark_kept(f"distro {distro['name']}")
             if distro
-            else remark_missing("the distro is not in the source: export it, or complete the boot"),
+            else remark_missing("the distro is not in the source: export the distro, or complete the boot"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
                 remark_lost(
-                    f"the template {template} was not translated. Cobbler adds the kernel argument with its URL"
+                    f"the template {template}, whose URL Cobbler adds to the kernel arguments, was not translated"
                 ),
             ),
             *remark_if(
                 distro.get("breed") == "suse",
-                remark_lost("info= reports an installation to Cobbler: use urls.provisioned in the installer"),
+                remark_lost(
+                    "Cobbler's argument info= reports installations: use urls.provisioned in the installer instead"
+                ),
             ),
             *remark_if(
                 kernel and kernel.startswith("assets:"),
-                remark_guessed("the files are below /assets/, in the same layout as below /cobbler/ in Cobbler"),
+                remark_guessed(
+                    "the import expects the files below /assets/, in the same layout as below /cobbler/ in Cobbler"
+                ),
             ),
             *more,
         ),
@@ -665,7 +680,7 @@ def _read_cobbler_machine(
     )
     bmc, more = _read_bmc(system)
     if profile or not image:
-        why = f"the profile {profile} is not in the source: export it, or select another boot"
+        why = f"the profile {profile} is not in the source: export the profile, or select another boot"
     else:
         file = as_text(get_nested(images, image, "file")) or image
         why = f"the boot was not imported, because the image {file} does not have a kernel"
@@ -683,7 +698,7 @@ def _read_cobbler_machine(
             *ignored,
             *remark_if(boot is None, remark_missing(why)),
             *(
-                remark_lost(f"the {key} of the system was left out: write it in the documents")
+                remark_lost(f"the field {key} of the system was left out: write its value into the documents")
                 for key in ("autoinstall", "autoinstall_meta")
                 if system.get(key) not in (None, "", {}, _INHERIT)
             ),
@@ -731,9 +746,11 @@ def _read_nics(
         if mac:
             nics.append(ImportedNic(mac=mac, name=name, addresses=addresses))
         elif not rejected:
-            remarks.append(remark_missing(f"interface {name} has no MAC address: add it in Cobbler, and import again"))
+            remarks.append(
+                remark_missing(f"interface {name} has no MAC address: add the address in Cobbler, and import again")
+            )
     remarks += [
-        remark_lost(f"address {address} of {name} was not imported, because its interfaces have no MAC address")
+        remark_lost(f"address {address} was not imported, because the interfaces of {name} have no MAC address")
         for name, addresses in masters.items()
         if name not in {as_text(each.get("interface_master")) for each in interfaces.values()}
         for address in addresses
@@ -767,7 +784,9 @@ def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[Impo
         address = f"ipmi://{address.rpartition('@')[2]}"
     elif kind != "redfish":
         return None, (
-            remark_lost(f"the power management is {kind} at {address.rpartition('@')[2]}: add the BMC by hand"),
+            remark_lost(
+                f"the BMC at {address.rpartition('@')[2]} was left out, because its type is {kind}: add the BMC by hand"
+            ),
         )
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = parse_bmc(f"{scheme}{address}", f"{build_document_name(str(system['name']))}-bmc")
@@ -775,6 +794,6 @@ def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[Impo
         *remarks,
         *remark_if(
             fields["user"] or power.get("password") or system.get("power_pass"),
-            remark_lost("power_user and power_pass were left out: store them in the directory of credentials"),
+            remark_lost("power_user and power_pass were left out: store them in the credentials directory"),
         ),
     )

@@ -83,8 +83,10 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
         reasons = [*row.remarks, *guessed]
         if not macs and not any(each.kind is RemarkKind.REJECTED for each in reasons):
-            shown = row.identifier or "no MAC address"
-            reasons.append(remark_missing(f"the MAC address is unknown, because the reservation has {shown}"))
+            by_other = f"the MAC address is unknown, because the reservation identifies the machine by {row.identifier}"
+            reasons.append(
+                remark_missing(by_other if row.identifier else "the reservation does not have a MAC address")
+            )
         if not macs:
             reasons += (
                 remark_lost(f"the address {each} was left out, because no interface is known") for each in row.addresses
@@ -95,7 +97,7 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             ImportedMachine(
                 name=name,
                 nics=tuple(nic for _, nic in sorted(own.items())),
-                remarks=(remark_kept("the reservation, which does not show its boot"), *remarks[name]),
+                remarks=(remark_kept("the reservation, which does not name a boot"), *remarks[name]),
             )
             for name, own in sorted(nics.items())
         ),
@@ -112,7 +114,7 @@ def _guess_mac(host: _Host) -> tuple[tuple[MacAddress, ...], tuple[ImportRemark,
     if found is None:
         return host.macs, ()
     mac, remarks = read_mac(found[1])
-    guess = remark_guessed(f"the MAC address was taken from its {host.identifier}, which is of type Ethernet")
+    guess = remark_guessed(f"the import took the MAC address from the {host.identifier}, whose type is Ethernet")
     return ((mac,), (guess,)) if mac else ((), remarks)
 
 
@@ -128,7 +130,9 @@ def _remark_include(path: str, files: Collection[str], option: str = "include") 
     parts = path.strip("\"' ").rstrip("/")
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
-        yield remark_missing(f"{option} {parts} is not in the source: pass a directory with all files")
+        yield remark_missing(
+            f"{option} {parts} names files that are not in the source: pass a directory with all files"
+        )
 
 
 # dnsmasq
@@ -168,7 +172,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
     for part in (each.strip() for each in value.split(",")):
         lower = part.lower()
         if lower == "ignore":
-            yield remark_lost(f"dhcp-host={value}: dnsmasq ignores this host")
+            yield remark_lost(f"dhcp-host={value} was left out, because dnsmasq ignores this host")
             return
         if lower.startswith(("set:", "net:", "tag:")) or _LEASE.fullmatch(part) or not part:
             continue
@@ -182,7 +186,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
-            remarks.append(remark_lost(f"the address {part} was left out, because it is not complete"))
+            remarks.append(remark_lost(f"the address {part} was left out, because it is incomplete"))
         elif _NAME.fullmatch(part):
             names.append(part)
         else:
@@ -198,7 +202,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
             remarks=tuple(remarks),
         )
     elif names and "," in value:
-        yield remark_lost(f"dhcp-host={value}: it has no MAC address and no address")
+        yield remark_lost(f"dhcp-host={value} was left out, because it has no MAC address and no IP address")
 
 
 # ISC dhcpd
@@ -258,8 +262,7 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
         elif key in ("filename", "next-server"):
             remarks.append(
                 remark_lost(
-                    f"{key} {' '.join(rest)} was left out, although the firmware uses it: select a boot with a "
-                    "BootPolicy"
+                    f"{key} {' '.join(rest)}, which the firmware uses, was left out: select a boot with a BootPolicy"
                 )
             )
     return _Host(
@@ -293,7 +296,7 @@ def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
         if key == "reservations":
             yield from (_read_kea_host(each) for each in as_list(row) if isinstance(each, dict))
         elif key in ("hosts-database", "hosts-databases", "config-databases") and row:
-            yield remark_missing(f"the hosts of {key} were not imported, because the import does not read databases")
+            yield remark_missing(f"the hosts in {key} were not imported, because the import does not read databases")
 
 
 def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
@@ -323,7 +326,7 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
                     if isinstance(error, json.JSONDecodeError)
                     else "nested too deeply"
                 )
-    raise UsageError(f"{path} is not a configuration of Kea: it is not JSON ({place})") from None
+    raise UsageError(f"{path} is not a Kea configuration, because it is not JSON ({place})") from None
 
 
 def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
@@ -347,9 +350,7 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
         remarks=(
             *remarks,
             *(
-                remark_lost(
-                    f"{key} {row[key]} was left out, although the firmware uses it: select a boot with a BootPolicy"
-                )
+                remark_lost(f"{key} {row[key]}, which the firmware uses, was left out: select a boot with a BootPolicy")
                 for key in ("next-server", "boot-file-name")
                 if as_text(row.get(key))
             ),

@@ -103,7 +103,8 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
             ),
             *secret,
             *remark_if(
-                arguments, remark_lost(f"addkcmdline {' '.join(arguments)} was left out: write it as kernelArguments")
+                arguments,
+                remark_lost(f"addkcmdline {' '.join(arguments)} was left out: write the arguments as kernelArguments"),
             ),
         ),
     )
@@ -124,7 +125,9 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
                 remark_kept(f"interface {text} has no fixed address" if host == "*NOIP*" else f"{text} is {host}")
             )
     if address and not any(nic.addresses for nic in reader.nics):
-        reader.remarks.append(remark_lost(f"the address {address} was left out, because no interface with it is known"))
+        reader.remarks.append(
+            remark_lost(f"the address {address} was left out, because no interface with this address is known")
+        )
     return tuple(reader.nics), reader.remarks
 
 
@@ -171,7 +174,7 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
                 remark_missing("the MAC address is unknown, because the network devices have no hwaddr"),
             ),
             *(
-                remark_lost(f"the {label} {value} was not imported, because gitboot does not build it")
+                remark_lost(f"the {label} {value} was not imported, because gitboot does not build images")
                 for label, value in images.items()
                 if value
             ),
@@ -388,7 +391,7 @@ def _choose_config(node: _Node, configs: list[_Config]) -> _Config | None:
 def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]) -> Iterator[ImportRemark]:
     for config in configs:
         boot = _name_boot(config.row) if config.row.get("kernel") else None
-        name = f"BootConfiguration {config.name}" if config.name else "the parameters of Default"
+        name = f"BootConfiguration {config.name}" if config.name else "the default parameters"
         yield from config.remarks
         for host in config.hosts:
             if host != "*" and _PATTERN.search(host):
@@ -397,11 +400,11 @@ def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]
                 )
             elif host != "Default" and not _is_node_name(host) and host != "*":
                 yield remark_lost(
-                    f"the parameters of {host} are not for a single node: select nodes for their boot {boot} with "
-                    "a BootPolicy"
+                    f"the parameters of {host} are not for a single node: select the nodes of the boot {boot} with a "
+                    "BootPolicy"
                 )
         if boot is not None and boot not in used and (config.is_default or config.name):
-            yield remark_guessed(f"{name}: their boot {boot} is in the fleet, but no server uses it")
+            yield remark_guessed(f"the boot {boot} from {name} is in the fleet, but no server uses it")
 
 
 def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) -> Iterator[ImportRemark]:
@@ -409,10 +412,10 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
     for row in rows:
         owner = as_text(row.get("ComponentID"))
         if "MACAddress" in row and owner not in names:
-            because = f"{owner} is not a node in the source" if owner else "it belongs to no component"
+            because = f"{owner} is not a node in the source" if owner else "it does not belong to a component"
             yield remark_lost(f"EthernetInterface {row['MACAddress']} was left out, because {because}")
         elif (xname := as_text(row.get("xname"))) and xname not in names:
-            yield remark_lost(f"{xname} was left out, because it is not a node: its type is {as_text(row.get('type'))}")
+            yield remark_lost(f"{xname} was left out, because it is not a node, but of type {as_text(row.get('type'))}")
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
@@ -431,7 +434,7 @@ def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
         remarks=(
             *remarks,
             *remark_if(
-                has_data, remark_lost("the cloud-init data were left out: write them as user data, without secrets")
+                has_data, remark_lost("the cloud-init data was left out: write it as user data, without secrets")
             ),
         ),
     )
@@ -472,8 +475,8 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
             *remark_if(
                 config is not None and config.is_default,
                 remark_guessed(
-                    "the boot was taken from the parameters of Default, because no other parameters "
-                    "are for this machine"
+                    "the import took the boot from the default parameters, because no other parameters apply to this "
+                    "machine"
                 ),
             ),
             *remark_if(

@@ -99,12 +99,12 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
     """Yield a remark if there are Secrets, and a remark for each other kind that the import does not read."""
     yield from remark_if(
         objects.get_kind("Secret"),
-        remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
+        remark_lost("the import does not read Secrets, so BMC passwords and user data are missing"),
     )
     for kind in sorted(objects.by_kind.keys() - {*read_kinds, "Secret"}):
         names = sorted(key[1] for key in objects.get_kind(kind))
         shown = [*names[:_MAX_NAMES], "…"] if len(names) > _MAX_NAMES else names
-        yield remark_lost(f"{kind} {', '.join(shown)}: the import does not read this kind")
+        yield remark_lost(f"the import does not read objects of the kind {kind}: {', '.join(shown)}")
 
 
 _MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
@@ -129,7 +129,7 @@ def read(files: Texts) -> ImportedInventory:
         remarks=(
             *remark_other_kinds(objects, (*_READERS, "Machine", "HardwareData")),
             *(
-                remark_lost(f"HardwareData {name}: the BareMetalHost is not in the source")
+                remark_lost(f"HardwareData {name} was left out, because its BareMetalHost is not in the source")
                 for (_, name), _ in objects.list_kind("HardwareData")
                 if name not in known
             ),
@@ -191,8 +191,8 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
 
 
 _USER_DATA: Final = (
-    "the {}, which Tinkerbell's metadata service sends to the installed system: write it as user data of a profile, "
-    "without secrets"
+    "the {}, which Tinkerbell's metadata service sends to the installed system, was left out: write it as user data of "
+    "a profile, without secrets"
 )
 
 
@@ -200,11 +200,11 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
     remarks = (remark_kept(f"Hardware {machine.name}"), *machine.remarks)
     if not machine.nics or any(nic.boot for nic in machine.nics):
         return structs.replace(machine, remarks=remarks)
-    because = "because a Parked server does not boot from the network either"
+    lost = f"{setting} on all interfaces was left out, because a Parked server does not boot from the network anyway"
     return structs.replace(
         machine,
         nics=tuple(structs.replace(nic, boot=True) for nic in machine.nics),
-        remarks=(*remarks, remark_lost(f"{setting} on all interfaces was left out, {because}")),
+        remarks=(*remarks, remark_lost(lost)),
     )
 
 
@@ -278,8 +278,8 @@ def _read_netboot(
         if script:
             found = parse_boot_script(script, "", {})
             kernel, initrds, arguments = found.kernel, found.initrds, list(found.arguments)
-            leads = f"chains to {found.chain}" if found.chain else "does not contain a kernel"
-            reasons += [] if kernel else [f"the iPXE script {leads}"]
+            no_kernel = "the iPXE script does not contain a kernel"
+            reasons += [] if kernel else [f"the iPXE script chains to {found.chain}" if found.chain else no_kernel]
         elif url:
             kernel = None
             reasons.append(f"the iPXE script is at {url}")
@@ -291,7 +291,7 @@ def _read_netboot(
             reasons.append(
                 f"the machine boots {iso}"
                 if iso
-                else "the machine boots the default OSIE of Smee, which the source does not contain"
+                else "the machine boots Smee's default OSIE, which the source does not contain"
             )
         if kernel:
             translated, remarks = translate_arguments(arguments)
@@ -373,9 +373,11 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
                     "or the status"
                 ),
             ),
-            remark_lost(f"the boot was not imported, {_describe_image(spec)}"),
+            remark_lost(f"the boot was not imported, because {_describe_image(spec)}"),
             *(
-                remark_lost(f"the {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
+                remark_lost(
+                    f"the {key} is in the Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data"
+                )
                 for key in data
             ),
         ),
@@ -386,14 +388,14 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
 def _describe_image(spec: Object) -> str:
     image = (as_text(get_nested(spec, "image", "url")) or "").rpartition("@")[2]
     if image and as_text(get_nested(spec, "image", "format")) == "live-iso":
-        return f"because the BMC mounts the ISO {image}: write a BootImage with an iso"
+        return f"the BMC mounts the ISO {image}: write a BootImage with an iso"
     if image:
-        return f"because Ironic's agent writes the image {image}, but gitboot boots installers"
+        return f"Ironic's agent writes the image {image}, but gitboot boots installers"
     if method := as_text(get_nested(spec, "customDeploy", "method")):
-        return f"because Ironic's agent runs the custom deploy method {method}, but gitboot boots installers"
+        return f"Ironic's agent runs the custom deploy method {method}, but gitboot boots installers"
     if str(spec.get("externallyProvisioned")) == "true":
-        return "because it is provisioned externally, so Metal3 does not boot it"
-    return "because it does not have an image, so Metal3 boots only Ironic's agent"
+        return "the host is provisioned externally, so Metal3 does not boot it"
+    return "the host has no image, so Metal3 boots only Ironic's agent"
 
 
 # Parts of all objects

@@ -150,11 +150,13 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
             remark_kept(str(config)),
             *remark_if(
                 spec.get("ignitionSecretRef"),
-                remark_lost("the Ignition is in a Secret: write it as user data, without secrets"),
+                remark_lost("the Ignition configuration is in a Secret: write it as user data, without secrets"),
             ),
             *remark_if(
                 spec.get("ipxeScriptSecretRef"),
-                remark_lost("the iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
+                remark_lost(
+                    "the iPXE script that boot-operator serves instead of the kernel and the initrd is in a Secret"
+                ),
             ),
             *remark_if(
                 kernel,
@@ -162,9 +164,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
                     "the arguments of boot-operator's template were left out: `gitboot compare-old-system` shows them"
                 ),
             ),
-            *remark_if(
-                image, remark_lost(f"image {image} was left out: write its layers with `gitboot artifacts resolve`")
-            ),
+            *remark_if(image, remark_lost(f"image {image} was left out: `gitboot artifacts resolve` prints its files")),
         ),
     )
 
@@ -248,7 +248,8 @@ def _choose_boot(
         is_alone = workload is None and maintenance is None
         chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
         remarks += [
-            remark_guessed(f"the boot is {each}, which has its UUID and does not have an owner") for each in chosen
+            remark_guessed(f"the import chose the boot {each}, which has the UUID of the server and no owner")
+            for each in chosen
         ]
     reason = _explain_workload(name, workload, objects)
     strangers = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
@@ -267,7 +268,7 @@ def _choose_boot(
             remarks.append(_explain_missing_config("the boot", workload, objects))
     for each in own:
         if is_same_key(each.owner, maintenance):
-            profile = f": its profile is {each.boot}" if each.boot else ""
+            profile = f" with the profile {each.boot}" if each.boot else ""
             remarks.append(
                 remark_lost(f"{each} is the boot of a maintenance{profile}: write a Maintenance with a window")
             )
@@ -275,15 +276,17 @@ def _choose_boot(
             why = f"owner {_spell(each.owner)}" if each.owner else "no owner"
             remarks.append(remark_lost(f"{each} with {why} was left out, because the Server does not refer to it"))
     if maintenance and not any(is_same_key(each.owner, maintenance) for each in own):
-        remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
+        remarks.append(_explain_missing_config("the boot of the server's maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(
-            remark_guessed("the boot was found only by its name, because the source has no ServerBootConfiguration")
+            remark_guessed(
+                "the import found the boot only by its name, because the source has no ServerBootConfiguration"
+            )
         )
     if boot is None and workload is None and not chosen:
         remarks.append(
             remark_lost(
-                "the boot was not imported, because the Server does not refer to a boot configuration of a workload"
+                "the boot was not imported, because the Server does not refer to the boot configuration of a workload"
             )
         )
     return boot, remarks
@@ -293,16 +296,17 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
     """Return a remark if a server's ServerBootConfiguration is missing from the source or is for another server."""
     if workload is None or not objects.list_kind("ServerBootConfiguration"):
         return None
-    because = f"the boot was not imported, because ServerBootConfiguration {_spell(workload)} is"
+    config = f"ServerBootConfiguration {_spell(workload)}"
     if objects.find("ServerBootConfiguration", workload) is None:
-        return remark_missing(f"{because} not in the source")
+        return remark_missing(f"the boot was not imported, because {config} is not in the source")
     server = _find_server_name(workload, objects)
-    return remark_missing(f"{because} for Server {server}") if server != name else None
+    fault = remark_missing(f"the boot was not imported, because {config} belongs to Server {server}")
+    return fault if server != name else None
 
 
 def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
     image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
-    about = f". Its image is {image}: name the layers with `gitboot artifacts resolve`" if image else ""
+    about = f"; `gitboot artifacts resolve` prints the files of its image {image}" if image else ""
     return remark_missing(
         f"{subject} was not imported, because ServerBootConfiguration {_spell(owner)} has no "
         f"{' or '.join(_BOOT_KINDS)} in the source{about}"
@@ -323,7 +327,7 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
     first = next((each for each in configs if each.boot), None)
     return first.boot if first else None, [
         *(
-            remark_missing(f"the boot of {each} was not imported, because it does not have a kernel or a uki")
+            remark_missing(f"the boot of {each} was not imported, because it has neither a kernel nor a UKI")
             for each in configs
             if not each.boot
         ),
@@ -432,8 +436,8 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
 def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
     names = " and ".join(map(str, configs))
     return remark_missing(
-        f"the boot was not imported, because {names} are for one machine, and only its Server "
-        "shows which one is for its workload"
+        f"the boot was not imported, because {names} belong to the same machine, and only its Server shows which of "
+        "them is for the workload"
     )
 
 
@@ -464,7 +468,9 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
         for key, each in objects.list_kind(kind):
             server = as_text(get_nested(each, "spec", "serverRef", "name"))
             if server is not None and server not in servers:
-                yield remark_lost(f"{kind} {_spell(key)}: its Server {server} is not in the source")
+                yield remark_lost(
+                    f"{kind} {_spell(key)} was left out, because its Server {server} is not in the source"
+                )
             elif server is None and not any(
                 is_same_key(_read_ref(get_nested(one, "spec", "serverClaimRef")), key) for one in servers.values()
             ):
@@ -474,8 +480,9 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
     for key, each in objects.list_kind("BMC"):
         endpoints.add(as_text(get_nested(each, "spec", "endpointRef", "name")))
         if key[1] not in used:
-            yield remark_lost(f"BMC {_spell(key)}: no Server in the source refers to it")
+            yield remark_lost(f"BMC {_spell(key)} was left out, because no Server in the source refers to it")
     for key, each in objects.list_kind("Endpoint"):
         if key[1] not in endpoints:
             _, rejected = read_mac(as_text(get_nested(each, "spec", "macAddress")), f"Endpoint {_spell(key)}:")
-            yield from (*rejected, remark_lost(f"Endpoint {_spell(key)}: no BMC in the source refers to it"))
+            unused = f"Endpoint {_spell(key)} was left out, because no BMC in the source refers to it"
+            yield from (*rejected, remark_lost(unused))

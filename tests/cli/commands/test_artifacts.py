@@ -83,7 +83,7 @@ def test_a_tag_is_rejected_with_the_digests_to_write(found: Registry, tmp_path: 
     unknown = written(tmp_path / "unknown", *SEED, text.replace(':1.0"', ':2.0"'))
     asked = typed("validate", unknown, "--registries", found.allowed)
     assert asked.code == Exit.INVALID
-    assert "lookup failed: " in asked.out and "does not exist in the registry" in asked.out
+    assert "the lookup failed: " in asked.out and "does not exist in the registry" in asked.out
 
 
 def test_the_digest_of_a_manifest_is_rejected_as_the_digest_of_a_file(tmp_path: Path) -> None:

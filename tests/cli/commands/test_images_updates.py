@@ -191,9 +191,9 @@ def test_a_stream_bounds_the_releases_that_it_follows(site: Site) -> None:
         (
             "minimumVersion: '2'",
             "Current",
-            "no release matches the limits of spec.follow; the newest release is 1.1.0",
+            "no release is within the limits of spec.follow; the newest release is 1.1.0",
         ),
-        ("minimumAge: 20d", "Waits", "the release 1.1.0 is public for 19 days, but minimumAge is 20d"),
+        ("minimumAge: 20d", "Waits", "the release 1.1.0 was published 19 days ago, but minimumAge is 20d"),
         ("channel: stabel", "Failed", "has no channel 'stabel'; did you mean stable?"),
         ("minimumAge: 19d", "Proposed", "someos-1.1.0 is the newest release that matches spec.follow"),
     ):
@@ -227,7 +227,7 @@ def test_an_unfinished_rollout_is_not_replaced(site: Site) -> None:
     site.commit({"streams/stable.yaml": stream})
     found = site.update_one()
     assert (found["outcome"], site.branches()) == ("Waits", [])
-    assert found["why"].startswith("the rollout of someos-0.9.0 at 100 % is not finished")
+    assert found["why"].startswith("the rollout of someos-0.9.0 is still at 100 %")
     assert site.vendor.web.asked.total() == 0
 
 
@@ -239,7 +239,7 @@ def test_a_release_without_a_date_has_the_age_of_its_commit(
     site.follow("minimumAge: 3d")
     first = site.update_one()
     assert (first["outcome"], first["new"], first["ready"]) == ("Waits", True, False)
-    assert "The proposed commit is from 2026-11-20 22:00 UTC, and minimumAge is 3d" in first["why"]
+    assert "minimumAge (3d) counts from the proposed commit of 2026-11-20 22:00 UTC" in first["why"]
     clone = tmp_path / "clone"  # which has the branch only as a remote-tracking one
     site.git("clone", "--quiet", str(site.path), str(clone), at=tmp_path)
     options = ("--path", clone, "--image-keys", site.vendor.keys, "-o", "json")
@@ -313,10 +313,10 @@ def _endless_index(site: Site) -> None:
         (
             _behind,
             Exit.SOURCE,
-            "the newest release is 1.1.0, but BootImage/someos-1.2.0 of the fleet has the newer version",
+            "the newest release is 1.1.0, but BootImage/someos-1.2.0 in the fleet has the newer version",
         ),
         (_tampered, Exit.SOURCE, "x86_64.initrds.0: the file is not valid: the content changed after it was signed"),
-        (_by_a_stranger, Exit.SOURCE, "which is not allowed to sign it"),
+        (_by_a_stranger, Exit.SOURCE, "which is not an allowed key"),
         (_endless_index, Exit.SOURCE, "stable.json: "),
         (_signature_gone, Exit.SOURCE, "x86_64.kernel: the file is not verified"),
         (_file_gone, Exit.SOURCE, "answers 404; the release may be incomplete"),
@@ -379,7 +379,7 @@ def test_streams_with_one_source_share_the_image_and_one_of_them_may_follow_late
     later = site.update_one("stable")
     assert (later["outcome"], later["image"], later["files"]) == ("Proposed", "someos-1.1.0", [])
     assert site.git("diff", "--name-only", f"main..{BRANCH}") == "streams/stable.yaml"
-    assert "BootImage/someos-1.1.0 is in the fleet already." in later["message"]
+    assert "BootImage/someos-1.1.0 is already in the fleet." in later["message"]
     site.git("merge", "--quiet", BRANCH)
     assert typed("validate", site.path).code == 0
 
@@ -401,7 +401,9 @@ def test_an_image_that_was_withdrawn_is_not_proposed_again(site: Site) -> None:
     site.follow("")  # removes the rollout; the image stays
     found = site.update_one()
     assert (found["outcome"], site.branches()) == ("Current", [])
-    assert found["why"] == "the fleet already has the image 1.1.0, but the stream does not use it: start a rollout"
+    assert (
+        found["why"] == "the fleet has an image with the version 1.1.0, but the stream does not use it: start a rollout"
+    )
 
 
 def test_a_stream_that_requires_signatures_gets_no_other_image(site: Site) -> None:

@@ -185,7 +185,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         (
             ("someos",),
             Exit.SOURCE,
-            "put the public key of the vendor into",
+            "put the vendor's public key into",
         ),
         (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "add VERSION"),
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "not both"),

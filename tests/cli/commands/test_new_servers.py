@@ -62,7 +62,7 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
     assert (path / "servers" / "web02.yaml").read_text() == (
         "# The machine with the address 10.0.0.7 requested a boot at 2026-11-20 22:00 UTC and sent these facts.\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/Server.json\n"
-        "# Parked until you decide what the server is for. Then remove lifecycle. To allow its installation, "
+        "# The server is Parked until you decide what it is for. Then remove lifecycle. To allow its installation, "
         "set provision: 1.\n"
         "apiVersion: gitboot.dev/v1alpha1\n"
         "kind: Server\n"
@@ -114,7 +114,7 @@ def test_an_invalid_document_is_not_written(path: Path, arguments: list[str], wh
 def test_a_machine_without_a_known_uuid_gets_a_document_without_one(path: Path) -> None:
     assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
-    assert "uuid:" not in text and "# Its UUID is missing" in text
+    assert "uuid:" not in text and "# The UUID is missing" in text
     assert typed("validate", path).code == Exit.FINE
     (path / "servers" / "web02.yaml").write_text(text.replace("lifecycle: Parked", "provision: 1"))
     refused = typed("validate", path)

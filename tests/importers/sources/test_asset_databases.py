@@ -117,10 +117,10 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
     [
         (host(managed=False), {}, "the boot was not imported, because Foreman does not manage the host"),
         (host(provision_method="image"), {}, "because the provision method is image"),
-        (host(medium_id=9), {}, "the boot, OS from medium M, is incomplete: put the responses of /api/v2/media into"),
+        (host(medium_id=9), {}, "the boot of OS from medium M is incomplete: put the responses of /api/v2/media into"),
         (host(operatingsystem_name=None), {}, "the boot was not imported, because the host has no operating system"),
-        (host(), {"family": "Windows"}, "because the family of OS is Windows"),
-        (host(), {}, "the other interfaces and the BMC: export /api/v2/hosts/NAME"),
+        (host(), {"family": "Windows"}, "the import does not support the family Windows of OS"),
+        (host(), {}, "the other interfaces nor the BMC: export /api/v2/hosts/NAME"),
     ],
 )
 def test_finding_i4_a_host_of_foreman_without_a_boot_has_its_reason(
@@ -173,4 +173,4 @@ def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac
     (found,) = inventory.machines
     shared = ("10.0.0.13/24",)
     assert [(each.name, each.addresses) for each in found.nics] == [("eno1", shared), ("eno2", shared)]
-    assert texts_of(inventory)[0] == "device Dell was left out, because it has no name: name it in the source"
+    assert texts_of(inventory)[0] == "device Dell was left out, because it has no name: name the device in the source"

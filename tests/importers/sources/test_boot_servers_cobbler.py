@@ -149,9 +149,9 @@ def test_cobbler_and_gitboot_serve_the_same_boot_or_the_difference_is_listed(fle
 @pytest.mark.parametrize(
     "word",
     [
-        "the template sample.ks was not translated",
-        "the template of Cobbler's settings was not translated",
-        "info= reports an installation to Cobbler",
+        "the template sample.ks, whose URL Cobbler adds to the kernel arguments, was not translated",
+        "the template from Cobbler's settings, whose URL Cobbler adds to the kernel arguments, was not translated",
+        "Cobbler's argument info= reports installations",
     ],
 )
 def test_the_report_has_the_reason_of_each_difference(fleet: Path, word: str) -> None:
@@ -224,5 +224,5 @@ def test_finding_i4_a_system_with_an_image_has_its_reason() -> None:
 
 def test_a_system_with_an_unknown_profile_has_its_reason() -> None:
     (machine,) = _collections([], profile="gone").machines
-    text = "the profile gone is not in the source: export it, or select another boot"
+    text = "the profile gone is not in the source: export the profile, or select another boot"
     assert text in [each.text for each in machine.remarks]

@@ -67,8 +67,16 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
 @pytest.mark.parametrize(
     ("read", "text", "reason"),
     [
-        (read_dnsmasq, "dhcp-host=id:marjorie,10.0.0.13", "the reservation has client id marjorie"),
-        (read_dnsmasq, "dhcp-host=web01,10.0.0.13", "the reservation has the name that the client sends"),
+        (
+            read_dnsmasq,
+            "dhcp-host=id:marjorie,10.0.0.13",
+            "the reservation identifies the machine by client id marjorie",
+        ),
+        (
+            read_dnsmasq,
+            "dhcp-host=web01,10.0.0.13",
+            "the reservation identifies the machine by the name that the client sends",
+        ),
         (
             read_dnsmasq,
             "dhcp-host=52:54:00:*:*:*,web01",
@@ -76,10 +84,14 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         ),
         (read_dnsmasq, "dhcp-host=01:00:5e:00:00:01,web01", "the value is a multicast address"),
         (read_dnsmasq, f"dhcp-host={A},ignore", "dnsmasq ignores this host"),
-        (read_dnsmasq, "conf-file=/etc/more.conf", "conf-file /etc/more.conf is not in the source"),
-        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "dhcp-hostsdir /etc/hosts.d is not"),
-        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "include /etc/dhcp/more.conf is not"),
-        (read_isc_dhcpd, 'host a { uid "abc"; fixed-address 10.0.0.13; }', "the reservation has client id abc"),
+        (read_dnsmasq, "conf-file=/etc/more.conf", "conf-file /etc/more.conf names files that are not in the source"),
+        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "dhcp-hostsdir /etc/hosts.d names files"),
+        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "include /etc/dhcp/more.conf names files"),
+        (
+            read_isc_dhcpd,
+            'host a { uid "abc"; fixed-address 10.0.0.13; }',
+            "the reservation identifies the machine by client id abc",
+        ),
         (
             read_isc_dhcpd,
             "host a { fixed-address 10.0.0.13; }",
@@ -87,9 +99,13 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         ),
         (read_isc_dhcpd, f"host a {{ hardware ethernet {A}; fixed-address a.example; }}", "because it is a DNS name"),
         (read_isc_dhcpd, f'host a {{ hardware ethernet {A}; filename "pxelinux.0"; }}', 'filename "pxelinux.0"'),
-        (read_kea, kea({"duid": "01:02:03:04:05"}), "the reservation has duid 01:02:03:04:05"),
-        (read_kea, kea({"flex-id": "'a'", "hostname": "web01"}), "the reservation has flex-id 'a'"),
-        (read_kea, kea({"circuit-id": "'a'"}), "the reservation has circuit-id 'a'"),
+        (read_kea, kea({"duid": "01:02:03:04:05"}), "the reservation identifies the machine by duid 01:02:03:04:05"),
+        (
+            read_kea,
+            kea({"flex-id": "'a'", "hostname": "web01"}),
+            "the reservation identifies the machine by flex-id 'a'",
+        ),
+        (read_kea, kea({"circuit-id": "'a'"}), "the reservation identifies the machine by circuit-id 'a'"),
         (read_kea, '{"Dhcp4": {"subnet4": <?include "/etc/kea/s.json"?>}}', "<?include /etc/kea/s.json"),
         (read_kea, '{"Dhcp4": {"hosts-database": {"type": "mysql"}}}', "the import does not read databases"),
     ],

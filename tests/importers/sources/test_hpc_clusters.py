@@ -42,7 +42,7 @@ def test_finding_p11_another_architecture_never_becomes_x86_64(arch: str) -> Non
     (text,) = fleet.files.values()
     assert set(fleet.files) == {"pending/servers/web01.yaml"}
     assert f"architecture: {arch}" in text and "architecture: x86_64" not in text
-    assert f"missing: gitboot does not support the architecture {arch}" in text
+    assert f"missing: gitboot supports only x86_64 and aarch64, not the architecture {arch}" in text
 
 
 def test_finding_p11_a_device_of_warewulf_with_a_multicast_address_is_named() -> None:

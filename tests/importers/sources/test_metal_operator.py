@@ -182,8 +182,8 @@ def test_finding_i1_addresses_arrive_and_each_object_is_named() -> None:
         "ServerMaintenance ops/bios (policy Enforced, priority 100, state InMaintenance)",
         "ServerClaim prod/web with image ghcr.io/example/os:1",
         "ServerClaim prod/waits was left out, because it does not belong to a Server",
-        "BIOSSettings bios-1: the import does not read this kind",
-        "because the Server does not refer to a boot configuration",
+        "the import does not read objects of the kind BIOSSettings: bios-1",
+        "because the Server does not refer to the boot configuration",
     ):
         assert any(word in text for text in texts), (word, texts)
 
@@ -197,7 +197,7 @@ def test_finding_i1_of_two_configurations_without_a_server_neither_becomes_the_p
     )
     (machine,) = read({"o.yaml": text}).machines
     assert machine.boot is None
-    assert any("only its Server shows which one is for its workload" in each.text for each in machine.remarks)
+    assert any("only its Server shows which of them is for the workload" in each.text for each in machine.remarks)
 
 
 def test_finding_i1_http_boot_is_compared(tmp_path: Path) -> None:
