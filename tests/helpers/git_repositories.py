@@ -292,12 +292,33 @@ def listening(
 
 
 def free_port() -> int:
-    """Return a free port without listening: a process that another thread forks now would inherit the socket."""
-    with closing(socket.socket()) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
+    """Return a free port that no other test process uses while this process runs.
+
+    The kernel must not give the port to another socket before the server listens. So the port is below the range from
+    which the kernel chooses ports, and the name of a Unix socket reserves the port until this process ends.
+    """
+    with _ports_lock:
+        return next(_free_ports)
+
+
+def _find_free_ports() -> Iterator[int]:
+    lowest, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    for port in range(int(lowest) - 1, 1023, -1):
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0gitboot-test-port-{port}")
+            with closing(socket.socket()) as bound:  # not listening: a process that another thread forks inherits it
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(("127.0.0.1", port))
+        except OSError:
+            reservation.close()
+            continue
+        _reservations.append(reservation)
+        yield port
+
+
+_reservations: list[socket.socket] = []
+_free_ports, _ports_lock = _find_free_ports(), threading.Lock()
 
 
 @contextmanager
