@@ -926,7 +926,9 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     assert "2 servers may need" not in gitboot("plan", "--state", state).err, "the ledger has their records"
     for wrong in (("explain", "web1"), ("plan", "--server", "web1"), ("plan", "--timeline", "web1")):
         assert gitboot(*wrong, "--state", state).err == "gitboot: there is no server 'web1'; did you mean web01?\n"
-    expected = "gitboot: the history of the accepted commit does not contain a server 'web1'; did you mean web01?\n"
+    expected = (
+        "gitboot: no commit in the history of the accepted commit contains a server 'web1'; did you mean web01?\n"
+    )
     assert gitboot("history", "web1", "--state", state).err == expected
     ahead = gitboot("explain", "web01", "provision", "--path", work, "--state", state, "-o", "json").json["reasons"][0]
     assert ahead["value"] == "2"

@@ -657,7 +657,7 @@ def test_a_command_whose_child_aborts_without_memory_reports_it(repository: Repo
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         os.kill(child_of(process), signal.SIGABRT)
         _, said = process.communicate()
-    assert (process.returncode, Code.LIMITS in said, "more memory" in said) == (3, True, True)
+    assert (process.returncode, Code.LIMITS in said, "exceeds its memory limit" in said) == (3, True, True)
 
 
 def test_a_terminated_command_ends_with_its_child(repository: Repository) -> None:
