@@ -332,7 +332,7 @@ class _Assembly:
         base, gone = self._base, result.removed_servers
         shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
-            raise ValueError("there is no base, and the result of the commit has no values for the whole fleet")
+            raise ValueError("there is no base commit, but the result does not contain the values for the whole fleet")
         before = base or shared
         written, locations = before.written, before.locations
         if shared.shown is None:  # the fleet does not publish pages

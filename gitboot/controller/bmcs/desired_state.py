@@ -73,7 +73,7 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         if self.maintenance is None:
             return "at once"
         among = f" in {self.group}" if self.group is not None else ""
-        return f"in its power wave: at most {self.limit} of maintenance {self.maintenance}{among} may be down"
+        return f"in its power wave (at most {self.limit} of Maintenance/{self.maintenance}{among} may be down)"
 
 
 def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:

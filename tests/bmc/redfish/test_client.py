@@ -279,7 +279,9 @@ UNREACHABLE = [
     ),
 ]
 REJECTED = [
-    pytest.param(Status(status=401), '401: the BMC rejects the user name or password of credentials "rack"', id="401"),
+    pytest.param(
+        Status(status=401), '401: the BMC rejects the user name or password of the credentials "rack"', id="401"
+    ),
     pytest.param(Status(status=403), "403 no", id="403"),
     pytest.param(Status(status=404), "404 no", id="404"),
     pytest.param(Status(status=501), "501 no", id="501"),
