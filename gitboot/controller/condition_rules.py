@@ -372,8 +372,8 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[Finding]:
             False,
             "SoleClaim",
             (
-                f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}, and this instance may lack "
-                "some of these fetches. Stop gitboot serve on that host, copy the *.jsonl files of its --spool to "
+                f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}. The ledger may not contain all "
+                "fetches from that host. Stop gitboot serve on that host, copy the *.jsonl files of its --spool to "
                 f"{claims[0].fetch_log} with rsync, then delete {files}"
             ),
         )

@@ -288,7 +288,7 @@ class _Conversation:
         if self._is_late:
             return NotEvaluated([build_limit_problem(f"the evaluation took longer than {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
-            return InvalidRepository([build_limit_problem("the evaluation exceeds its limit of processor time")])
+            return InvalidRepository([build_limit_problem("the evaluation exceeds its processor time limit")])
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts when it cannot allocate memory
             return InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):

@@ -266,7 +266,7 @@ def test_without_a_fleet_every_machine_counts_as_unknown(rack: Rack) -> None:
 def test_without_credentials_no_bmc_gets_a_request(rack: Rack) -> None:
     done = typed("bmc", "scan", "127.0.0.1", "--credentials", rack.credentials, "--as", "other")
     assert (done.code, done.out) == (Exit.USAGE, "")
-    assert "there are no credentials other" in done.err
+    assert "gitboot cannot read the credentials other" in done.err
 
 
 def test_a_bmc_that_the_access_file_excludes_gets_no_request(rack: Rack) -> None:
