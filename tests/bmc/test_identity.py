@@ -122,7 +122,7 @@ def test_both_identities_are_named_with_the_line_to_add() -> None:
     cannot_tell = identify(BY_UUID, SHOWS_NOTHING)
     assert cannot_tell == UnprovenIdentity(
         message='the BMC reports serial "To be filled by O.E.M.", SKU "Default string", so gitboot cannot check '
-        f"whether it is UUID {OURS}"
+        f"whether the machine has UUID {OURS}"
     )
 
 

@@ -65,7 +65,9 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
     assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
-    assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "does not support HttpBootUri"
+    assert (
+        done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "the BMC does not support HttpBootUri"
+    )
     rack.wait(600)
     assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
     assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
@@ -161,7 +163,7 @@ def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):
-        assert explain_dhcp_loader(HTTP, read_bmc(rack)) == "does not support HttpBootUri"
+        assert explain_dhcp_loader(HTTP, read_bmc(rack)) == "the BMC does not support HttpBootUri"
         rack.wait(600)
     assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
 
