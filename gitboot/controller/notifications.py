@@ -529,7 +529,7 @@ class _Table(Struct, frozen=True):
             raise self._wrong("a webhook needs secret-file, the file with the secret that signs the requests")
         secret = self._in_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
-            raise self._wrong(f"secret-file: expected a secret of {_SHORTEST_SECRET} or more characters")
+            raise self._wrong(f"secret-file: expected at least {_SHORTEST_SECRET} characters")
         try:
             parts = urlsplit(url)
             is_one = (

@@ -200,7 +200,7 @@ def test_finding_p1_a_rotated_url_and_secret_of_a_receiver_count_for_the_next_me
         send(NOTICE, NOON)
         secret = next(path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text())
         secret.write_text("short")
-        with pytest.raises(UsageError, match="a secret of 16 or more characters"):
+        with pytest.raises(UsageError, match="at least 16 characters"):
             send(NOTICE, NOON)
         secret.unlink()
         with pytest.raises(UsageError, match=f"{secret} cannot be read: No such file"):
