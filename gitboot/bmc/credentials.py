@@ -113,8 +113,9 @@ class Trust(Struct, frozen=True, kw_only=True):
                 continue
             if by_authority or not channel.fixed_by_certificate:
                 raise BmcNotTrusted(
-                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {channel.problem}, and "
-                    f"{self.file} does not set {channel.key} = true; gitboot bmc access-files prints the lines to add"
+                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because "
+                    f"{channel.problem} and {self.file} does not set {channel.key} = true; gitboot bmc access-files "
+                    "prints the lines to add"
                 )
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
@@ -128,10 +129,14 @@ class Trust(Struct, frozen=True, kw_only=True):
             return self._is_allowed_by_name if literal is None else literal.__eq__
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
-        what = "this host" if self.names_places else "networks, and this BMC is not in the ledger"
+        why = (
+            f"{self.file} does not list this host"
+            if self.names_places
+            else f"{self.file} does not list networks and the ledger does not contain this BMC"
+        )
         raise BmcNotTrusted(
-            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {self.file} does not list "
-            f"{what}; gitboot bmc access-files prints the lines to add"
+            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because {why}; gitboot bmc "
+            "access-files prints the lines to add"
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
@@ -324,14 +329,14 @@ def extend_access_file(
         after, is_done = trust, False
     if not is_done:
         raise UsageError(
-            f"gitboot cannot change {trust.file} without changing its other lines. Add: {'; '.join(added)}"
+            f"gitboot cannot edit {trust.file} without changing other lines. Add the lines yourself: {'; '.join(added)}"
         )
     if after.names_places and not trust.names_places:
         excluded = sorted(each.address for each in others if not after.lets_in(each, _get_literal_address(each)))
         if excluded:
             raise UsageError(
-                f"{trust.file} would list networks or hosts for the first time, and would exclude "
-                f"{format_names(excluded)}. First add the BMCs of the fleet: gitboot bmc access-files prints the lines"
+                f"{trust.file} does not list networks or hosts yet, so this change would exclude "
+                f"{format_names(excluded)}. First add the BMCs of the fleet (gitboot bmc access-files prints the lines)"
             )
     return trust.file, None if text == before else text
 
@@ -382,9 +387,9 @@ def _parse_hosts(value: object) -> tuple[str, ...]:
     names = tuple(each.lower().removesuffix(".") for each in _parse_text_list(value))
     for name in names:
         if not all(part and part.replace("-", "").isalnum() for part in name.removeprefix("*.").split(".")):
-            raise ValueError(f"{name!r} is not a host name; *.NAME means every name below NAME")
+            raise ValueError(f"{name!r} is not a host name; write *.NAME for all names below NAME")
         if name.replace(".", "").isdigit():
-            raise ValueError(f"{name!r} is an IP address: list it in networks")
+            raise ValueError(f"{name!r} is an IP address: list it in `networks`")
     return names
 
 
@@ -431,7 +436,7 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
 
 def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
-        raise ValueError("expected hosts, each with the SHA-256 of its certificate")
+        raise ValueError("expected hosts, each with the SHA-256 fingerprint of its certificate")
     return tuple(sorted((_normalize_certificate_key(host), parse_fingerprint(each)) for host, each in value.items()))
 
 
@@ -452,7 +457,7 @@ def _normalize_certificate_key(key: str) -> str:
     except ValueError:
         pass
     if not re.fullmatch(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\[\]:]+)(?::[0-9]{1,5})?", text):
-        raise ValueError(f"{key!r} is not a host, or a host and a port: write 10.112.0.13 or 10.112.0.13:8443")
+        raise ValueError(f"{key!r} is neither a host nor HOST:PORT: write 10.112.0.13 or 10.112.0.13:8443")
     return get_certificate_key(f"https://{text.lower()}")
 
 
@@ -461,17 +466,17 @@ _PROTOCOLS: Final = ("CIFS", "HTTP", "HTTPS", "NFS")  # TransferProtocolType of 
 
 def _parse_media(value: object) -> tuple[MediaShare, ...]:
     if not isinstance(value, dict):
-        raise ValueError("expected URL prefixes, each with place and protocol")
+        raise ValueError("expected URL prefixes, each with `place` and `protocol`")
     found = []
     for prefix, share in value.items():
         if not prefix.startswith(("http://", "https://")):
-            raise ValueError(f"{prefix!r} is not a URL prefix: write, for example, http://boot.example.net/assets/")
+            raise ValueError(f"{prefix!r} is not a URL prefix: write a prefix such as http://boot.example.net/assets/")
         if not isinstance(share, dict) or share.keys() != {"place", "protocol"}:
             raise ValueError(f'{prefix}: expected {{place = "//10.112.0.2/images/", protocol = "CIFS"}}')
         if share["protocol"] not in _PROTOCOLS:
-            raise ValueError(f"{prefix}: protocol must be one of {', '.join(_PROTOCOLS)}")
+            raise ValueError(f"{prefix}: `protocol` must be one of {', '.join(_PROTOCOLS)}")
         if not isinstance(share["place"], str) or not share["place"]:
-            raise ValueError(f"{prefix}: place must be a string")
+            raise ValueError(f"{prefix}: `place` must be a non-empty string")
         found.append(MediaShare(prefix=prefix, place=share["place"], protocol=share["protocol"]))
     return tuple(sorted(found, key=lambda each: (-len(each.prefix), each.prefix)))
 
@@ -646,7 +651,8 @@ class CredentialDirectory:
         if result is None or result.password is None:
             why = result.error if result is not None else "gitboot has not run the command yet"
             raise UsageError(
-                f"there is no password for the credentials {name}: password-command in {trust.file}: {why}"
+                f"gitboot cannot get the password of the credentials {name} from password-command in {trust.file}: "
+                f"{why}"
             )
         return result.password
 
@@ -663,7 +669,8 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
         if status != 0:
             error = f"{command[0]} ended with status {status}"
         elif lines == [""] or len(lines) > 1:
-            error = f"{command[0]} printed {'no line' if lines == [''] else 'several lines'} instead of the password"
+            printed = "nothing" if lines == [""] else "several lines"
+            error = f"{command[0]} printed {printed}, but gitboot expects the password on one line"
         else:
             password = lines[0]
     return _CommandResult(
@@ -685,9 +692,10 @@ def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
                 return [_decode_line(file, content) for file, content in zip(files, contents, strict=True)]
     except OSError as error:
         raise UsageError(
-            f"there are no credentials {name}: {folder} needs the files {' and '.join(parts)} ({error})"
+            f"gitboot cannot read the credentials {name}: {folder} must contain the files {' and '.join(parts)} "
+            f"({error})"
         ) from None
-    raise UsageError(f"the files in {folder} changed during each of {_MAX_READS} reads")
+    raise UsageError(f"the files in {folder} changed each time gitboot read them ({_MAX_READS} times)")
 
 
 def _decode_line(file: Path, content: bytes) -> str:

@@ -135,7 +135,7 @@ def identify(
         return SameMachine()
     if is_same is None:
         return UnprovenIdentity(
-            message=f"the BMC reports {reported}, so gitboot cannot check whether it is {document_text}"
+            message=f"the BMC reports {reported}, so gitboot cannot check whether the machine has {document_text}"
         )
     return AnotherMachine(
         message=f"the BMC reports {reported}, but the Server document has {document_text}"
@@ -285,7 +285,7 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
     if not fields:
         return ""
     line = f"reports: {{{', '.join(fields)}}}"
-    return f". If this BMC belongs to the server, you can add {line} under bmc in the Server document"
+    return f". If this BMC belongs to the server, you can add `{line}` to `bmc` in the Server document"
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):

@@ -218,7 +218,7 @@ class OverrideSession:
                     was_confirmed = False
                     continue
                 if task.read_only:
-                    return self._result(Outcome.UNCHANGED, "gitboot only read the BMC to evaluate a fetch")
+                    return self._result(Outcome.UNCHANGED, "this task only reads the BMC, to evaluate a fetch")
                 if task.dry_run:
                     return self._result(Outcome.UNCHANGED, " ".join(("would", *describe_request(step, observed))))
             match step:
@@ -332,8 +332,8 @@ class OverrideSession:
         try:
             is_changed = self._bmc.firmware.store_uri(uri, observed)
         except (BmcRejected, BmcBusy) as error:
-            return f"; DHCP must specify the boot loader, because the BMC did not store {uri}: {error}", None
-        return (f"; after the next reset, firmware boots {uri}", uri) if is_changed else ("", None)
+            return f"; the DHCP server must name the boot loader, because the BMC did not store {uri}: {error}", None
+        return (f"; after the next reset, the firmware boots from {uri}", uri) if is_changed else ("", None)
 
     def _write_record(self, record: OverrideRecord) -> None:
         record = structs.replace(record, bmc=self._task.bmc)

@@ -88,7 +88,7 @@ def next_step(
         if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
             return AskOperator(
                 condition=OperatorCondition.ANOTHER_MACHINE,
-                message=f"gitboot set {record.override} for {record.reason} at a BMC that reported {record.shown}."
+                message=f"gitboot set {record.override} for {record.reason} on a BMC that reported {record.shown}."
                 f" The BMC at this address now reports {observed.identity}",
             )
     moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
@@ -253,7 +253,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
 
 
 def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
-    """Return why only the DHCP server can name the boot loader, such as ``does not support UefiHttp``.
+    """Return why only the DHCP server can name the boot loader, such as ``the BMC does not support UefiHttp``.
 
     Return None if this BMC's override can contain the URI of the boot loader.
     """
@@ -261,11 +261,12 @@ def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | N
     if adapted is None or not adapted.gets_loader_from_dhcp:
         return None
     if adapted.target == OverrideTarget.UEFI_HTTP:
-        return "does not support HttpBootUri" if observed.firmware_uri != override.http_boot_uri else None
+        return "the BMC does not support HttpBootUri" if observed.firmware_uri != override.http_boot_uri else None
     if observed.firmware_uri not in (None, "", override.http_boot_uri):
-        return f"has another URI in its firmware settings, {observed.firmware_uri}, and would boot from it"
-    lacks = not _allows_target(OverrideTarget.UEFI_HTTP, observed)
-    return "does not support UefiHttp" if lacks else "would change its boot order permanently for a Continuous UefiHttp"
+        return f"the firmware would boot from a different URI in its settings, {observed.firmware_uri}"
+    if not _allows_target(OverrideTarget.UEFI_HTTP, observed):
+        return "the BMC does not support UefiHttp"
+    return "Continuous UefiHttp would permanently change the boot order of the BMC"
 
 
 def _allows_target(target: str, observed: BmcObservation) -> bool:
@@ -297,7 +298,7 @@ def _clear_override(
             record=structs.replace(record, state=_infer_final_state(record, observed, now, moving_marks))
         )
     if record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now):
-        return Wait(why="gitboot cleared the override a moment ago, and the BMC still shows it")
+        return Wait(why="gitboot cleared the override a moment ago, but the BMC still shows it")
     return ClearOverride(
         record=structs.replace(record, state=OverrideState.CLEARING, marks=add_known_clock(observed, record), at=now)
     )
@@ -325,10 +326,10 @@ def _eject_medium(
     slot, since = find_slot(medium.url, observed.slots), now - medium.at
     if slot is None:
         if medium.state is MediumState.INSERTED and timedelta() <= since < _SET_DELAY:
-            return Wait(why="gitboot inserted the medium a moment ago, and the BMC does not show it yet")
+            return Wait(why="gitboot inserted the medium a moment ago, but the BMC does not show it yet")
         return ConfirmRecord(record=record.with_medium(structs.replace(medium, state=MediumState.EJECTED)))
     if medium.state is MediumState.EJECTING and timedelta() <= since < _CLEAR_DELAY:
-        return Wait(why="gitboot ejected the medium a moment ago, and the BMC still shows it")
+        return Wait(why="gitboot ejected the medium a moment ago, but the BMC still shows it")
     return EjectMedium(
         record=record.with_medium(structs.replace(medium, state=MediumState.EJECTING, at=now)), slot=slot
     )
@@ -412,8 +413,8 @@ def _apply_override(
     if wanted.needs_http_uri and override.gets_loader_from_dhcp:
         return AskOperator(
             condition=OperatorCondition.UNSUPPORTED,
-            message="the plan boots an ISO over HTTP, and the BMC does not support HttpBootUri. A boot loader cannot"
-            " start an ISO instead",
+            message="the plan boots an ISO image over HTTP, but the BMC does not support HttpBootUri. A boot loader"
+            " cannot start an ISO image instead",
         )
     if record is not None and record.state is OverrideState.OPENED:
         return _set_override(wanted, record, override, observed, now)
@@ -444,8 +445,8 @@ def _apply_override(
         if not (wanted.set_again and record.state is OverrideState.LOST):
             return NoChange()
         return request_operator(
-            f"{record.override} for {record.reason} is gone, and gitboot cannot prove that the machine booted from it,"
-            " so gitboot does not set it again"
+            f"the override {record.override} for {record.reason} is gone, but gitboot cannot prove that the machine"
+            " booted from it, so gitboot does not set the override again"
         )
     if not is_shown(record.override, observed):
         return _restore_override(wanted, record, override, observed, now, moving_marks)
@@ -499,7 +500,7 @@ def _restore_override(
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
         return AskOperator(
             condition=OperatorCondition.CONTENDED,
-            message=f"gitboot set {record.override} {MAX_CORRECTIONS + 1} times within an hour, and the BMC shows"
+            message=f"gitboot set {record.override} {MAX_CORRECTIONS + 1} times within an hour, but the BMC shows"
             f" {current}",
         )
     if final_state is OverrideState.CLEARED:
@@ -514,14 +515,14 @@ def _restore_override(
         and current.target == record.override.target
     ):
         return request_operator(
-            f"the BMC does not implement Once: gitboot set {record.override} for {record.reason}, and the BMC shows "
-            f"{current}, which stays after a boot. Use override: None or Continuous in the policy. Either the machine "
-            "has booted from the override, or it has not"
+            f"the BMC does not implement Once: gitboot set {record.override} for {record.reason}, but the BMC shows "
+            f"{current}, which remains after a boot. In the policy, set override: None or override: Continuous. "
+            "gitboot cannot tell whether the machine has booted from the override"
         )
     shown = f". The BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
     return request_operator(
-        f"gitboot tried to set {record.override} for {record.reason}, and the BMC does not show it. Either it was never"
-        f" set, or the machine has booted from it{shown}"
+        f"gitboot tried to set {record.override} for {record.reason}, but the BMC does not show it. Either the override"
+        f" was never set, or the machine has booted from it{shown}"
     )
 
 
@@ -535,7 +536,7 @@ def _set_override(
     replaces: Override | None = None,
 ) -> Step:
     if wanted.valid_until is not None and now >= wanted.valid_until:
-        return Wait(why="the plan ended, and gitboot has not made the next plan yet")
+        return Wait(why="the plan has ended, and gitboot has not made the next plan yet")
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST")
     if wanted.only_while_off and observed.power != "Off":
@@ -598,7 +599,7 @@ def _insert_media(
         return None
     before = next((each for each in record.media if each.url == url), None) if record is not None else None
     if before is not None and timedelta() <= now - before.at < _SET_DELAY:
-        return Wait(why="gitboot inserted the medium a moment ago, and the BMC does not show it yet")
+        return Wait(why="gitboot inserted the medium a moment ago, but the BMC does not show it yet")
     if (slots := assign_slots(observed.slots, override.medium, override.data_medium)) is None:
         return _report_missing_slot(override, override.medium, observed)
     if record is not None and (record.state.is_open or record.state is OverrideState.OPENED):
@@ -631,8 +632,8 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         message = "the plan needs a medium, but the BMC does not have a virtual CD drive"
         if disc is not None and needs_data:
             message = (
-                f"the plan needs a second medium, with the user data, and the BMC has only the slot {disc.path};"
-                " gitboot does not insert it. An image with configFrom: SystemUUID needs only one medium"
+                f"the plan needs a second medium for the user data, but the BMC has only the slot {disc.path}, so"
+                " gitboot inserts no medium. An image with configFrom: SystemUUID needs only one medium"
             )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     taken = ", ".join(
@@ -643,7 +644,7 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
     needed = "two media" if needs_data else "a medium"
     return AskOperator(
         condition=OperatorCondition.FOREIGN_MEDIUM,
-        message=f"the plan needs {needed}, and {taken}, which gitboot did not insert",
+        message=f"the plan needs {needed}, but the drives contain media that gitboot did not insert: {taken}",
     )
 
 
@@ -679,10 +680,10 @@ def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
             f"the plan needs {override.enabled}, but the BMC supports only {allowable}. In the policy, set"
             " override: Once or override: None"
         )
-    return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"
+    return f"the plan needs mode {override.mode}, but the BMC uses {observed.override.mode} and cannot change it"
 
 
 def _explain_not_shown(record: OverrideRecord, observed: BmcObservation) -> str:
     if observed.override.enabled is OverrideEnabled.DISABLED:
-        return "gitboot set the override a moment ago, and the BMC does not show it yet"
-    return f"gitboot set {record.override} a moment ago, and the BMC shows {observed.override}"
+        return "gitboot set the override a moment ago, but the BMC does not show it yet"
+    return f"gitboot set {record.override} a moment ago, but the BMC shows {observed.override}"

@@ -149,7 +149,7 @@ def next_power_step(
         is_back = observed.runs_os and observed.marks.has_passed_post_since(record.marks)
         return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.BACK)) if is_back else NoChange()
     just_asked = timedelta() <= now - record.at < _SHOW_DELAY
-    not_shown_yet = Wait(why=f"gitboot requested {record.type} a moment ago, and the BMC does not show the result yet")
+    not_shown_yet = Wait(why=f"gitboot requested {record.type} a moment ago, but the BMC does not show the result yet")
     if record.type in _POWER_ON_TYPES:
         if observed.power == "On":
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
@@ -158,7 +158,8 @@ def next_power_step(
         if record.state is PowerRecordState.RECORDED and _has_not_booted(wanted, observed, overrides):
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
         return request_operator(
-            f"gitboot requested {record.type} for {record.reason}, and the machine is off. gitboot does not repeat it"
+            f"gitboot requested {record.type} for {record.reason}, but the machine is off. gitboot does not repeat the"
+            " request"
         )
     match observed.marks.reset_since(record.marks, moving_marks=moving_marks | _RELIABLE_MARKS):
         case Reset.SEEN:
@@ -176,11 +177,11 @@ def next_power_step(
     # The machine has not reset since the request. It is still shutting down, or the request had no effect.
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
-            return NoChange(why=f"gitboot requested a restart by the operating system at {record.at:%H:%M:%S}")
+            return NoChange(why=f"at {record.at:%H:%M:%S}, gitboot requested a restart by the operating system")
         why = find_delay(structs.replace(wanted, may_start_now=True))
         return Wait(why=why) if why is not None else request(_RESET_TYPES[PowerOperation.RESTART])
     if just_asked or record.state is PowerRecordState.REQUESTED:
-        return NoChange(why=f"gitboot requested {record.type}, but the machine has not reset since then")
+        return NoChange(why=f"gitboot requested {record.type}, but the machine has not been reset since then")
     return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
 
 
@@ -214,7 +215,7 @@ def _explain_delay(
     if not wanted.may_start_now:
         return "the power wave of the machine has not started"
     if wanted.valid_until is not None and now >= wanted.valid_until:
-        return "the plan ended, and gitboot has not made the next plan yet"
+        return "the plan has ended, and gitboot has not made the next plan yet"
     if observed.in_post:  # there is no time limit for this, because the machine may be updating its firmware
         return "the machine is in POST"
     is_set = wanted.override_reason is None or any(
@@ -316,5 +317,5 @@ def choose_reset_type(
     found = next((each for each in types if not observed.reset_types or each in observed.reset_types), None)
     if found is not None:
         return found
-    hint = "" if force or action is PowerAction.ON else "; with --force, gitboot does not need the operating system"
+    hint = "" if force or action is PowerAction.ON else "; add --force to bypass the operating system"
     return PowerChangeRefused(why=f"the BMC allows only {', '.join(sorted(observed.reset_types))}{hint}")

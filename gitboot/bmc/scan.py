@@ -98,7 +98,9 @@ def _list_hosts(place: str, schemes: Collection[str]) -> Iterable[str]:
 
 
 def _build_too_many_error(place: str, number: int) -> UsageError:
-    return UsageError(f"{place}: {number:,} addresses are more than {MAX_ADDRESSES:,}: name smaller networks")
+    return UsageError(
+        f"{place}: a scan of {number:,} addresses exceeds the limit of {MAX_ADDRESSES:,}; specify smaller networks"
+    )
 
 
 class FirstContact(Struct, frozen=True, kw_only=True):
@@ -340,13 +342,13 @@ def _list_discrepancies(
         if here is not None and is_swapped:
             kind, message = (
                 DiscrepancyKind.SWAPPED,
-                f"the server is at the address of {here.name}, and {here.name} is at {document_address}",
+                f"this server responds at the address of {here.name}, and {here.name} responds at {document_address}",
             )
         else:
-            also = f"; the server is at the address of {here.name}" if here is not None else ""
+            also = f"; this server responds at the address of {here.name}" if here is not None else ""
             kind, message = (
                 DiscrepancyKind.MOVED,
-                f"the document of the server has {document_address or 'no BMC'}{also}",
+                f"the address of the BMC in the Server document is {document_address or 'missing'}{also}",
             )
         yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
     shown = {nic.mac for nic in server.nics}

@@ -199,7 +199,9 @@ class Checkpoint:
                 _build_tables(state, commit, tree),
             )
             if self._chunks.exceed_cache:
-                self._warn("the checkpoint does not fit into the cache: the next start plans and publishes all servers")
+                self._warn(
+                    "the checkpoint does not fit into the cache, so the next start plans and publishes all servers"
+                )
             self._planned = 0
         self._stored_at = at
 
@@ -222,7 +224,7 @@ class Checkpoint:
         try:
             return _read_checkpoint(self._chunks, manifest)
         except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk is missing or damaged
-            self._warn("the checkpoint in the cache is damaged: gitboot plans and publishes all servers again")
+            self._warn("the checkpoint in the cache is damaged, so gitboot plans and publishes all servers again")
             self._chunks.delete(key, manifest)
             return None
 

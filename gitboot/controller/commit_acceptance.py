@@ -566,9 +566,8 @@ class CommitAcceptor:
             return self._published if self._source.has(self._published) else None
         if accepted is None and noted is not None and not self._limits.allow_rewind:
             raise CorruptClone(
-                f"the accepted commit {noted} is not in gitboot's clone (to continue without it, start gitboot once "
-                "with "
-                "--allow-rewind)"
+                f"the accepted commit {noted} is not in gitboot's clone (to continue without this commit, start "
+                "gitboot once with --allow-rewind)"
             )
         return accepted
 
@@ -636,7 +635,11 @@ def format_accepted(commit: Commit, signer: Signer | None = None) -> str:
 def format_rejected(attempt: Attempt) -> str:
     first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
     attempted = attempt.attempted
-    which = f"commit {attempted[:12]}" if attempted is not None else "the commit that was accepted before the start"
+    which = (
+        f"commit {attempted[:12]}"
+        if attempted is not None
+        else "the commit that gitboot had accepted before it started"
+    )
     if attempt.retry_at is not None and attempt.is_unevaluated:
         text = printable(f"{which} was not evaluated: {first.message} ({first.code})")
         return f"{text}. gitboot will retry at {format_instant(attempt.retry_at)}"
@@ -663,9 +666,8 @@ def find_untrusted_commit(attempt: Attempt) -> str | None:
 
 
 _AFTER_GAP: Final = (
-    "gitboot ignores lines in commit messages for now, because the instance was off for a long time, and its ledger "
-    "may "
-    "be an older copy. gitboot reads these lines again when the instance has accepted the newest commit"
+    "gitboot ignores approvals in commit messages for now, because this instance was off for a long time and its "
+    "ledger may be an older copy. gitboot considers these approvals again after it accepts the newest commit"
 )
 _MAX_INHERITED: Final = 3  # maximum number of identities in one message
 
@@ -688,11 +690,11 @@ def format_held(candidate: Candidate) -> str:
     if not candidate.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
     if not _acknowledging_lines(verdict, candidate.need):
-        message = f"{message}. Only gitboot approve can approve it, not a line in a commit message"
+        message = f"{message}. You can approve this commit only with gitboot approve, not in a commit message"
     if candidate.released:
         message = (
-            f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the "
-            f"network at once: {format_names(candidate.released)}"
+            f"{message}. The commit also ends a stop, so {format_count(len(candidate.released), 'server')} would boot "
+            f"from the network at once: {format_names(candidate.released)}"
         )
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         names = format_names([revision[:12] for revision, _ in candidate.steps])
@@ -720,7 +722,7 @@ def format_acknowledgement(candidate: Candidate) -> str:
             for revision, step in candidate.steps
         )
         ways.append(f"acknowledge each merge on its own: {steps}")
-    return f"To let it through, {'. Or '.join(ways)}"
+    return f"To let the commit through, {'. Or '.join(ways)}"
 
 
 def describe_ack_message(candidate: Candidate) -> str:

@@ -76,13 +76,13 @@ _MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
 _MAX_SECRETS: Final = 3  # secrets that one message names
 # What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
 _BMC_TEXTS: Final = {
-    "AnotherMachine": "the BMC of NAME may belong to another machine, so gitboot does not change its boot override",
+    "AnotherMachine": "the BMC of NAME may belong to another machine, so gitboot does not change the boot override",
     "Contended": "something other than gitboot keeps changing the boot override of NAME, so gitboot no longer sets it",
     "ForeignMedium": "the virtual drives that NAME needs hold images that gitboot did not insert. gitboot does not "
     "eject them, and sets no boot override",
     "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
-    "NeedsOperator": "gitboot cannot find out whether NAME has booted or was reset. It does not change this BMC until "
-    "you resolve this",
+    "NeedsOperator": "gitboot cannot tell whether NAME has booted or has been reset. gitboot does not change the BMC "
+    "until you resolve this",
     "Overdue": "gitboot has been unable to change the boot override of NAME since TIME. It keeps trying",
     "Stalled": "gitboot could not change the boot override of NAME. It retries every 10 minutes",
     "Unsupported": "the BMC of NAME does not support the boot that its plan needs, so gitboot sets no boot override",
@@ -179,8 +179,8 @@ def _remedy(
     ):
         it = "it" if len(named) == 1 else "a server"
         found += (
-            f". If another site managed {it} before, run gitboot records hand-over there, and gitboot records "
-            "take-over here with its output"
+            f". If another site managed {it} before, run gitboot records hand-over at that site, then run gitboot "
+            "records take-over here with the output"
         )
     held, candidate = state.attempt.held, state.attempt.candidate
     if found is not None and condition.reason == "GuardTripped" and held and held.lines and candidate is not None:
@@ -246,11 +246,11 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Finding]:
             f"install boots of {servers}. gitboot still withholds these boots, because they erase disks. "
         )
         message += (
-            f"If you push commit {commit} again, they stay removed. If you push any other new commit, gitboot serves "
-            "the install boots that the new commit has"
+            f"If you push commit {commit} again, these boots stay removed. If you push any other new commit, gitboot "
+            "serves the install boots in that commit"
             if gone.is_here
-            else f"It withholds them until the branch contains commit {commit} again. Other new commits do not change "
-            "this, because gitboot no longer has a copy of that commit"
+            else f"gitboot withholds them until the branch contains commit {commit} again. Other new commits do not "
+            f"change this, because gitboot no longer has a copy of commit {commit}"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 
@@ -260,11 +260,12 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
     identity = knowledge.facts.identity
     if state.unwritable is not None:
         message = (
-            f"another process has locked the ledger {state.unwritable.partition(': ')[0]}. gitboot"
+            f"another process has locked the ledger {state.unwritable.partition(': ')[0]}"
             if _is_locked(state.unwritable)
-            else f"gitboot cannot write to the ledger: {state.unwritable}. It"
+            else f"gitboot cannot write to the ledger: {state.unwritable}"
         )
-        message += " retries every 5 s. Until then, it records no installations and sets no boot overrides"
+        message += ". gitboot retries every 5 s. Until a write succeeds, it records no installations and sets no boot "
+        message += "overrides"
         yield "LedgerWritable", False, "Failed", message
     else:
         yield "LedgerWritable", True, "Writable", "gitboot stored all changes in the ledger"
@@ -272,7 +273,8 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
         return
     if state.commit is None:
         becomes = (
-            ". The newest Fleet names this ledger, so this instance becomes active when gitboot accepts that commit"
+            ". The Fleet in the newest commit names the ledger of this instance, so this instance becomes active when "
+            "gitboot accepts that commit"
             if orders is not None and orders.ledger == identity
             else ""
         )
@@ -294,8 +296,8 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
         )
         if acts_next:
             message += (
-                ". The newest Fleet names this ledger, so this instance becomes active again when gitboot accepts that "
-                "commit"
+                ". The Fleet in the newest commit names the ledger of this instance, so this instance becomes active "
+                "again when gitboot accepts that commit"
             )
         elif not is_orphaned:
             message += f". {_EXPECTED}"
@@ -316,8 +318,9 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
 
 def _describe_named_ledger(commit: Commit, ledger: str | None, identity: str) -> str:
     if ledger == NO_LEDGER:
-        return f"the Fleet names no ledger for {commit.site} (this instance has {identity})"
-    return f"the Fleet names another ledger ({f'{ledger}; ' if ledger is not None else ''}this instance has {identity})"
+        return f"the Fleet names no ledger for {commit.site} (the ledger of this instance is {identity})"
+    named = f"{ledger}; " if ledger is not None else ""
+    return f"the Fleet names another ledger ({named}the ledger of this instance is {identity})"
 
 
 def _is_locked(error: str) -> bool:
@@ -333,12 +336,14 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> Finding:
     bmcs = f", or add a BMC to the Server {documents} of {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
         others = _some(plans.unseen - without)
-        bmcs += f", or name a ledger in the Fleet: gitboot then sets boot overrides for {others}, and sees their use"
+        bmcs += (
+            f", or name a ledger in the Fleet, so that gitboot can set boot overrides for {others} and see when they "
+            "are used"
+        )
     message = (
-        f"gitboot does not install {_some(plans.unseen)}, because it has no way to see whether this server boots"
+        f"gitboot does not install {_some(plans.unseen)}, because it cannot see whether this server boots"
         if len(plans.unseen) == 1
-        else f"gitboot does not install these servers, because it has no way to see whether they boot: "
-        f"{_some(plans.unseen)}"
+        else f"gitboot does not install these servers, because it cannot see whether they boot: {_some(plans.unseen)}"
     )
     message += (
         f". The Fleet requires such evidence (evidence: {commit.decisions.evidence}). Start gitboot with --listen or "
@@ -367,8 +372,8 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[Finding]:
             False,
             "SoleClaim",
             (
-                f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}, and this instance may lack "
-                "some of these fetches. Stop gitboot serve on that host, copy the *.jsonl files of its --spool to "
+                f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}. The ledger may not contain all "
+                "fetches from that host. Stop gitboot serve on that host, copy the *.jsonl files of its --spool to "
                 f"{claims[0].fetch_log} with rsync, then delete {files}"
             ),
         )
@@ -398,7 +403,9 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Find
     if publication.failure is not None:
         (reason, error), applied = publication.failure, publication.applied
         files = (
-            f"the boot files of commit {applied[:12]}" if applied is not None else "the files that OUTPUT already has"
+            f"the boot files of commit {applied[:12]}"
+            if applied is not None
+            else "the files that are already in OUTPUT"
         )
         message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}. Machines still get {files}"
         retry = "" if reason in NO_RETRY else ". gitboot will retry automatically"
@@ -445,15 +452,16 @@ def _describe_unknown_runs(plans: Plans, serves: Mapping[str, StepEvidence]) -> 
 def _describe_overdue_runs(runs: Mapping[str, tuple[str, Run]]) -> str:
     if len(runs) == 1:
         ((name, (maintenance, run)),) = runs.items()
-        how = "fetched the boot files" if run.given is None or run.given.path else "used the boot override"
+        fetched = f"{name} fetched the boot files of Maintenance/{maintenance}"
+        used = f"{name} used the boot override of Maintenance/{maintenance}"
         return (
-            f"{name} {how} of Maintenance/{maintenance} at {format_instant(run.at)}, but the maintenance has not "
-            "started. gitboot will not serve them again"
+            f"{fetched if run.given is None or run.given.path else used} at {format_instant(run.at)}, but the "
+            "maintenance has not started. gitboot will not serve these boot files again"
         )
     details = {name: f"Maintenance/{each} at {format_instant(run.at)}" for name, (each, run) in runs.items()}
     return (
         f"these servers fetched the boot files of a maintenance, but the maintenance has not started: {_each(details)}"
-        ". gitboot will not serve them again"
+        ". gitboot will not serve these boot files again"
     )
 
 
@@ -492,7 +500,7 @@ def _of_the_boots(state: InstanceState, at: datetime) -> Finding:
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
             return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
-    return "InstallsCompleted", True, "Completed", "no installation waits for evidence"
+    return "InstallsCompleted", True, "Completed", "no installation is waiting for evidence of completion"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
@@ -518,7 +526,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
 
 def _describe_progress(attempt: InstallAttempt) -> str:
     seen = attempt.last_seen
-    what = f"{seen.client} fetched {seen.path}" if seen.path else "it used its boot override"
+    what = f"{seen.client} fetched {seen.path}" if seen.path else "the server used its boot override"
     started = "the installer started: " if attempt.is_running else ""
     return f"{format_instant(seen.at)}, when {started}{what}"
 
@@ -543,17 +551,17 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
         )
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
-        yield "BmcsReachable", True, "Reachable", "the BMCs that gitboot contacted responded"
+        yield "BmcsReachable", True, "Reachable", "gitboot can reach BMCs"
     if schedule.uri_not_taken:
         by_cause: dict[str, list[str]] = {}
         for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
             by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
-        servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
+        servers = "; ".join(f"{_some(names)} ({why})" for why, names in sorted(by_cause.items()))
         yield (
             "HttpBoot",
             True,
             "HttpBootByDhcp",
-            f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: {servers}",
+            f"gitboot cannot set a boot URI on the BMCs of these servers, so DHCP must name the boot loader: {servers}",
         )
     for each in (schedule.bmcs[uuid] for uuid in schedule.failing):
         since = format_instant(each.late_since) if each.late_since is not None else ""
@@ -562,8 +570,8 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield f"Bmc/{each.name}", False, each.reason(at), f"{text}. Cause: {error}" if error else text
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
-            "the Fleet names no ledger, so another instance may set boot overrides at the same BMCs. gitboot sets no "
-            f"boot override of {_some(names)} until the Fleet names the ledger of this instance, "
+            "the Fleet names no ledger, so another instance may set boot overrides on the same BMCs. gitboot sets no "
+            f"boot override for {_some(names)} until the Fleet names the ledger of this instance, "
             f"{state.knowledge.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
@@ -572,13 +580,14 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
         stopped = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
         message = (
             f"these servers are not back in service {minutes} minutes after gitboot switched their power: {stopped}. "
-            "gitboot does not switch other servers of the maintenance until they are back"
+            "gitboot does not switch the power of other servers in the maintenance until these servers are back"
         )
         if [len(who) for who in schedule.stopped_maintenances.values()] == [1]:
             ((maintenance, (name,)),) = schedule.stopped_maintenances.items()
             message = (
                 f"{name} is not back in service {minutes} minutes after gitboot switched its power for Maintenance/"
-                f"{maintenance}. gitboot does not switch other servers of this maintenance until {name} is back"
+                f"{maintenance}. gitboot does not switch the power of other servers in this maintenance until {name} "
+                "is back"
             )
         yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
@@ -600,15 +609,17 @@ def _of_waiting_servers(state: InstanceState) -> Iterator[Finding]:
     messages = []
     for (maintenance, cause), names in sorted(groups.items()):
         kind, what = (
-            (HookKind.APPROVAL, "for its approval")
+            (HookKind.APPROVAL, f"Maintenance/{maintenance} waits for approval")
             if cause is Cause.WAITING_FOR_APPROVAL
-            else (HookKind.DRAIN, "until these servers are drained")
+            else (HookKind.DRAIN, f"Maintenance/{maintenance} waits until these servers are drained")
         )
         asked = [each for each in state.hook_failures if each.question.maintenance == maintenance]
         answers = sorted({each.message for each in asked if each.question.kind is kind})
         answer = f" ({'; '.join(answers[:_MAX_ANSWERS])})" if answers else ""
-        messages.append(f"Maintenance/{maintenance} waits {what}: {_some(names, _MAX_NAMED)}{answer}")
-    message = f"{'. '.join(messages)}. gitboot does not reset these servers, and does not offer them the boot"
+        messages.append(f"{what}: {_some(names, _MAX_NAMED)}{answer}")
+    message = (
+        f"{'. '.join(messages)}. gitboot does not reset these servers, and does not offer them the maintenance boot"
+    )
     if any(each.is_unlisted for each in state.hook_failures):
         yield "MaintenancesCleared", False, "HostNotListed", message
     elif Cause.WAITING_FOR_APPROVAL in {cause for _, cause in groups}:
@@ -653,9 +664,9 @@ def _of_processes(state: InstanceState) -> Iterator[Finding]:
             "CommitStatusReported",
             True,
             "Reported",
-            f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
+            f"gitboot reported commit {telling.commit[:12]} to the forge: {telling.report}"
             if telling.commit is not None
-            else "no commit needed a report to the forge yet",
+            else "gitboot has not had to report a commit to the forge yet",
         )
     if state.unsent is not None:
         reason, error = state.unsent
@@ -668,7 +679,7 @@ def _of_processes(state: InstanceState) -> Iterator[Finding]:
     if failures := state.thread_failures:
         names = ", ".join(each.thread for each in failures)
         threads, them = (f"{names} thread", "it") if len(failures) == 1 else (f"threads {names}", "them")
-        deaths = f" {failures[0].deaths} times since the start" if failures[0].deaths > 1 else ""
+        deaths = f" {failures[0].deaths} times since gitboot started" if failures[0].deaths > 1 else ""
         yield (
             "ThreadsRunning",
             False,

@@ -159,7 +159,8 @@ class Project(Struct, frozen=True, kw_only=True):
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
             raise UsageError(
-                f"--forge {text}: expected {', '.join(ForgeKind)}, then = and the URL of the project's page"
+                f"--forge {text}: expected KIND=URL, with one of the kinds {', '.join(ForgeKind)} and the URL of the "
+                "project's page"
             )
         host, parts = format_host(url), urlsplit(url)
         check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)
@@ -278,7 +279,7 @@ class Forge:
         try:
             token = self._token.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ForgeRefused(f"{self._token}: cannot read the token of the forge: {error}") from error
+            raise ForgeRefused(f"{self._token}: cannot read the token for the forge: {error}") from error
         if not token or not token.isprintable():
             raise ForgeRefused(f"{self._token}: expected a token on one line")
         header, prefix = self._api.credentials

@@ -246,7 +246,7 @@ def _find_fault(question: Question, answer: WebAnswer) -> str:
     if said.get("approved") is not True:
         return f"{host} has not approved the maintenance"
     if (said.get("maintenance"), said.get("digest")) != (question.maintenance, question.digest):
-        return f"{host} approved another maintenance or another digest"
+        return f"{host} approved a different maintenance or digest"
     return ""
 
 

@@ -389,7 +389,7 @@ class _ByApprise:
         self._apprise: Any = None
         self._sending: threading.Thread | None = None  # the thread that sends the last notice
         if find_spec("apprise") is None:
-            raise UsageError(f"receivers.{receiver.name}: apprise is not installed: pip install 'gitboot[notify]'")
+            raise UsageError(f"receivers.{receiver.name}: apprise is not installed; run pip install 'gitboot[notify]'")
 
     def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - same signature as a webhook
         if self._sending is not None and self._sending.is_alive():
@@ -453,7 +453,7 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
         raise UsageError(f"{file} is not valid TOML") from None  # the parser's message may contain a secret
     named = said.pop("receivers", {})
     if said or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
-        raise UsageError(f"{file}: expected only tables [receivers.NAME]")
+        raise UsageError(f"{file}: expected only [receivers.NAME] tables")
     return tuple(_Table(file, name, given).receiver() for name, given in sorted(named.items()))
 
 
@@ -462,7 +462,9 @@ def read_receiver(file: Path, name: str) -> Receiver:
     for receiver in read_receivers(file):
         if receiver.name == name:
             return receiver
-    raise UsageError(f"{file}: the file no longer contains receivers.{name}; restart gitboot to stop sending to it")
+    raise UsageError(
+        f"{file}: the file no longer contains receivers.{name}; restart gitboot to stop sending to this receiver"
+    )
 
 
 class _Table(Struct, frozen=True):
@@ -489,7 +491,7 @@ class _Table(Struct, frozen=True):
             raise self._wrong("sites: expected a list of names")
         minutes = self.given.get("fold-minutes", 10)
         if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 <= minutes <= 1440:
-            raise self._wrong("fold-minutes: expected a number up to 1440")
+            raise self._wrong("fold-minutes: expected a number from 0 to 1440")
         return Receiver(
             name=self.name,
             url=webhook or apprise or "",
@@ -527,7 +529,7 @@ class _Table(Struct, frozen=True):
             raise self._wrong("a webhook needs secret-file, the file with the secret that signs the requests")
         secret = self._in_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
-            raise self._wrong(f"secret-file: expected {_SHORTEST_SECRET} characters or more")
+            raise self._wrong(f"secret-file: expected at least {_SHORTEST_SECRET} characters")
         try:
             parts = urlsplit(url)
             is_one = (
@@ -542,7 +544,7 @@ class _Table(Struct, frozen=True):
         except ValueError:
             is_one = False
         if not is_one:
-            raise self._wrong("webhook: expected an https URL without a user name (http only for this host)")
+            raise self._wrong("webhook: expected an https URL without a user name (http is allowed only for this host)")
         return secret
 
     def _wrong(self, what: str) -> UsageError:

@@ -50,13 +50,14 @@ def judge_targets(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield "TargetsCurrent", False, reason, message
     elif late:
         names = " and ".join(
-            f"{each.name} has not had the newest boot files since {format_instant(each.behind_since or at)}"
+            f"the boot files of {each.name} have been out of date since {format_instant(each.behind_since or at)}"
             for each in late
         )
         message = f"{names}. Machines that boot from there get older boot files. gitboot will retry automatically"
         yield "TargetsCurrent", False, "Behind", message
     else:
-        message = f"{format_count(len(following), 'target')} up to date, or being updated now"
+        are = "is" if len(following) == 1 else "are"
+        message = f"{format_count(len(following), 'target')} {are} up to date or being updated now"
         yield "TargetsCurrent", True, "Current", message
 
 
@@ -135,9 +136,9 @@ def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
     )
     if withheld or from_ipxe:
         unchecked = (
-            "its stream requires a signature, which gitboot does not check with --check-assets off"
+            "the stream requires a signature, which gitboot does not check because of --check-assets off"
             if sightings is None
-            else "gitboot has not checked it yet"
+            else "gitboot has not checked this file yet"
         )
         messages = {file: each.message for file, each in (sightings or {}).items()}
         boots, ipxe = (
@@ -155,7 +156,7 @@ def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
         )
         if ipxe:
             message += (
-                f"gitboot withholds the boot scripts for iPXE of {format_names(sorted(ipxe), 3)}. GRUB still boots "
+                f"gitboot withholds the iPXE boot scripts of {format_names(sorted(ipxe), 3)}. GRUB still boots "
                 "these servers. "
             )
         yield "ArtifactsPresent", False, "Missing", f"{message}gitboot checks the files again automatically"

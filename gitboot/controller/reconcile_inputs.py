@@ -235,7 +235,9 @@ class Inbox:
         failed_before = self._failed
         with self._lock:
             if self._failed != failed_before:
-                raise LedgerError(f"{self._store.database.name}: the ledger cannot be written (it failed before)")
+                raise LedgerError(
+                    f"{self._store.database.name}: the ledger cannot be written (an earlier write failed)"
+                )
             try:
                 with self._store.writing() as tx:
                     if isinstance(record, PowerRecord):

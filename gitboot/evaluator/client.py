@@ -288,7 +288,7 @@ class _Conversation:
         if self._is_late:
             return NotEvaluated([build_limit_problem(f"the evaluation took longer than {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
-            return InvalidRepository([build_limit_problem("the evaluation exceeds its limit of processor time")])
+            return InvalidRepository([build_limit_problem("the evaluation exceeds its processor time limit")])
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts when it cannot allocate memory
             return InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
@@ -332,7 +332,7 @@ class _Assembly:
         base, gone = self._base, result.removed_servers
         shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
-            raise ValueError("there is no base, and the result of the commit has no values for the whole fleet")
+            raise ValueError("there is no base commit, but the result does not contain the values for the whole fleet")
         before = base or shared
         written, locations = before.written, before.locations
         if shared.shown is None:  # the fleet does not publish pages

@@ -339,7 +339,7 @@ MIRRORING = (
 
 def test_a_boot_of_a_mirrored_artifact_is_offered_after_a_check_finds_it(bench: Bench, told: Told) -> None:
     assert summarize_plan(bench.decide(*MIRRORING).reconcile()) == DISK
-    assert "gitboot has not checked it yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+    assert "gitboot has not checked this file yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
     told.sightings = dict.fromkeys(told.wanted, SILENT)
     assert summarize_plan(bench.reconcile()) == DISK
@@ -440,7 +440,7 @@ def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(be
     assert summarize_plan(bench.reconcile()) == OFFERED
     missing = f"BootImage/flatcar-1 for 1 server ({SIGNATURE.url}: boot.test answers 404)"
     again = "gitboot checks the files again automatically"
-    only_ipxe = f"gitboot withholds the boot scripts for iPXE of {missing}. GRUB still boots these servers. {again}"
+    only_ipxe = f"gitboot withholds the iPXE boot scripts of {missing}. GRUB still boots these servers. {again}"
     assert bench.condition("ArtifactsPresent") == (False, "Missing", only_ipxe)
     assert SIGNATURE in told.wanted
     bench.decide(*BY_GRUB, server("web02", "role: web", "provision: 1")).reconcile()

@@ -173,7 +173,7 @@ def test_without_artifact_checks_the_boot_stays_withheld(tmp_path: Path) -> None
     with Bench(tmp_path) as bench:
         assert summarize_plan(bench.decide(*documents(stream())).reconcile()) == DISK
         _, _, message = present(bench.condition("ArtifactsPresent"))
-        assert "gitboot does not check with --check-assets off" in message
+        assert "gitboot does not check because of --check-assets off" in message
         assert summarize_plan(bench.decide(*documents(stream("any"))).reconcile()) == OFFERED
         assert bench.condition("ArtifactsPresent") is None
 

@@ -262,7 +262,7 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
 @pytest.mark.parametrize(
     ("case", "text", "access", "refused"),
     [
-        ("without settings", "", bmc(), "does not list networks, and this BMC is not in the ledger"),
+        ("without settings", "", bmc(), "does not list networks and the ledger does not contain this BMC"),
         ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "does not list this host"),
         ("in a network", 'networks = ["10.0.0.0/24"]', bmc(), None),
         ("by its name", 'hosts = ["bmc1.test"]', bmc("https://bmc1.test"), None),
@@ -412,7 +412,7 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ('networks = ["10.0.0.1/8"]', "networks: 10.0.0.1/8 has host bits set"),
         ('networks = "10.0.0.0/8"', "networks: expected a list of strings"),
         ("http = 1", "http: expected true or false"),
-        ('hosts = ["10.0.0.1"]', "hosts: '10.0.0.1' is an IP address: list it in networks"),
+        ('hosts = ["10.0.0.1"]', "hosts: '10.0.0.1' is an IP address: list it in `networks`"),
         ('hosts = ["*"]', "is not a host name"),
         ('hosts = ["a*.test"]', "is not a host name"),
         ("hosts = [", "cannot be read"),
@@ -428,9 +428,9 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
             'media = {"http://a/" = {place = "//b/", protocol = "SMB"}}',
             "must be one of CIFS, HTTP, HTTPS, NFS",
         ),
-        ('media = {"http://a/" = {place = "", protocol = "NFS"}}', "place must be a string"),
-        ('certificates = {"10.0.0.1:x" = "ab"}', "is not a host, or a host and a port"),
-        ('certificates = ["ab"]', "certificates: expected hosts, each with the SHA-256 of its certificate"),
+        ('media = {"http://a/" = {place = "", protocol = "NFS"}}', "`place` must be a non-empty string"),
+        ('certificates = {"10.0.0.1:x" = "ab"}', "is neither a host nor HOST:PORT"),
+        ('certificates = ["ab"]', "certificates: expected hosts, each with the SHA-256 fingerprint of its certificate"),
         ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
     ],
 )
@@ -507,7 +507,7 @@ def test_t2_a_host_name_is_resolved_once_and_the_checked_address_is_used(
         assert len(resolved) == server.connections == 1
         with (
             BmcConnection(f"http://bmc.test:{stranger.port}", credentials, reach=reach) as connection,
-            pytest.raises(BmcNotTrusted, match=r"bmc.test resolves to 127.0.0.2, which is not an allowed address"),
+            pytest.raises(BmcNotTrusted, match=r"to send these credentials to bmc.test \(127.0.0.2\)"),
         ):
             connection.observe()
     assert stranger.came == []

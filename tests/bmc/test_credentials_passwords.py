@@ -59,7 +59,7 @@ def test_credential_files_that_keep_changing_are_rejected(tmp_path: Path, monkey
     write_credentials(tmp_path)
     versions = iter(range(1000))
     monkeypatch.setattr(credentials, "_read_file_version", lambda _: (next(versions), 0, 0, 0))
-    with pytest.raises(UsageError, match="changed during each of 10 reads"):
+    with pytest.raises(UsageError, match="changed each time gitboot read them"):
         read_credentials(tmp_path, "rack")
 
 
@@ -170,8 +170,8 @@ def test_a_password_file_takes_precedence_over_a_command(folder: Path) -> None:
     [
         ("echo secret; exit 3", "/say ended with status 3"),
         ("echo secret >&2; kill -9 $$", "/say ended with status -9"),
-        ("echo", "/say printed no line instead of the password"),
-        ("echo secret; echo login: root", "/say printed several lines instead of the password"),
+        ("echo", "/say printed nothing, but gitboot expects the password"),
+        ("echo secret; echo login: root", "/say printed several lines, but gitboot expects the password"),
         ("echo secret; head -c 5000 /dev/zero | tr '\\0' x", "/say wrote more than 4096 bytes"),
         ("yes secret", "/say wrote more than 4096 bytes"),
         ("printf '\\377secret'", "the output of the command is not text"),
@@ -190,8 +190,9 @@ def test_the_reason_of_a_failed_command_is_named_and_its_output_is_shown_nowhere
     for _ in range(3):
         with pytest.raises(UsageError) as raised:
             directory.read("rack")
-        assert f"there is no password for the credentials rack: password-command in {folder}/access.toml: " in str(
-            raised.value
+        assert (
+            f"gitboot cannot get the password of the credentials rack from password-command in {folder}/access.toml: "
+            in str(raised.value)
         )
         assert why in str(raised.value)
         assert "secret" not in str(raised.value)

@@ -116,13 +116,13 @@ def test_both_identities_are_named_with_the_line_to_add() -> None:
     another = identify(BY_BOTH, SHOWS_OTHER)
     assert another == AnotherMachine(
         message=f'the BMC reports UUID {OTHER}, serial "X6DCP93", but the Server document has UUID {OURS}, serial '
-        f'"J4JMO72". If this BMC belongs to the server, you can add reports: {{uuid: {OTHER}, serial: "X6DCP93"}} '
-        "under bmc in the Server document"
+        f'"J4JMO72". If this BMC belongs to the server, you can add `reports: {{uuid: {OTHER}, serial: "X6DCP93"}}` '
+        "to `bmc` in the Server document"
     )
     cannot_tell = identify(BY_UUID, SHOWS_NOTHING)
     assert cannot_tell == UnprovenIdentity(
         message='the BMC reports serial "To be filled by O.E.M.", SKU "Default string", so gitboot cannot check '
-        f"whether it is UUID {OURS}"
+        f"whether the machine has UUID {OURS}"
     )
 
 
@@ -274,8 +274,8 @@ def test_the_message_names_the_change_of_an_identity() -> None:
     changed = identify(BY_UUID, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH))
     assert changed == IdentityChanged(
         message=f'the BMC reports a different identity than before: UUID {OTHER} instead of {OURS}, serial "X6DCP93" '
-        f'instead of "J4JMO72". If this BMC belongs to the server, you can add reports: {{uuid: {OTHER}, serial: '
-        '"X6DCP93"} under bmc in the Server document'
+        f'instead of "J4JMO72". If this BMC belongs to the server, you can add `reports: {{uuid: {OTHER}, serial: '
+        '"X6DCP93"}` to `bmc` in the Server document'
     )
 
 

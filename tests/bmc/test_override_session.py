@@ -222,7 +222,8 @@ def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, 
         write_credentials(tmp_path, "rack")
         (tmp_path / "rack" / missing).unlink()
     with pytest.raises(
-        UsageError, match=r"there are no credentials rack: .*/rack needs the files username and password"
+        UsageError,
+        match=r"gitboot cannot read the credentials rack: .*/rack must contain the files username and password",
     ):
         read_credentials(tmp_path, "rack")
 
@@ -242,7 +243,7 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (True, "there are no credentials other: "),
+        (True, "gitboot cannot read the credentials other: "),
         (False, "gitboot needs the credentials other: pass their directory with --credentials"),
     ],
 )

@@ -715,14 +715,14 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
             INSTALL,
             _make_observation(NO_OVERRIDE),
             _record(RECORDED, marks=NONE),
-            "gitboot tried to set Once Pxe for provision 3, and the BMC does not show it. Either it was never set, or "
-            "the machine has booted from it",
+            "gitboot tried to set Once Pxe for provision 3, but the BMC does not show it. Either the override was "
+            "never set, or the machine has booted from it",
         ),
         (
             INSTALL,
             _make_observation(NO_OVERRIDE),
             _corrected(CONFIRMED, 3, 2, 1),
-            "gitboot set Once Pxe 4 times within an hour, and the BMC shows Disabled None",
+            "gitboot set Once Pxe 4 times within an hour, but the BMC shows Disabled None",
         ),
         (
             UNHEARD_OF,
@@ -734,7 +734,7 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
             structs.replace(INSTALL, override=structs.replace(ONCE, mode="UEFI")),
             structs.replace(_make_observation(structs.replace(NO_OVERRIDE, mode="Legacy")), mode_is_fixed=True),
             None,
-            "the plan needs mode UEFI, and the BMC has Legacy and cannot change it",
+            "the plan needs mode UEFI, but the BMC uses Legacy and cannot change it",
         ),
         (
             ALWAYS,

@@ -709,7 +709,7 @@ def test_a_share_whose_protocol_the_drive_does_not_list_is_rejected_before_any_r
     bmc = rack.connect(shares=(share,))
     slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, ISO, None)
     assert slots is not None
-    with pytest.raises(BmcRejected, match=r"fetches images by HTTP, HTTPS, and .* has CIFS"):
+    with pytest.raises(BmcRejected, match=r"fetches images only over HTTP, HTTPS, but .* specifies CIFS"):
         bmc.media.insert(slots[ISO], ISO)
     assert _disc(rack).image is None
 

@@ -55,9 +55,12 @@ def test_places_and_ports_are_expanded_to_addresses(places: list[str], ports: li
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        ("10.0.0.0/8", "10.0.0.0/8: 16,777,216 addresses are more than 4,096: name smaller networks"),
-        ("10.0.0.0/19", "10.0.0.0/19: 8,190 addresses are more than 4,096: name smaller networks"),
-        ("fd00::/64", "addresses are more than 4,096"),
+        (
+            "10.0.0.0/8",
+            "10.0.0.0/8: a scan of 16,777,216 addresses exceeds the limit of 4,096; specify smaller networks",
+        ),
+        ("10.0.0.0/19", "10.0.0.0/19: a scan of 8,190 addresses exceeds the limit of 4,096; specify smaller networks"),
+        ("fd00::/64", "addresses exceeds the limit of 4,096"),
         ("10.0.0.0/33", "is not a network, an address or a host name"),
         ("ftp://10.0.0.7", "is not the address of a BMC"),
         ("https://root:secret@10.0.0.7", "is not the address of a BMC"),
@@ -263,7 +266,7 @@ def test_without_a_fleet_every_machine_counts_as_unknown(rack: Rack) -> None:
 def test_without_credentials_no_bmc_gets_a_request(rack: Rack) -> None:
     done = typed("bmc", "scan", "127.0.0.1", "--credentials", rack.credentials, "--as", "other")
     assert (done.code, done.out) == (Exit.USAGE, "")
-    assert "there are no credentials other" in done.err
+    assert "gitboot cannot read the credentials other" in done.err
 
 
 def test_a_bmc_that_the_access_file_excludes_gets_no_request(rack: Rack) -> None:

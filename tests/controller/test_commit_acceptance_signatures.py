@@ -293,7 +293,7 @@ def test_t9_only_an_approval_counts_if_approvals_are_required(
         assert applied(parts) == before
         assert held is not None and held.guards == ("maxReinstalls",)
         (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
-        assert "To let it through, run gitboot approve" in event.message
+        assert "To let the commit through, run gitboot approve" in event.message
         given = {"digest": held.digest, "guards": ["maxReinstalls"], "reason": "planned"}
         instance_tables.add_request(parts.ledger, NOON, "grace", "approve", given)
         reconcile_once(parts, 3)

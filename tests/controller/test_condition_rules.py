@@ -646,7 +646,7 @@ def test_the_remedy_of_a_failed_installation_spares_servers_that_may_be_installi
         (
             "/srv/state/ledger.sqlite: the ledger cannot be written (the disk is full)",
             "gitboot cannot write to the ledger: /srv/state/ledger.sqlite: the ledger cannot be written (the disk is "
-            "full). It retries every 5 s",
+            "full). gitboot retries every 5 s",
             "df -h STATE && ls -l STATE  # ",
         ),
     ],

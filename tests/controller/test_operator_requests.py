@@ -171,7 +171,7 @@ def unsure(site: Site) -> None:
     site.bench.reconcile()
     condition = site.bench.condition("Bmc/web01")
     assert condition is not None and condition[1] == "NeedsOperator"
-    assert "Cause: gitboot tried to set Once Pxe for provision/1, and the BMC does not show it" in condition[2]
+    assert "Cause: gitboot tried to set Once Pxe for provision/1, but the BMC does not show it" in condition[2]
     assert (site.patches, site.states) == (1, {"provision/1": OverrideState.RECORDED})
 
 

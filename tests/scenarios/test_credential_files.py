@@ -200,7 +200,7 @@ def test_finding_p1_a_rotated_url_and_secret_of_a_receiver_count_for_the_next_me
         send(NOTICE, NOON)
         secret = next(path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text())
         secret.write_text("short")
-        with pytest.raises(UsageError, match="16 characters or more"):
+        with pytest.raises(UsageError, match="at least 16 characters"):
             send(NOTICE, NOON)
         secret.unlink()
         with pytest.raises(UsageError, match=f"{secret} cannot be read: No such file"):
@@ -281,7 +281,7 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
             assert signed[-1] == user
         (keys / "password").unlink()
         number = len(signed)
-        with pytest.raises(UsageError, match=f"{keys} needs the files username and password"):
+        with pytest.raises(UsageError, match=f"{keys} must contain the files username and password"):
             target.load()
         assert len(signed) == number
 

@@ -148,7 +148,7 @@ def test_finding_r4_an_installation_is_visible_from_its_first_fetch(tmp_path: Pa
         message = re.compile(r"Installing since 20\S+Z; last step: boot served at\s+20\S+Z")
         status = ("status", "--state", tmp_path / "state")
         eventually(lambda: message.search(typed(*status).out))
-        assert "no installation waits for evidence" not in typed(*status).out
+        assert "no installation is waiting for evidence" not in typed(*status).out
         plan = ("plan", tmp_path / "git" / "fleet.git", "--records", tmp_path / "output" / "ops" / "records")
         eventually(lambda: message.search(typed(*plan).out))
         web01.starts(script)

@@ -156,8 +156,8 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
         if each.reason == "UnverifiedServers"
     ]
     assert known.remedy is not None and known.remedy.endswith(
-        "If another site managed it before, run gitboot records hand-over there, and gitboot records take-over here "
-        "with its output"
+        "If another site managed it before, run gitboot records hand-over at that site, then run gitboot records "
+        "take-over here with the output"
     )
     country.push(*placed(web01="ams2", web02="fra1"))
     assert country.planned("ams2")["web01"] == UNKNOWN, (
@@ -476,7 +476,7 @@ def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its
     places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
     tried = typed("run", country.repository.bare, *places, "--dry-run")
     assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
-    assert "the Fleet names no ledger for fra1 (this instance has" in tried.err
+    assert "the Fleet names no ledger for fra1 (the ledger of this instance is" in tried.err
     assert "It still ends maintenance windows" in tried.err
     with goes.restarted(tmp_path / "fra1", site="fra1") as again:
         again.turn()
@@ -502,9 +502,10 @@ def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Count
     country.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
     country.turn()
     (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
-    assert "because the Fleet names no ledger for fra1 (this instance has" in found.message
+    assert "because the Fleet names no ledger for fra1 (the ledger of this instance is" in found.message
     assert found.message.endswith(
-        "The newest Fleet names this ledger, so this instance becomes active again when gitboot accepts that commit"
+        "The Fleet in the newest commit names the ledger of this instance, so this instance becomes active again when "
+        "gitboot accepts that commit"
     )
 
 

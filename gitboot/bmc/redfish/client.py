@@ -248,7 +248,7 @@ class BmcConnection:
             for if_match in if_match_values(etags):
                 if (len(refused_forms) == 1 or if_match in (ANY, None)) and has_changed():
                     raise self._build_changed_error(
-                        own, answer, "the BMC has changed since gitboot read it", refused_forms
+                        own, answer, "the state of the BMC has changed since gitboot read it", refused_forms
                     )
                 headers = {"If-Match": if_match} if if_match is not None else None
                 send = partial(self._connector.patch, own, data=body, headers=headers)
@@ -263,7 +263,7 @@ class BmcConnection:
                 else:
                     return
             raise self._build_changed_error(
-                own, answer, "the BMC has not changed, but it rejects every form of its ETag", refused_forms
+                own, answer, "the resource has not changed, but the BMC rejects every form of its ETag", refused_forms
             )
 
     def _build_changed_error(self, path: str, answer: str, problem: str, refused_forms: Sequence[str]) -> BmcChanged:
@@ -308,7 +308,7 @@ class BmcConnection:
         status = error.status_code
         if status == HTTPStatus.UNAUTHORIZED:
             name = f' "{self._credentials}"' if self._credentials else ""
-            problem = f"the BMC rejects the user name or password of credentials{name}"
+            problem = f"the BMC rejects the user name or password of the credentials{name}"
             if (why := self.login.session_failure) is not None:
                 problem += f" by basic authentication, and does not open a session: {why}"
             return BmcRejected(f"{request}: {status}: {problem}")
@@ -463,8 +463,8 @@ class RedfishMedia:
             protocol = body.get("TransferProtocolType")
             if protocol is not None and slot.protocols and protocol not in slot.protocols:
                 raise BmcRejected(
-                    f"{slot.path}: the BMC fetches images by {', '.join(sorted(slot.protocols))}, and [media] of "
-                    f"access.toml has {protocol}"
+                    f"{slot.path}: the BMC fetches images only over {', '.join(sorted(slot.protocols))}, but [media] "
+                    f"in access.toml specifies {protocol}"
                 )
             if (login := self._share_login) is not None:
                 body = {**body, "UserName": login.username, "Password": login.password}

@@ -26,8 +26,8 @@ HTTP_BOOT_URI = "HttpBootUri"
 class ModePolicy(Enum):
     """When gitboot sends ``BootSourceOverrideMode``."""
 
-    DIFFERENT = "gitboot sends the mode if it differs"
-    ALWAYS = "gitboot sends the mode with every change, if the BMC shows one"
+    DIFFERENT = "gitboot sends the mode only to change it"
+    ALWAYS = "gitboot sends the mode with every change, if the BMC shows a mode"
     NEVER = "gitboot does not send the mode, because it is read-only"
 
 
@@ -89,20 +89,20 @@ class Quirks(Struct, frozen=True, kw_only=True):
         phrases = {
             "mode": self.mode.value,
             "always": f"gitboot sends {' and '.join(sorted(self.always))} with every change",
-            "off_target": f"gitboot disables an override with target {self.off_target}",
-            "takes_http_boot_uri": "the BMC shows HttpBootUri but does not accept it, so DHCP names the loader",
+            "off_target": f"to disable an override, gitboot also sends the target {self.off_target}",
+            "takes_http_boot_uri": "the BMC shows HttpBootUri but rejects it, so DHCP must name the boot loader",
             "continuous_http": "Continuous UefiHttp changes the boot order permanently, so gitboot uses Continuous Pxe",
-            "boots_cd_as": f"virtual media boot as {self.boots_cd_as}, if the BMC lists it",
-            "firmware_uri": f"UefiHttp boots the URI in the BIOS attribute {self.firmware_uri.attribute}"
+            "boots_cd_as": f"gitboot boots virtual media with the target {self.boots_cd_as}, if the BMC lists it",
+            "firmware_uri": f"UefiHttp boots from the URI in the BIOS attribute {self.firmware_uri.attribute}"
             if self.firmware_uri
             else "",
-            "reset_time": f"{'/'.join(self.reset_time)} changes at a reset"
+            "reset_time": f"a reset changes {'/'.join(self.reset_time)}"
             if self.reset_time
-            else "LastResetTime does not change at a reset",
+            else "a reset does not change LastResetTime",
             "network_drives": f"gitboot uses only the drives whose names begin with {' or '.join(self.network_drives)}",
-            "shows_ejected_media": "a drive with ConnectedVia NotConnected is empty, whatever Image and Inserted show",
-            "shows_stale_media": "gitboot ejects an image that it did not insert for this boot, and inserts it again, "
-            "even if the URL is the same",
+            "shows_ejected_media": "a drive is empty if ConnectedVia is NotConnected, whatever Image and Inserted show",
+            "shows_stale_media": "even if a drive shows the right URL, gitboot ejects an image that it did not insert "
+            "for this boot, and inserts it again",
             "sends_media_protocol": "gitboot sends TransferProtocolType with each medium",
         }
         return tuple(phrase for name, phrase in phrases.items() if getattr(self, name) != getattr(STANDARD, name))

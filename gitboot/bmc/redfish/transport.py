@@ -97,9 +97,9 @@ class ConnectionPolicy(Struct):
         found = resolve_host(host, port, limits)
         allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
         if not allowed:
-            resolved = f" resolves to {', '.join(found)}, which" if [host] != found else ""
+            resolved = f" ({', '.join(found)})" if [host] != found else ""
             raise RequestAborted(
-                BmcNotTrusted, f"{host}{resolved} is not an allowed address for these credentials (access.toml)"
+                BmcNotTrusted, f"access.toml does not allow gitboot to send these credentials to {host}{resolved}"
             )
         return allowed
 
@@ -126,7 +126,8 @@ class ConnectionPolicy(Struct):
         left_s = math.inf if self.deadline_s is None else self.deadline_s - time.monotonic()
         if left_s <= 0:
             raise RequestAborted(
-                BmcUnreachable, f"the responses of the BMC in one task took more than {self.total_s:g} s in total"
+                BmcUnreachable,
+                f"the BMC took more than {self.total_s:g} s in total to respond to the requests of one task",
             )
         return left_s
 
@@ -140,14 +141,14 @@ class ConnectionPolicy(Struct):
         if self.trusted_fingerprint not in (None, shown):
             raise RequestAborted(
                 BmcRejected,
-                f"the certificate changed: {self.access_file} has {self.trusted_fingerprint}, and the BMC presents "
-                f"{shown}. If the BMC has a new certificate, compare it with this one, and accept it with gitboot bmc "
-                "enroll --fingerprints",
+                f"the certificate changed: the fingerprint in {self.access_file} is {self.trusted_fingerprint}, but "
+                f"the BMC presents {shown}. If the BMC has a new certificate, check that this is its fingerprint, then "
+                "accept the certificate with gitboot bmc enroll --fingerprints",
             )
         if self.required_fingerprint not in (None, shown):
             raise RequestAborted(
                 BmcRejected,
-                f"the document has the fingerprint {self.required_fingerprint}, but the certificate has {shown}",
+                f"the fingerprint in the document is {self.required_fingerprint}, but the BMC presents {shown}",
             )
         if is_verified or self.trusted_fingerprint is not None:
             return

@@ -75,7 +75,6 @@ Value = TypeVar("Value")
 Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
 FindFault = Callable[[str, str], str | None]
 _NO_LEDGER_NAMED: Final = "the Fleet does not name a ledger, so another instance may change the same BMC"
-_SET_BY_ANOTHER: Final = "was set by another instance, so this instance does not set it"
 _FAILURE_TEXTS: Final = {
     BmcUnreachable: "unreachable",
     BmcBusy: "busy",
@@ -156,7 +155,9 @@ class Inspection(Struct, frozen=True, kw_only=True):
         """The problems that will prevent the planned boot."""
         if self.observed is None or not self.observed.secure_boot:
             return ()
-        return tuple(f"Secure Boot is on and {each}, so firmware will reject it" for each in self.rejected_programs)
+        return tuple(
+            f"Secure Boot is on, but {each}, so the firmware will reject this file" for each in self.rejected_programs
+        )
 
     @property
     def needs_operator(self) -> bool:
@@ -238,20 +239,19 @@ class Inspection(Struct, frozen=True, kw_only=True):
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
             case ClearOverride(record=record):
-                return f"the override was set for {record.reason}, which the plan does not require now"
+                return f"the plan no longer requires the override that gitboot set for {record.reason}"
             case InsertMedium(record=record):
                 return f"{record.reason} requires the medium"
             case EjectMedium(record=record):
-                return f"the medium was inserted for {record.reason}, which no longer needs it"
+                return f"the medium that gitboot inserted for {record.reason} is no longer needed"
             case ConfirmRecord(record=record):
-                became = (
-                    _SET_BY_ANOTHER if record.state is OverrideState.SET_BY_ANOTHER else f"is {record.state.lower()}"
-                )
-                return f"{record.reason} {became}"
+                if record.state is OverrideState.SET_BY_ANOTHER:
+                    return f"another instance set the override for {record.reason}, so this instance does not set it"
+                return f"the override for {record.reason} is {record.state.lower()}"
             case SetOverride(record=record):
                 wanted, seen = self.subject.wanted, self.observed
-                by = explain_dhcp_loader(wanted.override, seen) if wanted is not None and seen is not None else None
-                otherwise = f"; the BMC {by}, so DHCP must specify the boot loader" if by is not None else ""
+                why = explain_dhcp_loader(wanted.override, seen) if wanted is not None and seen is not None else None
+                otherwise = f"; {why}, so the DHCP server must name the boot loader" if why is not None else ""
                 return f"required for {record.reason}{otherwise}"
             case NoChange() if self.pending_reset is not None:
                 return self.pending_reset

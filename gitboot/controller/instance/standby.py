@@ -64,6 +64,7 @@ _FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after 
 
 
 _STANDING_BY: Final = "StandbyStarted"
+_PREPARED: Final = "the output tree of this standby has the state of"
 
 
 class Ending(Protocol):
@@ -235,7 +236,7 @@ class _Preparation:
         if self._command and self._process is None and time.monotonic() >= self._due:
             with suppress(OSError):  # if the process cannot be started now, try again at the next check
                 self._process = spawn(self._command, stdout=subprocess.PIPE)
-                self.tree_message = self.tree_message or "its output tree is being prepared"
+                self.tree_message = self.tree_message or "this standby is preparing its output tree"
 
     def close(self) -> None:
         """Kill the process, because only the active instance may write to the tree."""
@@ -253,9 +254,9 @@ class _Preparation:
         except msgspec.DecodeError:  # the process was killed, or it wrote an error to standard error
             return
         if status == 0:
-            self.tree_message = f"its output tree has the state of {event.facts['asOf']}"
-        elif not self.tree_message.startswith("its output tree has the state of"):
-            self.tree_message = f"its output tree could not be prepared: {event.message}"
+            self.tree_message = f"{_PREPARED} {event.facts['asOf']}"
+        elif not self.tree_message.startswith(_PREPARED):
+            self.tree_message = f"this standby could not prepare its output tree: {event.message}"
         if self._last is None or (event.type, event.message) != (self._last.type, self._last.message):
             self._tell(event)
         self._last = event

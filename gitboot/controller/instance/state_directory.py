@@ -243,7 +243,7 @@ def check_acts(directory: Path) -> None:
     if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
         host, _, state = place.partition(":")
         raise HeldByAnother(
-            f"{directory}: the instance of this host is a standby, and {place} is active: run the command on {host}, "
+            f"{directory}: the instance on this host is a standby, and {place} is active; run the command on {host} "
             f"with --state {state}"
         )
 
@@ -299,7 +299,7 @@ def check_spool_rights(folder: Path) -> None:
             folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
         elif found.st_mode & stat.S_IWOTH:
             raise UsageError(
-                f"every user can write to {folder}, and so can mark servers as installed: run chmod o-w "
+                f"every user can write to {folder}, and can therefore mark servers as installed: run chmod o-w "
                 f"{quote_words(folder)}"
             )
 
@@ -341,14 +341,16 @@ def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
         return
     others = mode & stat.S_IWOTH
     if others or (mode & stat.S_IWGRP and not _is_ours(status.st_gid)):
-        who = "every user" if others else f"group {status.st_gid}, which does not include this process,"
+        who = "every user" if others else f"group {status.st_gid}, to which this process does not belong,"
         raise UsageError(f"{who} can write to {path}: run chmod {'o' if others else 'g'}-w {quote_words(path)}")
 
 
 EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long reports with tokens from an earlier key are accepted
 _BYTES: Final = 32
 _NONE: Final = "none"
-_KEY_FILE_HINT: Final = "restore the file, or remove it: without it, gitboot ignores the reports of running installers"
+_KEY_FILE_HINT: Final = (
+    "restore or remove the file (without this file, gitboot ignores the reports of running installers)"
+)
 _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
 
@@ -411,7 +413,7 @@ def _read_key_lines(path: Path) -> list[_KeyLine] | None:
             since = since.astimezone(UTC) if since is not None and since.tzinfo is not None else None
         if found is None or since is None:
             raise UsageError(
-                f"{path}:{number}: expected an instant and a key of {2 * _BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
+                f"{path}:{number}: expected a time and a key of {2 * _BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
             )
         lines.append(_KeyLine(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
     if not lines or lines[-1].key is None:

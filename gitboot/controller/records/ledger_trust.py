@@ -36,12 +36,12 @@ _LONGEST_GAP: Final = timedelta(hours=1)
 _INTERVALS: Final = 5  # number of intervals between heartbeats that the ledger stores
 _DOUBTS: Final = {
     "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
-    "from it. gitboot does not install servers until you confirm the records, with gitboot records begin",
+    "from it. gitboot does not install servers until you confirm the records with gitboot records begin",
     "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
-    "gitboot does not install servers until you choose another --out, or state what is installed, with gitboot "
-    "records begin",
+    "gitboot does not install servers until you choose another --out, or run gitboot records begin to state what is "
+    "installed",
     "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
-    "servers until you state which servers are installed, with gitboot records begin",
+    "servers until you run gitboot records begin to state which servers are installed",
 }
 
 
@@ -52,8 +52,8 @@ def describe_clock_lag(about: Facts, at: datetime) -> str | None:
         return None
     return (
         f"the clock may be wrong: it shows {format_instant(at)}, but the last ledger entry is from "
-        f"{format_instant(beat.at)}. If the clock is wrong, correct it. If it is correct and was too fast earlier, run "
-        "gitboot records confirm-clock"
+        f"{format_instant(beat.at)}. If the clock is wrong, correct it. If the clock is correct now but was ahead "
+        "earlier, run gitboot records confirm-clock"
     )
 
 
@@ -67,8 +67,8 @@ def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
         return None
     return (
         "the kernel reports that no time service, such as NTP, controls the clock. Check the output of "
-        "timedatectl, and with chrony, that chrony.conf contains rtcsync. If the clock shows the correct time, you can "
-        "accept it as it is with gitboot records confirm-clock"
+        "timedatectl. If you use chrony, check that chrony.conf contains rtcsync. If the clock shows the correct time, "
+        "you can accept the clock as it is with gitboot records confirm-clock"
     )
 
 
@@ -215,8 +215,8 @@ def why_in_doubt(about: Facts, decisions: Decisions) -> tuple[str, str] | None:
     return doubt, _DOUBTS.get(
         doubt,
         "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
-        f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you state "
-        "which servers are installed, with gitboot records begin",
+        f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you run "
+        "gitboot records begin to state which servers are installed",
     )
 
 

@@ -279,7 +279,9 @@ UNREACHABLE = [
     ),
 ]
 REJECTED = [
-    pytest.param(Status(status=401), '401: the BMC rejects the user name or password of credentials "rack"', id="401"),
+    pytest.param(
+        Status(status=401), '401: the BMC rejects the user name or password of the credentials "rack"', id="401"
+    ),
     pytest.param(Status(status=403), "403 no", id="403"),
     pytest.param(Status(status=404), "404 no", id="404"),
     pytest.param(Status(status=501), "501 no", id="501"),
@@ -289,7 +291,7 @@ REJECTED = [
     pytest.param(Body(body=b'{"Boot": []}'), "has no Boot.BootSourceOverrideTarget", id="Boot is a list"),
     pytest.param(
         Body(body=b'{"Boot": {"BootSourceOverrideTarget": "Pxe", "BootSourceOverrideEnabled": "Twice"}}'),
-        "shows 'Twice' as Boot.BootSourceOverrideEnabled, but gitboot expects Disabled, Once, Continuous",
+        "shows 'Twice' as Boot.BootSourceOverrideEnabled, but gitboot expects one of Disabled, Once, Continuous",
         id="unheard of",
     ),
     pytest.param(

@@ -59,11 +59,15 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
 ) -> None:
     rack = rack_of(make_rack, profile)
     done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
-    message = f"gitboot requested ForceRestart for power/check/1; after the next reset, firmware boots {LOADER}"
+    message = (
+        f"gitboot requested ForceRestart for power/check/1; after the next reset, the firmware boots from {LOADER}"
+    )
     assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
-    assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "does not support HttpBootUri"
+    assert (
+        done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "the BMC does not support HttpBootUri"
+    )
     rack.wait(600)
     assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
     assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
@@ -106,7 +110,7 @@ def test_a_uri_that_somebody_else_set_is_neither_booted_nor_replaced(
     done = rack.bring_about(wanted, wanted_power=RESTART)
     assert done.observed is not None
     assert explain_dhcp_loader(HTTP, done.observed) == (
-        f"has another URI in its firmware settings, {OTHERS}, and would boot from it"
+        f"the firmware would boot from a different URI in its settings, {OTHERS}"
     )
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("Pxe", None))
@@ -153,13 +157,13 @@ def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_
     if why == "taken and forgotten":
         rack.server.fault(Ignored(), on="PATCH", times=1)
     done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
-    assert ("DHCP must specify the boot loader, because the BMC did not store" in done.message) is (
+    assert ("the DHCP server must name the boot loader, because the BMC did not store" in done.message) is (
         why in ("read-only", "a job")
     )
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):
-        assert explain_dhcp_loader(HTTP, read_bmc(rack)) == "does not support HttpBootUri"
+        assert explain_dhcp_loader(HTTP, read_bmc(rack)) == "the BMC does not support HttpBootUri"
         rack.wait(600)
     assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
 

@@ -115,10 +115,10 @@ def test_a_bmc_that_turns_once_into_continuous_is_quoted_to_the_operator(emulato
     """The BMC accepts Once and keeps Continuous."""
     first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
     assert first.outcome is Outcome.WAITING
-    assert first.message == "gitboot set Once Pxe a moment ago, and the BMC shows Continuous Pxe"
+    assert first.message == "gitboot set Once Pxe a moment ago, but the BMC shows Continuous Pxe"
     assert later.condition is OperatorCondition.NEEDS_OPERATOR
     assert "the BMC does not implement Once: gitboot set Once Pxe for provision/Once" in later.message
-    assert "and the BMC shows Continuous Pxe, which stays after a boot" in later.message
+    assert "but the BMC shows Continuous Pxe, which remains after a boot" in later.message
 
 
 def answer_as_share(request: WebRequest) -> WebResponse:

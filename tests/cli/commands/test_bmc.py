@@ -81,8 +81,8 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "web03   Network  Once Pxe  Disabled     Withdrawn provision/1  pending   Set",
         *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
         "",
-        "web01: NeedsOperator: gitboot tried to set Once Pxe for provision/1, and the BMC does not show it.",
-        "    Either it was never set, or the machine has booted from it",
+        "web01: NeedsOperator: gitboot tried to set Once Pxe for provision/1, but the BMC does not show it.",
+        "    Either the override was never set, or the machine has booted from it",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
         "  # look at the console of web01. If web01 has started since gitboot set the override, run this. Otherwise "
         "use --not-set instead of --consumed. gitboot then sets the override again, and the next boot can erase the "
@@ -215,7 +215,8 @@ def test_diff_warns_about_a_kernel_that_secure_boot_will_reject(rack: Rack) -> N
     rack.once(*rack.spooling, records="fresh")
     assets = rack.folder / "assets"
     (assets / "flatcar-1").mkdir(parents=True)
-    warning = "warning: Secure Boot is on and http://boot.test/assets/flatcar-1/kernel {}, so firmware will reject it"
+    program = "http://boot.test/assets/flatcar-1/kernel"
+    warning = f"warning: Secure Boot is on, but {program} {{}}, so the firmware will reject this file"
     for is_on, head, fault in (
         (True, efi_program(signed=False), "has no signature"),
         (True, b"\x1f\x8b a compressed kernel", "is not an EFI program"),
@@ -244,12 +245,12 @@ def test_diff_shows_when_dhcp_names_the_file_instead_of_the_wanted_uri(rack: Rac
     said = diff(rack).out
     assert "web01: Set: required for provision/1\n" in said
     assert (
-        "web02: Set: required for provision/1; the BMC does not support HttpBootUri, so DHCP must specify the boot "
-        "loader\n" in said
+        "web02: Set: required for provision/1; the BMC does not support HttpBootUri, so the DHCP server must name "
+        "the boot loader\n" in said
     )
     assert (
-        "web03: Set: required for provision/1; the BMC does not support UefiHttp, so DHCP must specify the boot "
-        "loader\n" in said
+        "web03: Set: required for provision/1; the BMC does not support UefiHttp, so the DHCP server must name "
+        "the boot loader\n" in said
     )
 
 
@@ -456,7 +457,9 @@ def test_a_command_that_cannot_be_done_fails_with_a_hint(night: Rack, command: s
 def test_missing_credentials_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
     done = night.typed("bmc", "get", "db00", "--credentials", tmp_path)
     assert (done.code, "no access" in done.out) == (Exit.PARTIAL, True), done
-    assert f"there are no credentials rack: {tmp_path / 'rack'} needs the files" in " ".join(done.out.split())
+    assert f"gitboot cannot read the credentials rack: {tmp_path / 'rack'} must contain the files" in " ".join(
+        done.out.split()
+    )
 
 
 def test_an_instance_does_not_start_if_its_credentials_directory_does_not_exist(rack: Rack) -> None:
@@ -525,9 +528,7 @@ def observed(**more: Any) -> BmcObservation:
             "reset",
             False,
             observed(reset_types=frozenset({"On", "ForceRestart"})),
-            PowerChangeRefused(
-                why="the BMC allows only ForceRestart, On; with --force, gitboot does not need the operating system"
-            ),
+            PowerChangeRefused(why="the BMC allows only ForceRestart, On; add --force to bypass the operating system"),
         ),
         (
             "off",

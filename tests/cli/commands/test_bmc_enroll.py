@@ -267,9 +267,9 @@ def test_an_instance_sends_nothing_to_a_bmc_with_another_certificate_and_states_
     stalled = _bmc_condition(site, "web02")
     assert stalled["reason"] == "Stalled"
     for part in (
-        f"the certificate changed: {site.credentials}/rack/access.toml has {before}",
+        f"the certificate changed: the fingerprint in {site.credentials}/rack/access.toml is {before}",
         f"the BMC presents {site.fingerprints['web02']}",
-        "accept it with gitboot bmc enroll --fingerprints",
+        "accept the certificate with gitboot bmc enroll --fingerprints",
     ):
         assert part in stalled["message"]
     assert site.bmcs["web02"].service.requests == []

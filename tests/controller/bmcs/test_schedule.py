@@ -285,9 +285,10 @@ def test_if_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing_and_t
     site = make_site(profile=profile)
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
-    lacks = {IDRAC9.name: "does not support HttpBootUri", OPENBMC.name: "does not support UefiHttp"}[profile.name]
+    lacking = {IDRAC9.name: "HttpBootUri", OPENBMC.name: "UefiHttp"}[profile.name]
     message = (
-        f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: web01, whose BMC {lacks}"
+        "gitboot cannot set a boot URI on the BMCs of these servers, so DHCP must name the boot loader: web01 (the BMC "
+        f"does not support {lacking})"
     )
     assert site.bench.condition("HttpBoot") == (True, "HttpBootByDhcp", message)
     site.boot()
@@ -298,7 +299,7 @@ def test_if_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing_and_t
     site.apply(method="UefiHttp", artifacts="iso", image_spec="configFrom: None", spec="provision: 2")
     site.bench.reconcile()
     assert get_bmc_message(site).startswith(
-        "Unsupported: the plan boots an ISO over HTTP, and the BMC does not support HttpBootUri"
+        "Unsupported: the plan boots an ISO image over HTTP, but the BMC does not support HttpBootUri"
     )
     assert site.patches == 1
 
@@ -560,7 +561,7 @@ def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(s
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(60)
     assert get_bmc_message(site).startswith(
-        "AnotherMachine: gitboot set Once Pxe for provision/1 at a BMC that reported UUID"
+        "AnotherMachine: gitboot set Once Pxe for provision/1 on a BMC that reported UUID"
     )
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": OverrideState.CONFIRMED})
 
@@ -569,7 +570,7 @@ def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(s
 def test_e28_corrected_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path, corrected: str) -> None:
     site = make_site(password="wrong")
     site.apply()
-    assert 'rejects the user name or password of credentials "rack"' in get_bmc_message(site)
+    assert 'rejects the user name or password of the credentials "rack"' in get_bmc_message(site)
     for _ in range(3):
         site.reconcile_after(1)
     assert len(site.machine.requests) == 1
@@ -953,8 +954,8 @@ def test_of_two_instances_only_the_one_that_the_fleet_names_sets_a_bmc(
             both()
         assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
         message = (
-            "the Fleet names no ledger, so another instance may set boot overrides at the same BMCs. gitboot sets no "
-            "boot override of web01 until the Fleet names the ledger of this instance, "
+            "the Fleet names no ledger, so another instance may set boot overrides on the same BMCs. gitboot sets no "
+            "boot override for web01 until the Fleet names the ledger of this instance, "
         )
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
@@ -1108,7 +1109,7 @@ def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_se
         assert plan is not None and plan.phase is Phase.DISK
         status, reason, message = other.condition("EvidenceAvailable") or (None, "", "")
         assert (status, reason) == (False, "NoEvidence")
-        assert "or name a ledger in the Fleet: gitboot then sets boot overrides for web01" in message
+        assert "or name a ledger in the Fleet, so that gitboot can set boot overrides for web01" in message
         other.commits.ledger = named
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):

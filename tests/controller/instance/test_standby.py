@@ -83,7 +83,7 @@ def test_one_instance_is_active_and_the_other_shows_that_it_is_standby(rack: Rac
         for command in TYPED:
             refused = typed(*command, "--state", hosts.two.state)
             assert refused.code == 64, refused
-            place = f"{socket.gethostname()}, with --state {hosts.one.state}"
+            place = f"{socket.gethostname()} with --state {hosts.one.state}"
             assert f"run the command on {place}" in " ".join(refused.err.split())
             assert "Traceback" not in refused.err
         assert typed("records", "show", "--state", hosts.one.state).code == 0
@@ -149,7 +149,7 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
         server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
         for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
             assert refused.code == 64
-            assert "run the command on elsewhere, with --state /state" in " ".join(refused.err.split())
+            assert "run the command on elsewhere with --state /state" in " ".join(refused.err.split())
         assert offers()
         assert [each.exists() for each in words] == [False, False]
         hosts.one.pause()  # otherwise it publishes this file again

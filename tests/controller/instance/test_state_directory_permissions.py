@@ -125,7 +125,7 @@ def test_t7_files_that_an_older_gitboot_left_open_are_closed(folder: Path) -> No
     [
         (NOBODY, NOBODY, 0o777, "every user can write to"),
         (NOBODY, NOBODY, 0o1777, "every user can write to"),
-        (NOBODY, 12345, 0o770, "group 12345, which does not include this process, can write to"),
+        (NOBODY, 12345, 0o770, "group 12345, to which this process does not belong, can write to"),
         (NOBODY, 0, 0o2770, None),  # as OpenShift: another user at each start, the group is ours
         (NOBODY, 0, 0o770, None),
         (NOBODY, NOBODY, 0o755, None),

@@ -47,7 +47,11 @@ def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, in
 def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:
     line(bench, bench.plan())
     assert summarize_plan(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
-    assert bench.condition("InstallsCompleted") == (True, "Completed", "no installation waits for evidence")
+    assert bench.condition("InstallsCompleted") == (
+        True,
+        "Completed",
+        "no installation is waiting for evidence of completion",
+    )
     assert summarize_plan(bench.wait(seconds=59).plan()) == TO_INSTALL
     assert summarize_plan(bench.wait(seconds=1).plan()) == UNKNOWN
     assert install_step(bench.decisions.servers["web01"], bench.record) == "Pending"

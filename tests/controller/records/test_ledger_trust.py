@@ -364,7 +364,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         held = parts.reconciler.status.held
         assert held is not None and held.commit == commit
         (event,) = (event for event in parts.events if event.type == "Held")
-        assert "ignores lines in commit messages for now" in event.message and "gitboot approve" in event.message
+        assert "ignores approvals in commit messages for now" in event.message and "gitboot approve" in event.message
         approval = {"digest": held.digest, "guards": list(held.guards), "reason": "installed on Tuesday"}
         instance_tables.add_request(parts.ledger, later, "ada", "approve", approval)
         for seconds in (3, 4):

@@ -272,7 +272,11 @@ def test_an_earlier_installation_is_no_proof_once_another_one_has_begun(web01: I
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
     assert web01.step == "Provisioned"
-    assert web01.condition("InstallsCompleted") == (True, "Completed", "no installation waits for evidence")
+    assert web01.condition("InstallsCompleted") == (
+        True,
+        "Completed",
+        "no installation is waiting for evidence of completion",
+    )
 
 
 @pytest.mark.parametrize(
