@@ -95,7 +95,7 @@ def test_of_many_problems_of_a_file_those_that_last_longest_are_shown() -> None:
     assert [each.problem.line for each in errors] == list(range(50, 151))
     assert (errors[0].problem.code, errors[0].problem.message[:24]) == (
         Code.TOO_MANY_PROBLEMS,
-        "up to 50 more problems t",
+        "up to 50 more time-depen",
     )
     for second in range(150):  # a commit is invalid for as long as any of all its problems holds
         instant = NOON + second * SECOND

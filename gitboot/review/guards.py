@@ -270,8 +270,8 @@ class AckLine(Struct, frozen=True, kw_only=True):
     """The acknowledgement of one guard in a well-formed line of a commit message."""
 
     STALE: ClassVar[str] = (
-        "the line acknowledges other changes. The commits have changed since the line was written, or another version "
-        "of gitboot computed the digest. Review the commits again"
+        "the line acknowledges other changes. The commits changed afterwards, or a different version of gitboot "
+        "computed the digest. Review the commits again"
     )
     USED: ClassVar[str] = (
         "a signed acknowledgement counts only once, and a commit with the same signed content was already accepted "

@@ -72,7 +72,7 @@ def test_a_proposal_is_found_on_a_local_branch_and_on_that_of_a_remote(work: Pat
     assert found is not None
     assert (found.commit, found.parent, found.committed) == (made, base, AT)
     assert found.message == "Add os-2\n\nfrom somewhere\n"
-    with pytest.raises(UsageError, match="without images"):
+    with pytest.raises(UsageError, match="does not contain images"):
         find_proposal(work / "fleet", BRANCH, "images/os-3.yaml")
 
     git(work, "checkout", "--quiet", BRANCH)

@@ -692,7 +692,7 @@ def test_a_signature_that_a_mirror_would_lack_is_reported_at_its_field() -> None
         "002.yaml",
         True,
     )
-    assert "gitboot does not copy the loaderSignature of BootImage/flatcar-1" in problem.message
+    assert "the mirror does not copy the loaderSignature" in problem.message and "BootImage/flatcar-1" in problem.message
     assert problem.hint.endswith("write assets:PATH")
 
 
